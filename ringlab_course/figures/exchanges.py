@@ -137,8 +137,7 @@ def schedules() -> Figure:
         beside: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "color": QUIET}
         figure.axes[2].text(8, 2.5, "other heads:\nranks 2, 3", **beside)
         figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
-        figure.axes[3].text(8, 1.05, "heads 2, 3:\nring of ranks 1, 3", **beside | {"color": INK})
-        figure.axes[3].text(8, 0, "heads 0, 1:\nring of ranks 0, 2", **beside)
+        figure.axes[3].text(8, 0.5, "other heads:\nranks 0, 2", **beside)
         figure.axes[0].set_ylabel("heads")
         handles = [Patch(label=label, **plain, **look) for label, look in LOOKS.values()]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)

@@ -9,7 +9,7 @@
 # **Minutes** 70 to read and run, in two parts of 40 and 30; the exercise takes another 75.
 #
 # Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
-# attention. Ring attention pays where this is so. Part 1 finds the number of tokens that hides a hop. Part 2 takes it to
+# attention. Where this is so, a ring costs no time. Part 1 finds the number of tokens that hides a hop. Part 2 takes it to
 # real machines, where kernels miss the peak, some links are slow, and so are some ranks.
 
 # %%
@@ -306,7 +306,7 @@ show(gantt.figure(posted, name, ranks=(0, 1)), gantt.describe(posted, name))
 # %% [markdown]
 # # Part 2 · Real rings
 #
-# So far all ranks and all links were alike, and a hop took no longer than its bytes. On a real machine none of this holds.
+# So far all ranks and all links were alike, and a hop's time was its bytes divided by B. On a real machine none of this holds.
 #
 # ## 4 · The threshold you really get
 #
@@ -357,7 +357,7 @@ for link in (a100.inside, a100.between):
 # %% [markdown]
 # Latency matters most over the fast link, where the bytes take little time.
 #
-# ## 5 · One slow link
+# ## 5 · Two slow links
 #
 # Take two nodes of 8 GPUs, with 1,024 tokens per rank. The ring has 16 links, and only two of them are InfiniBand: 7 → 8
 # and 15 → 0.
@@ -376,8 +376,7 @@ print(f"block {block:.0f} µs, hop over NVLink {fast:.0f} µs, over InfiniBand {
 
 # %% [markdown]
 # `simulate` runs the package's *real* ring program on tensors that have a shape and no data, and charges it the time that
-# the hardware would take. It also runs the same ring with messages that take no time, as `.free`. We call that ring's
-# makespan T.
+# the hardware would take. `.free` is the same ring on links that take no time. We call its makespan T.
 
 # %%
 def ring_of(P, c, **options):
@@ -415,7 +414,7 @@ print(f"formula 15 · {slow:.1f} + {block:.1f} = {15 * slow + block:,.0f} µs, "
 # Above InfiniBand's threshold, at 4,096 tokens, the same links cost nothing.
 #
 # How do two slow links hold up all 16 ranks? Look at ranks 4 to 8 in the first 800 µs. The dark line is the border of the
-# nodes. The message *7 → 8* crosses it, over InfiniBand, and stands in the lanes of both its ends. Two messages of rank 6's
+# nodes. The message *7 → 8* crosses it, over InfiniBand. It is drawn twice, under rank 7 and under rank 8. Two messages of rank 6's
 # step 1 have frames: *in* comes from rank 5, *out* goes to rank 7.
 
 # %%
@@ -425,7 +424,8 @@ overlap_view.spreading_wait(trace)
 # %% [markdown]
 # Ranks 7 and 8 wait until InfiniBand's 182 µs are over: rank 8 for the block that comes, rank 7 until its own is delivered
 # (the clock's second rule). Rank 6 has only short messages, over NVLink. But a message begins only when both its ends have
-# posted (the first rule), here at the start of a step. So *in* travels at once, and *out* has to wait for rank 7. How late may a hop of 17 µs begin? It stays hidden if it ends no later than the block, 75 µs after the step began:
+# posted (the first rule), here at the start of a step. Ranks 5 and 6 begin step 1 together, so *in* travels at once. Rank 7
+# is still in step 0, so *out* has to wait. How late may a hop of 17 µs begin? It stays hidden if it ends no later than the block, 75 µs after the step began:
 
 # %%
 print(f"hidden if it begins at most {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late")
@@ -436,10 +436,11 @@ for step, rank in ((1, 6), (2, 5), (3, 5)):
           f"rank {rank} waits {waits:2.0f} µs")
 
 # %% [markdown]
-# - **Step 1.** Rank 7 is 97 µs late, so rank 6 waits 97 − 58 = 39 µs.
+# - **Step 1.** Rank 6 begins it after 85 µs. (Step 0 takes longer than 75 µs: the kernel computes the tiles on the diagonal
+#   whole, although the mask cuts them in half.) Rank 7 begins it after 182 µs, 97 µs later. So rank 6 waits 97 − 58 = 39 µs.
 # - **Step 2.** Rank 6 begins those 39 µs late. That is less than 58 µs, so rank 5 does not wait yet.
-# - **Step 3.** Meanwhile rank 6 has waited another 106 µs. Now it is 39 + 106 = 145 µs late, and rank 5 waits
-#   145 − 58 = 87 µs.
+# - **Step 3.** In step 2 rank 7 was late again, and rank 6 waited 106 µs more. Now rank 6 is 39 + 106 = 145 µs late, and
+#   rank 5 waits 145 − 58 = 87 µs.
 #
 # Then rank 4 waits for rank 5. Receivers pass the wait on, too: rank 9 waits for the blocks of rank 8, rank 10 for those
 # of rank 9. The other slow link, 15 → 0, does the same to its neighbours. In the end all ranks keep InfiniBand's pace.
@@ -467,12 +468,12 @@ compare("06.slow", slower[1024])
 # during the time for which it would have waited. At 4,096 tokens the hops were hidden, so there was no such time, and the
 # ring takes twice as long, like rank 5.
 #
-# In a long ring **the end comes at the pace of the slowest block or the slowest hop, whichever takes longer.** Speed up the
+# In a long ring **every step ends up as long as the slowest block or the slowest hop, whichever is longer.** Speed up the
 # longer one first. Speeding up the other gains next to nothing.
 #
 # ## 7 · More ranks
 #
-# Above, more ranks meant more tokens. Now keep the *sequence*, 131,072 tokens, and add ranks, to be done sooner. Then
+# So far each new rank brought its own tokens. Now keep the *sequence*, 131,072 tokens, and add ranks, to be done sooner. Then
 # c = S/P shrinks, and with it the computation that hides a hop.
 
 # %% tags=["nbval-ignore-output"]

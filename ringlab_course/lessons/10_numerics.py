@@ -11,8 +11,8 @@
 # **Minutes** 60, in two halves.
 #
 # Some say that ring attention is "bit-for-bit identical to full attention". Others call it "an approximation". Both are
-# wrong. This lesson asks one question: **how wrong may a right ring be?** The first half measures it, the second finds
-# faults by it.
+# wrong. This lesson asks one question: **how wrong may a right ring be?** The first half measures that error. The second half
+# uses it to find bugs.
 
 # %%
 import math
@@ -64,8 +64,8 @@ compare("10.three", ((big + one) + one - big).item())
 print("small ones first:", (big + (one + one) - big).item())
 
 # %% [markdown]
-# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. From 250 we add 1 again and again, and then 2.6.
-# Each grey line is a number that bfloat16 has. After every addition the sum must choose the nearest line.
+# bfloat16 keeps only 8 binary digits, so the same happens at 2⁸ = 256. On the left we start at 250 and add 1 twelve times. On
+# the right we start there again and add 2.6 twelve times. Each grey line is a number that bfloat16 has. After every addition the sum must choose the nearest line.
 
 
 # %%
@@ -226,8 +226,8 @@ def blocks(q, k, v, P):
 
 
 # %% [markdown]
-# The *state* is the running out and lse. It is merged with one part after the other, and it has a dtype of its own. (If
-# lse is to be bfloat16, the lse of each part is, too.)
+# The *state* is the running out and lse. It is merged with one part after the other, and it has a dtype of its own. (Where
+# we keep lse in bfloat16, we round the lse of each part, too.)
 
 
 # %%
@@ -272,9 +272,9 @@ table("nothing", "out")
 # - **The state** is rounded once more after the merge: **1**.
 # - **Both** make 2, so the error is √2 = **1.4** roundings.
 #
-# Now P blocks. The parts make 1 again. The state is rounded after blocks 2, 3, … P. The rounding after block n is larger than
-# a unit, as it was for a part, and is then diluted by the blocks that follow. Both together leave a square of **n/P**: little
-# from the early roundings, and 1 from the last.
+# Now P blocks. The parts make 1 again. The state is rounded after blocks 2, 3, … P. After block n, out is √(P/n) times as large
+# as at the end, so the square of its rounding is P/n. But the blocks that follow dilute it: it counts n/P in the end, and its
+# square (n/P)². Together that is **n/P**: little from the early roundings, and 1 from the last.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -323,8 +323,7 @@ show(error_curves.figure([plain]), error_curves.describe([plain]))
 # 1. **One lse.** The lse of 512 keys lies between 4 and 8. There bfloat16's gap is 0.031, and a rounding is off by gap/√12 on
 #    average (as a root mean square): 0.009.
 # 2. **The difference of two** is off by √2 times as much: 0.013.
-# 3. **A weight** depends on this difference. It is ½ if the two are equal, and changes by ¼ of what the difference changes:
-#    0.0032.
+# 3. **A weight** is a sigmoid of this difference. Where both weights are about ½, its slope is ¼: 0.0032.
 # 4. **The out** lies between out₁ and out₂ and moves by that share of out₁ − out₂. As each is √2 times as large as the final
 #    out, their difference is twice as large. So out is off by 0.0064 of its size.
 
@@ -358,8 +357,8 @@ for P, out_off, lse_off in zip(counts, *off, strict=True):
     print(f"{P:3} blocks: last step {1 / P / gap:.2f} gaps   {errors}")
 
 # %% [markdown]
-# From 64 blocks on, the last steps are half a gap or less. So lse stands still, as 256 + 1 did, and later blocks weigh too
-# much. At 128 blocks the error jumps.
+# From 64 blocks on, the last steps are half a gap or less. So most of them leave lse where it is, as 256 + 1 did, and later
+# blocks weigh too much. At 128 blocks the error jumps.
 #
 # ---
 # **Halfway. This is a good place to stop.** The whole error of a right ring is rounding. If the state is float32 and the
@@ -473,7 +472,7 @@ compare("10.atol", sum(passes(result, 1e-2) for result in gradients.values()) - 
 #
 # 1. Take the plainest implementation, in the same dtype, on the same inputs.
 # 2. Measure its error against the float64 oracle.
-# 3. Allow twice that error, plus about a rounding in case it happens to be zero.
+# 3. Allow twice that error plus about one eps of the dtype, because a measured error may be zero by luck.
 #
 # `ringlab.conformance.tolerance` does this, for largest over largest.
 
@@ -530,11 +529,11 @@ show(error_curves.shapes("plain", names), error_curves.describe_shapes("plain", 
 #
 # ## 10 · Four questions
 #
-# So a curve on plain scores says where to look. Take the error in the most blocks, and compare it with a *yardstick*: √(P/2)
-# times the error in 1 block, about what a rounded out reaches. On 1,024 keys and up to 32 blocks, ask in turn:
+# So a curve on plain scores says where to look. Take the error at the largest P, and divide it by a *yardstick*: √(P/2) times
+# the error in 1 block, about what a rounded out reaches. With 1,024 keys and P up to 32, ask in turn:
 #
-# 1. **Is it over ten times the yardstick?** Rounding never gets there. A step is missing: *no rescale*, for example, forgets
-#    to rescale its sum.
+# 1. **Is it over ten times the yardstick?** There, rounding does not get so far. A step is missing: *no rescale*, for example,
+#    forgets to rescale its sum.
 # 2. **Does the curve rise?** Something is rounded *between* the blocks: out if it ends near the yardstick, lse if three to
 #    five times as high.
 # 3. **Does it fall?** Something is rounded *inside* the blocks.

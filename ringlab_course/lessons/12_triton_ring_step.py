@@ -72,9 +72,9 @@ compare("12.bytes", round(state_bytes(1, 8, 128) / kv_bytes(1, 8, 128), 2))
 print(f"with 8 query heads on 1 K/V head: {state_bytes(1, 8, 128) / kv_bytes(1, 1, 128):.2f}")
 
 # %% [markdown]
-# **Twice the K/V block.** A number of the state has four bytes, not two, and is moved both ways. With grouped heads it is
-# many times the block, because the state has all query heads. So what a step does with its state is worth a kernel of its
-# own.
+# **Twice the K/V block.** For a row of one head, acc has D numbers of 4 bytes and is moved both ways: 8·D bytes. For a key, K
+# and V have 2·D numbers of 2 bytes: 4·D. With grouped heads the state is many times the block, because it has all query
+# heads. So it pays to move the state as seldom as possible.
 #
 # ## 2 · The start: two kernels
 #
@@ -267,7 +267,7 @@ show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
 # stores (m + log₂ total) · ln 2. The factor turns base 2 back into the natural logarithm.)
 #
 # Does it matter? Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s, and D = 128. Nothing is timed here. We
-# ask how long the bytes of a row take, beside the row's arithmetic, with blocks of 512 and of 8,192 keys.
+# divide the time to move one row's bytes by the time of that row's arithmetic, for blocks of 512 and of 8,192 keys.
 
 # %%
 each = {"two kernels": 4 * (128 + 1) * 4, "carried state": 2 * (128 + 2) * 4,
@@ -279,15 +279,15 @@ for name, bytes_of_row in each.items():  # of one head, in one step
 
 # %% [markdown]
 # With short blocks and two kernels, these bytes take longer than the attention itself. One kernel brings them below it, and
-# a GPU can load while it computes. With long blocks they hardly count. (All of these are upper bounds: a cache may keep some
-# of the bytes.)
+# a GPU can load while it computes. With long blocks they hardly count. (A cache may keep some of the bytes, and then
+# they count less.)
 #
 # ## 5 · Why the state is float32
 #
 # The arrows of the picture would be half as wide if the state were bfloat16, like K and V.
 #
-# But K and V are rounded once, and the state in every step. Perhaps one part of it can bear that: `m` is only a point of
-# reference. If acc, total and all later weights are relative to *another* number near the largest score, out is the same.
+# But K and V are rounded once, and the state in every step. Perhaps one part of it can bear that: m need not be exactly the
+# largest score. Subtract any nearby number from all scores, and it cancels in acc / total.
 #
 # We test it where scores are large, on 8 blocks of random keys.
 
@@ -395,8 +395,8 @@ ring_step.play()
 # One kernel should serve all these layouts. So it must not know any of them: the host works out which rows each program owns
 # and which keys it visits, and hands the kernel two tables. The keys are given as **segments**, runs of neighbouring keys.
 #
-# Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0 sees none of them, so
-# one program owns rows 1 to 8, and a second one rows 9 to 15. This is the second:
+# Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0, token 1, sees none of
+# them and needs no program. One program owns rows 9 to 15, another one rows 1 to 8. This is the first:
 
 # %%
 small, TILE, ours = striped(64, P), 8, (9, 16)
@@ -444,8 +444,9 @@ print("token fold")
 print_tables(dealt(64, P, chunk=1, folded=True))
 
 # %% [markdown]
-# Segment 0 of the striped layout is our picture. Under the token fold rank 3 holds two runs of tokens, 3, 11, 19, … and 4, 12,
-# 20, …, so each program visits two segments.
+# Segment 0 of the striped layout is our picture. Under the token fold a rank holds two runs of tokens: rank 1 holds 1, 9, 17, …
+# and 6, 14, 22, …, and rank 3 holds 3, 11, 19, … and 4, 12, 20, … So each program visits two segments, each with a shift of
+# its own. In segment 3, for example, row 8 is token 6 and key 8 is token 4, which is earlier. So row i sees key i: shift 0.
 #
 # The longest walk stands first, so that no long program starts last.
 #
@@ -514,11 +515,11 @@ for name, each in (("zig-zag", layout), ("token fold", dealt(S, P, chunk=1, fold
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
 # %% [markdown]
-# **One launch a step, whatever the layout.** Under zig-zag 36 tiles are loaded, the pictures' 9 for each of 4 heads, out of
-# 64. A skipped tile is not even read. The token fold skips none at this size, and still needs no other kernel.
+# **One launch a step, whatever the layout.** Under zig-zag 36 of 64 tiles are loaded: 9 for each of 4 heads, as in section 6's
+# picture. A skipped tile is not even read. The token fold skips none at this size, and still needs no other kernel.
 #
-# Zig-zag's state moves less than in section 4, too. Half of its rows have no program in step 2, so their state stays where
-# it is.
+# The state moves less than in section 4, too: under zig-zag half of the rows have no program in step 2, so their state stays
+# where it is. (Under the token fold that is one row, token 1.)
 #
 # ## 9 · The same as ringlab's
 #

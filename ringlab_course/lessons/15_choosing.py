@@ -70,13 +70,13 @@ show(exchanges.schedules(), exchanges.describe_schedules())
 # ## 2 · Counting bytes
 #
 # The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank (c in lesson 06). With P = 4 ranks and
-# H = K = 32 heads, a shard of q, k, v or the output (out) is 32 pieces.
+# H = K = 32 heads, a rank holds 32 pieces each of q, k, v and the output (out).
 #
 # - **Ulysses**: each rank ends up with 32/4 = 8 heads. So it sends to each of the 3 others 8 pieces of q, 8 of k and 8
 #   of v, and later 8 of out.
 # - **Hybrid, U = 2**: the two ranks of a row halve the heads. So a rank sends its partner 16 pieces of q, 16 of k and
-#   16 of v, and later 16 of out. After the trade it holds 16 heads of two shards: 32 pieces of K and 32 of V. Two rows make
-#   rings of two, so there is one hop.
+#   16 of v, and later 16 of out. After the trade it holds 16 heads of two shards: 32 pieces of K and 32 of V. There
+#   are two rows, so each ring has two ranks and makes one hop.
 
 # %%
 P, S, H, D = 4, 256, 32, 8
@@ -206,7 +206,8 @@ ulysses_s = ulysses_bytes / infiniband.bytes_per_s
 print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f} ms, exposed")
 
 # %% [markdown]
-# The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block.
+# The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block. (Beside the sixteen
+# blocks of computing, Ulysses' wait is short, too. It grows as shards become short.)
 #
 # ## 5 · Short shards
 #
@@ -277,7 +278,7 @@ for name, pieces in held.items():
 
 # %% [markdown]
 # The ring holds the least, even counting the second block that arrives while it computes. Ulysses and hybrids hold everything
-# twice, by tokens and by heads.
+# at least twice, by tokens and by heads.
 
 # %% [markdown]
 # ---
@@ -304,13 +305,13 @@ decision_map.play("h100", P=16, hybrids=True, **options)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
-# Farther from the line a hop needs more work beside it, so U grows. At the top left messages are so short that latency
+# Farther left, blocks shrink faster than hops. A larger U makes blocks longer again, so the best U grows. At the top left messages are so short that latency
 # counts most. A hybrid waits for the latency of two all-to-alls and of each hop. Ulysses waits only for two all-to-alls, and
 # wins there.
 #
 # Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
 #
-# More K/V heads for each query head move the line to the right: hops carry more, but the work stays the same.
+# With more K/V heads and the same query heads, the line moves to the right: hops carry more, but the work stays the same.
 #
 # An all-gather is never the best here. But it makes every mask simple, because one kernel call sees all keys. Llama 3 was
 # trained with one (arXiv 2407.21783).
@@ -358,7 +359,7 @@ for name in ("llama2-7b", "llama3-8b"):
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
             seconds[U] = plan(request).best.time.total_s
         print(f"prefill of {name}, {prompt:7,} tokens", end="  ")
-        print("".join(f"{each * 1e3:8.0f}" for each in seconds.values()))
+        print("".join(f"{each * 1e3:8.1f}" for each in seconds.values()))
 fastest = {case: min(seconds, key=seconds.get) for case, seconds in whole.items()}
 compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name, 2**15]))
 
@@ -371,7 +372,7 @@ compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name
 #
 # ## 9 · Decode
 #
-# A model that writes takes in one token at a time: one query, which meets all keys so far. Before that, ring attention
+# To write text, a model processes one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
 #
 # A ring would move all these keys and values for a single query. Lesson 02 has a cheaper way: attend to each part of
@@ -435,7 +436,8 @@ compare("15.token", token_bytes)
 #
 # Most of a decode's time goes into *reading* the weights and the cache. Ranks can divide both. **Tensor parallelism** (TP,
 # lesson 14) divides the weights: each rank has some heads and some columns of the feed-forward, and the ranks add up
-# their results. **Context parallelism** (CP) divides the cache by tokens, as above, and merges. TP of 8 divides the
+# their results. **Context parallelism** (CP) divides the cache by tokens, as above, and merges. It does not divide the weights:
+# every CP rank holds all weights of its TP share. TP of 8 divides the
 # cache, too, because each rank then has one of Llama's 8 K/V heads.
 
 # %% tags=["nbval-ignore-output"]
@@ -448,7 +450,8 @@ predict(
 
 # %%
 sized, token_ms = published("llama3-70b"), {}
-print("GB of      weights  cache    ms to     read   add up   merge   in all")
+print("            weights  cache              read  add up   merge   total")
+print("                 GB     GB                ms      ms      ms      ms")
 for tp in (1, 4, 8, 16):
     planned = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode", tp=tp))
     weights = parameter_bytes(sized) / tp / 1e9
@@ -456,7 +459,7 @@ for tp in (1, 4, 8, 16):
     split = f"TP {tp} × CP {16 // tp}"
     print(f"{split:12}{weights:6.1f}{cache:7.1f}", end="")
     if not planned.fits:
-        print("    does not fit into 80 GiB")
+        print("    does not fit")
         continue
     time = planned.best.time
     read = (weights + cache) * 1e9 / h100.memory_bytes_per_s
@@ -466,18 +469,18 @@ for tp in (1, 4, 8, 16):
 compare("15.split", min(token_ms, key=token_ms.get))
 
 # %% [markdown]
-# Up to TP 8 every rank has a sixteenth of the cache: TP divides it by heads, and CP divides the rest by tokens. So only
-# the weights shrink. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
+# Up to TP 8 every rank has a sixteenth of the cache: TP divides it by heads, and CP divides the rest by tokens. So a larger TP
+# shrinks the weights alone. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
 # adding up over 16 ranks leaves the node, and takes more than twice as long.
 #
 # ## Recap
 #
 # | | exposes | take it where |
 # |---|---|---|
-# | ring | the rest of each hop that is longer than its block | shards are long, or K/V heads few |
+# | ring | the part of each hop that outlasts its block | shards are long, or K/V heads few |
 # | all-gather | everything, in our model | masks are complicated, or its cost does not matter |
-# | Ulysses | everything, in our model | shards are short and K/V heads many; or very short, on fast links |
-# | hybrid | the all-to-alls, and the rest of each hop | a ring alone does not hide; rows inside a node |
+# | Ulysses | everything, in our model | shards are so short that latency counts most |
+# | hybrid | the all-to-alls, and what outlasts its block | a ring alone does not hide; rows inside a node |
 #
 # - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
@@ -488,7 +491,7 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # ## Self-check
 #
 # <details><summary>1. 32 query and 8 K/V heads, and P divides both: from how many ranks on does Ulysses send less than a
-# ring?</summary>From 8 on. P·8/40 is above 1 from 6 on, and 8 is the next such P.</details>
+# ring?</summary>From 8 on. P·8/40 is above 1 from 6 on, and of the P that divide 8 only 8 is as large.</details>
 #
 # <details><summary>2. A new kernel computes attention twice as fast. Where does the heavy line of the map
 # go?</summary>To the right: a block takes half as long, so it needs more tokens to hide a hop.</details>

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from ringlab.errors import CourseError
-from ringlab.viz.frontend import import_widgets, is_live
+from ringlab.viz.frontend import import_widgets, in_notebook, is_live
 from ringlab_course.notebook.progressfile import ProgressFile
 
 SECTION = "predictions"
@@ -18,6 +18,10 @@ CLOSE = 1.1
 """A number within this factor of the measured one counts as right, unless it can be counted."""
 COUNTABLE = 1000
 """A whole number below this is a count, which has to be exact."""
+ROOM = "800px"
+"""Height of a question without an answer: the text after it, which says what was measured, is off the screen.
+
+Jupyter's sanitizer lets `height` in px pass, but neither `min-height` nor vh."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Question:
 
 
 _asked: dict[str, Question] = {}
+_forms: dict[str, Any] = {}
+"""The widget of each question that has one."""
 
 
 def predict(
@@ -67,6 +73,8 @@ def predict(
         ProgressFile().forget(SECTION, key)
     if answer is not None:
         print(commit(question, answer))
+    elif not is_live() and in_notebook():
+        _show_static(question)
     elif _closed(key) or not is_live():
         print(static_form(question))
     else:
@@ -79,6 +87,7 @@ def commit(question: Question, answer: Any) -> str:
         return closed
     guess = question.parse(answer)
     ProgressFile().update(SECTION, question.key, guess=guess)
+    _close_room(question.key)
     return f"you predicted: {_shown(guess, question.unit)}. Now run on."
 
 
@@ -105,6 +114,7 @@ def compare(key: str, measured: Any, *, unit: str = "") -> None:
     )
     print(f"measured: {_shown(measured, unit)} ({verdict})")
     file.update(SECTION, key, measured=measured, locked=True)
+    _close_room(key)
 
 
 def is_right(guess: Any, measured: Any) -> bool:
@@ -143,15 +153,36 @@ def _shown(value: Any, unit: str) -> str:
     return f"{value} {unit}".strip()
 
 
+def _show_static(question: Question) -> None:
+    """Show the question as it is kept in a notebook that nobody has run yet, with room below it."""
+    from IPython.display import display
+
+    text = static_form(question)
+    page = (
+        f'<div style="height: {ROOM}"><pre>{_escaped(text)}</pre>'
+        "<p><em>Run this cell to answer. The lesson goes on below.</em></p></div>"
+    )
+    display({"text/plain": text, "text/html": page}, raw=True)
+
+
+def _close_room(key: str) -> None:
+    if form := _forms.pop(key, None):
+        form.layout.min_height = None
+
+
 def _show_widget(question: Question) -> None:
     ipywidgets = import_widgets()
     from IPython.display import display
 
     status = ipywidgets.HTML(description="", layout=ipywidgets.Layout(margin="4px 0"))
-    status.value = "<i>Commit yourself before you run on.</i>"
+    status.value = "<i>Commit yourself before you run on. The lesson goes on below.</i>"
     heading = ipywidgets.HTML(f"<b>Predict:</b> {_escaped(question.text)}")
     controls = _buttons(question, status) if question.choices else _number_field(question, status)
-    display(ipywidgets.VBox([heading, ipywidgets.HBox(controls), status]))
+    form = ipywidgets.VBox(
+        [heading, ipywidgets.HBox(controls), status], layout=ipywidgets.Layout(min_height=ROOM)
+    )
+    _forms[question.key] = form
+    display(form)
 
 
 def _buttons(question: Question, status: Any) -> list[Any]:

@@ -15,7 +15,12 @@ RUNNING = 300_000
 """Milliseconds for a whole notebook on a loaded machine."""
 
 OPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {path}).then(() => null)"""
-IS_OPEN = """path => window.jupyterapp?.shell?.currentWidget?.context?.path === path"""
+# A notebook is there, with one empty cell, before its file has been read.
+IS_OPEN = """path => {
+    const opened = window.jupyterapp?.shell?.currentWidget;
+    return opened?.context?.path === path && opened.context.isReady
+        && opened.content.widgets.length === opened.content.model.cells.length;
+}"""
 # JupyterLab shows "Idle" before the kernel is connected; what is run then is dropped.
 KERNEL_READY = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
@@ -42,7 +47,11 @@ SELECT = """async index => {
     content.deselectAll();
     content.activeCellIndex = index;
     content.mode = 'command';
-    await content.scrollToItem(index, 'start');
+    // Cells get their heights when they are first drawn, which moves what was scrolled to.
+    for (let again = 0; again < 3; again++) {
+        await content.scrollToItem(index, 'start');
+        await new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+    }
     content.widgets[index].node.setAttribute('data-cell', String(index));
 }"""
 COMMAND = """name => { window.jupyterapp.commands.execute(name); }"""
@@ -57,6 +66,11 @@ VISIBLE = """([first, last]) => window.jupyterapp.shell.currentWidget.content.wi
         return box.height > 0 && box.bottom > 0 && box.top < window.innerHeight;
     })
     .map(node => node.textContent.trim() || 'a picture')"""
+IN_WINDOW = """index => {
+    const cell = window.jupyterapp.shell.currentWidget.content.widgets[index];
+    const box = cell.node.getBoundingClientRect();
+    return cell.isAttached && box.height > 0 && box.bottom > 0 && box.top < window.innerHeight;
+}"""
 KEEP_BUSY = """seconds => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     kernel.requestExecute({code: `import time; time.sleep(${seconds})`, store_history: false});
@@ -138,6 +152,10 @@ class NotebookPage:
     def visible(self, first: int, last: int) -> list[str]:
         """Return the texts of the outputs of cells `first` to `last` that can be seen in the window now."""
         return self.page.evaluate(VISIBLE, [first, last])
+
+    def in_window(self, index: int) -> bool:
+        """Return whether any part of a cell can be seen in the window now."""
+        return self.page.evaluate(IN_WINDOW, index)
 
     def write(self, index: int, source: str) -> None:
         """Put `source` into a cell."""

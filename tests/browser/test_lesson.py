@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from ringlab_course.catalogue import LESSONS, lesson
+from ringlab_course.notebook import predictions
 from tests.browser.notebook_page import NotebookPage, open_notebook
 from tests.browser.window import arrow, press_button, type_number
 
@@ -15,6 +17,8 @@ pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
 
 PATH = "notebooks/05_emulated_ring.ipynb"
 PICTURE = "img[alt^='Step']"
+ROOM = float(predictions.ROOM.removesuffix("px"))
+CHECKOUT = Path(__file__).parents[2]
 ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex === index"
 
 
@@ -33,6 +37,25 @@ def lesson_05(browser, lab) -> NotebookPage:
     return notebook
 
 
+# First, as a question that has been answered gives up its room.
+@pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
+def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
+    browser.page.set_viewport_size({"width": 1400, "height": 900})
+    notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb", kernel=False)
+    cells = notebook.cells
+    questions = {cell.index: re.findall(r'predict\(\s*"([^"]+)"', cell.source) for cell in cells}
+    source = (CHECKOUT / f"ringlab_course/lessons/{lesson(lesson_id).slug}.py").read_text()
+    assert sum(map(len, questions.values())) == len(re.findall(r"^predict\(", source, re.MULTILINE)) > 0
+    for asked, keys in questions.items():
+        for key in keys:
+            measured = next(cell for cell in cells if re.search(rf'compare\(\s*"{key}"', cell.source))
+            told = next(cell for cell in cells[measured.index + 1 :] if cell.kind == "markdown")
+            notebook.select(asked)
+            assert any("measured" in output.get("text", "") for output in measured.outputs), key
+            assert notebook.visible(asked + 1, measured.index) == [], key
+            assert not notebook.in_window(told.index), (key, told.source)
+
+
 @pytest.mark.parametrize("lesson_id", ["00", "05", "13"])
 def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
     notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb")
@@ -47,28 +70,19 @@ def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
     browser.page.wait_for_function(ACTIVE, arg=asked.index + 1)
 
 
-@pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
-def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
-    browser.page.set_viewport_size({"width": 1400, "height": 900})
-    notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb", kernel=False)
-    cells = [cell for cell in notebook.cells if cell.kind == "code"]
-    for asked in cells:
-        for key in re.findall(r'predict\(\s*"([^"]+)"', asked.source):
-            measured = next(cell for cell in cells if re.search(rf'compare\(\s*"{key}"', cell.source))
-            notebook.select(asked.index)
-            assert any("measured" in output.get("text", "") for output in measured.outputs), key
-            assert notebook.visible(asked.index + 1, measured.index) == [], key
-
-
 def test_an_answer_is_seen_once_its_cell_is_run(browser):
     notebook = open_notebook(browser.page, "notebooks/00_start_here.ipynb")
-    measured = notebook.find('compare("')
+    asked, measured = notebook.find("predict("), notebook.find("compare(")
     notebook.select(measured.index)
     assert notebook.visible(measured.index, measured.index) == []
     notebook.run_above(measured.index)
+    box = notebook.select(asked.index).bounding_box()
+    assert box and box["height"] >= ROOM
     notebook.run(measured.index)
     notebook.select(measured.index)
     assert "measured" in "".join(notebook.visible(measured.index, measured.index))
+    box = notebook.select(asked.index).bounding_box()
+    assert box and box["height"] < ROOM
 
 
 def test_it_runs_top_to_bottom_without_an_error_or_a_warning(lesson):

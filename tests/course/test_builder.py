@@ -13,6 +13,7 @@ from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.builder import build as builder
 from ringlab_course.builder import execution, lint, sources
+from ringlab_course.notebook.predictions import ROOM
 from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
 
@@ -75,7 +76,9 @@ def test_nothing_of_the_run_is_left_in_the_file(built_once):
 
 def test_a_predict_cell_is_recorded_in_its_static_form_and_without_a_guess(built_once):
     cells = json.loads((built_once / "notebooks" / "91_small.ipynb").read_text())["cells"]
-    assert "( ) 2" in "".join(cells[3]["outputs"][0]["text"])
+    asked = cells[3]["outputs"][0]["data"]
+    assert "( ) 2" in "".join(asked["text/plain"])
+    assert f"height: {ROOM}" in "".join(asked["text/html"]) and "( ) 2" in "".join(asked["text/html"])
     assert cells[4]["outputs"][0]["text"] == ["measured: 2 (no prediction was made)\n"]
 
 

@@ -143,7 +143,9 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     monkeypatch.setattr("IPython.display.display", shown.append)
     predict("91.c", "P or P - 1?", ["P", "P - 1"])
     _, buttons, status = shown[0].children
+    assert shown[0].layout.min_height == predictions.ROOM  # what was measured stands below
     buttons.children[1].click()
+    assert shown[0].layout.min_height is None
     assert status.value == "you predicted: P - 1. Now run on." and buttons.children[0].disabled
     assert not buttons.children[1].disabled  # it holds the focus, and Shift+Enter goes on from there
     buttons.children[1].click()
@@ -154,9 +156,13 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     number.value = "lots"
     button.click()
     assert "give a number" in status.value and not button.disabled
+    assert shown[1].layout.min_height == predictions.ROOM
     number.value = "1,000"
     button.click()
     assert file.get("predictions", "91.n") == {"guess": 1000.0} and number.disabled and not button.disabled
+    predict("91.late", "How many?")
+    compare("91.late", 3)
+    assert shown[2].layout.min_height is None
 
 
 def test_check_prints_what_is_wrong_and_never_raises(exercise, capsys, file):

@@ -73,8 +73,8 @@ def table_step(q, k, ks, v, vs, acc, m, total, out, lse, programs, segments, sta
 # score in base 2 is q · key · scale2, with the whole key and with scale2 = log₂e / √D.
 #
 # `one_tile` takes this state and one more tile: q (rows, D), k and v (keys, D) in int8, ks and vs (keys), and `visible`
-# (rows, keys), which is true where a row sees a key. It returns the new (acc, m, total). A row that has seen nothing
-# has acc = 0, m = −∞, total = 0, before and after.
+# (rows, keys), which is true where a row sees a key. It returns the new (acc, m, total). A row that had seen nothing
+# and sees nothing in this tile keeps acc = 0, m = −∞, total = 0.
 #
 # About the two `tl.dot`:
 #
@@ -149,7 +149,7 @@ check("12.tile")
 # that saw no key has OUT = 0 and LSE = −∞, also when such a result is read with START 2. With one rank the only step is both first and last.
 #
 # `at` are the indices of a program's rows in M, TOTAL and LSE, and `wide` those of its elements in ACC and OUT; `own` says
-# which rows exist. Every masked load has an `other`: without one, masked lanes hold anything. To test these
+# which rows exist. Give every masked load an `other`: without one, masked lanes hold anything. To test these
 # two alone, `ends_step`, in the first cell, visits no key: it calls `begin` and then `finish`.
 
 
