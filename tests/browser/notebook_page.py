@@ -66,6 +66,8 @@ VISIBLE = """([first, last]) => window.jupyterapp.shell.currentWidget.content.wi
         return box.height > 0 && box.bottom > 0 && box.top < window.innerHeight;
     })
     .map(node => node.textContent.trim() || 'a picture')"""
+HEIGHT = """index =>
+    window.jupyterapp.shell.currentWidget.content.widgets[index].node.getBoundingClientRect().height"""
 IN_WINDOW = """index => {
     const cell = window.jupyterapp.shell.currentWidget.content.widgets[index];
     const box = cell.node.getBoundingClientRect();
@@ -152,6 +154,10 @@ class NotebookPage:
     def visible(self, first: int, last: int) -> list[str]:
         """Return the texts of the outputs of cells `first` to `last` that can be seen in the window now."""
         return self.page.evaluate(VISIBLE, [first, last])
+
+    def height(self, index: int) -> float:
+        """Return the height of a cell in pixels."""
+        return self.page.evaluate(HEIGHT, index)
 
     def in_window(self, index: int) -> bool:
         """Return whether any part of a cell can be seen in the window now."""
