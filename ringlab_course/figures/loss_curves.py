@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,39 @@ def play(cases: Mapping[str, Curves]) -> None:
     """Show the player to a person; tell all cases in words where nobody is there to press a button."""
     words = (describe(curves, title) for title, curves in cases.items())
     show_player(lambda: player(cases), lambda: print(*words, sep="\n"))
+
+
+def distances(tables: Mapping[str, Any]) -> Figure:
+    """Return a table for each layout: the share of visible pairs at a wrong distance, by the ranks of query and key.
+
+    tables: a square tensor of shares for each layout's name, NaN where no pair is visible.
+    """
+    with styled():
+        figure = new_figure((8.0, 3.8))
+        axes = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+        for ax, (name, table) in zip(axes, tables.items(), strict=True):
+            drawn = ax.imshow(table, vmin=0, vmax=1, cmap="cividis")
+            ranks = range(len(table))
+            for query, key in itertools.product(ranks, repeat=2):
+                share = float(table[query, key])
+                words, size = ("none\nvisible", 8) if math.isnan(share) else (f"{share:.0%}", 10)
+                look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size}
+                ax.text(key, query, words, color="white" if share < 0.5 else INK, **look)
+            ax.set(title=name, xlabel="rank of the key", xticks=ranks, yticks=ranks)
+            ax.grid(visible=False)
+        axes[0].set_ylabel("rank of the query")
+        figure.colorbar(drawn, ax=list(axes), format="{x:.0%}", label="pairs at a wrong distance")
+        figure.suptitle("Each rank counts its tokens from 0: visible pairs at a wrong distance")
+    return figure
+
+
+def describe_distances(tables: Mapping[str, Any]) -> str:
+    """The picture of `distances` in words."""
+    words = (f"{name}, {', '.join(f'{x:.0%}' for x in table.diagonal())}" for name, table in tables.items())
+    return (
+        "The share of visible pairs whose distance is wrong if each rank counts its tokens from 0, by the ranks of query and "
+        f"key. On the diagonal: {'; '.join(words)}."
+    )
 
 
 def shares(parts: int = 4) -> Figure:

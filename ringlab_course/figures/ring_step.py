@@ -1,12 +1,12 @@
 """One ring step inside the kernel: which tiles each program skips, computes whole, or masks.
 
 Drawn from the launch tables that the kernels get (`ringlab.blocks.triton.visits`), not from a mask.
-The data (`step_picture`, `StepPicture`) needs no plotting library. `traffic` draws what steps read from memory and write.
+The data (`step_picture`, `StepPicture`) needs no plotting library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringlab.layout import Layout, Run
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab_course.figures.layout_tiles import LAYOUTS
-from ringlab_course.figures.step_traffic import draw_column, kib
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -283,47 +282,6 @@ def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Wi
 def play() -> None:
     """Show the player in a live notebook; elsewhere print a line that says what it would do."""
     show_player(player, lambda: print("Run this cell to move step and rank; step 1 of rank 1 is above."))
-
-
-def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:
-    """Return a column for each version of a ring step, with an arrow for what each launch reads, and one for what it writes.
-
-    versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
-    are block and merge. Arrows are as wide as their bytes.
-    """
-    from matplotlib.patches import Patch
-
-    from ringlab.viz.style import ORANGE, SKY, new_figure, styled
-
-    with styled():
-        figure = new_figure((1.85 * len(versions) + 0.6, 5.4))
-        title = "State and results that each step reads and writes, in KiB"
-        figure.suptitle(title, x=0.01, ha="left", **TITLE)
-        columns = figure.subplots(1, len(versions), squeeze=False, sharey=True)[0]
-        most = max(count for launches in versions.values() for launch in launches for count in launch)
-        for ax, (name, launches) in zip(columns, versions.items(), strict=True):
-            draw_column(ax, launches, steps, most)
-            ax.set_title(f"{name}\n{kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
-        columns[0].set_yticks([step + 0.5 for step in range(steps)], [f"step {n}" for n in range(steps)])
-        handles = [Patch(color=SKY, label="the kernel reads"), Patch(color=ORANGE, label="the kernel writes")]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
-    return figure
-
-
-def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
-    """The picture of `traffic` in words."""
-    words = [
-        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
-    ]
-    for name, launches in versions.items():
-        each = len(launches) // steps
-        parts = (
-            f"step {step} reads {kib(sum(read for read, _ in own))} and writes {kib(sum(put for _, put in own))}"
-            for step in range(steps)
-            for own in [launches[step * each : (step + 1) * each]]
-        )
-        words.append(f"{name}, {kib(sum(map(sum, launches)))} in all: {'; '.join(parts)}.")
-    return " ".join(words)
 
 
 def _look(kind: str) -> dict[str, Any]:

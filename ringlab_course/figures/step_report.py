@@ -1,11 +1,11 @@
-"""What a version of the ring step moves, and one line of the launch table as a picture.
+"""What a version of the ring step moves, counted and drawn, and one line of the launch table as a picture.
 
 `segment` draws the line as it is given, and takes what each row sees from the layout: a wrong line shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from ringlab.layout import Layout
 from ringlab_course.checking.accesses import record_accesses
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ringlab_course.checking.accesses import Access
 
+_WIDEST = 0.29
+"""The width of the largest arrow, in heights of a step."""
 Moved = list[tuple[int, int]]
 """For each launch, the bytes (read, written) of what belongs to its rows."""
 
@@ -139,3 +142,98 @@ def describe_segment(
 
 def _signed(shift: int) -> str:
     return f"− {-shift}" if shift < 0 else f"+ {shift}"
+
+
+def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:
+    """Return a column for each version of a ring step, with an arrow for what each launch reads, and one for what it writes.
+
+    versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
+    are block and merge. Arrows are as wide as their bytes.
+    """
+    from matplotlib.patches import Patch
+
+    from ringlab.viz.style import ORANGE, SKY, new_figure, styled
+
+    with styled():
+        figure = new_figure((1.85 * len(versions) + 0.6, 5.4))
+        title = "State and results that each step reads and writes, in KiB"
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+        columns = figure.subplots(1, len(versions), squeeze=False, sharey=True)[0]
+        most = max(count for launches in versions.values() for launch in launches for count in launch)
+        for ax, (name, launches) in zip(columns, versions.items(), strict=True):
+            _draw_column(ax, launches, steps, most)
+            ax.set_title(f"{name}\n{_kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
+        columns[0].set_yticks([step + 0.5 for step in range(steps)], [f"step {n}" for n in range(steps)])
+        handles = [Patch(color=SKY, label="the kernel reads"), Patch(color=ORANGE, label="the kernel writes")]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+    return figure
+
+
+def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
+    """The picture of `traffic` in words."""
+    words = [
+        "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
+    ]
+    for name, launches in versions.items():
+        each = len(launches) // steps
+        parts = (
+            f"step {step} reads {_kib(sum(read for read, _ in own))} and writes {_kib(sum(put for _, put in own))}"
+            for step in range(steps)
+            for own in [launches[step * each : (step + 1) * each]]
+        )
+        words.append(f"{name}, {_kib(sum(map(sum, launches)))} in all: {'; '.join(parts)}.")
+    return " ".join(words)
+
+
+def _draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most: int) -> None:
+    """Draw the launches of one version from top to bottom between their kernels and memory.
+
+    most: the bytes of the widest arrow.
+    """
+    from matplotlib.patches import Rectangle
+
+    from ringlab.viz.style import INK, PAPER, RULE
+
+    each = len(launches) // steps
+    kernels = ("block", "merge") if each == 2 else ("kernel",) * each
+    ax.add_patch(Rectangle((0.84, 0.04), 0.16, steps - 0.08, facecolor=RULE, edgecolor="none"))
+    ax.text(0.92, steps / 2, "memory", rotation=90, ha="center", va="center", fontsize=9)
+    for step in range(steps):
+        own, top = launches[step * each : (step + 1) * each], step + 0.04
+        arrows = sum(count > 0 for moved in own for count in moved)
+        for kernel, moved in zip(kernels, own, strict=True):
+            height = 0.92 * sum(count > 0 for count in moved) / arrows
+            look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.0}
+            ax.add_patch(Rectangle((0.0, top + 0.02), 0.3, height - 0.04, **look))
+            ax.text(0.15, top + height / 2, kernel, ha="center", va="center", fontsize=8)
+            _arrows(ax, moved, top, height, _WIDEST / most)
+            top += height
+    ax.set(xlim=(-0.01, 1), ylim=(steps, 0), xticks=[])
+    ax.tick_params(length=0, labelsize=9)
+    ax.spines[:].set_visible(False)
+    ax.grid(visible=False)
+
+
+def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byte: float) -> None:
+    """Draw what a launch reads and writes, one below the other, each `per_byte` wide for a byte."""
+    from matplotlib.patches import FancyArrow
+
+    from ringlab.viz.style import ORANGE, SKY
+
+    looks = (SKY, 0.83, 0.31), (ORANGE, 0.31, 0.83)
+    shown = [(count, *look) for count, look in zip(moved, looks, strict=True) if count]
+    gap = (height - sum(moved) * per_byte) / (1 + len(shown))
+    for count, colour, begin, end in shown:
+        width = count * per_byte
+        middle, top = top + gap + width / 2, top + gap + width
+        shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
+        look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}
+        ax.add_patch(FancyArrow(begin, middle, end - begin, 0, **shape, **look))
+        room = width > 0.1  # else the number stands above its arrow
+        at = middle if room else middle - width / 2 - 0.01
+        ax.text(0.57, at, _kib(count), ha="center", va="center" if room else "bottom", fontsize=8)
+
+
+def _kib(count: int) -> str:
+    """Return a number of bytes in KiB, as text."""
+    return f"{count / 1024:,.0f}"

@@ -3,6 +3,7 @@
 Import it after TRITON_INTERPRET is set: the lesson runs it in Triton's interpreter, which counts what it moves.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import math

@@ -273,8 +273,8 @@ table("nothing", "out")
 # - **Both** make 2, so the error is √2 = **1.4** roundings.
 #
 # Now P blocks. The parts make 1 again. The state is rounded after blocks 2, 3, … P. After block n, out is √(P/n) times as large
-# as at the end, so the square of its rounding is P/n. But the blocks that follow dilute it: it counts n/P in the end, and its
-# square (n/P)². Together that is **n/P**: little from the early roundings, and 1 from the last.
+# as at the end, so the square of its rounding is P/n. Later blocks dilute this rounding to n/P of its
+# size, and its square to (n/P)². Together that is **n/P**: little from the early roundings, and 1 from the last.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -334,7 +334,7 @@ print(f"predicted, with the rounding of the parts' outs: {math.hypot(2 * weight_
 print(f"measured: {plain.errors['lse'][first]:.1e}")
 
 # %% [markdown]
-# In one sentence: lse is an exponent, so if a block's lse is off by 0.01, its whole weight is off by 1 %.
+# In one sentence: lse is an exponent, so if a block's lse is off by 0.01, its e^lse is off by 1 %.
 #
 # ## 6 · Too many blocks
 #
@@ -362,7 +362,8 @@ for P, out_off, lse_off in zip(counts, *off, strict=True):
 #
 # ---
 # **Halfway. This is a good place to stop.** The whole error of a right ring is rounding. If the state is float32 and the
-# parts' outs are bfloat16, that is one rounding, whatever P is. On plain scores and many blocks, a rounded out costs about
+# parts' outs are bfloat16, that is one rounding, whatever P is (and a second one if the
+# result is returned in bfloat16). On plain scores and many blocks, a rounded out costs about
 # √(P/2) roundings. On 1,024 keys and up to 32 blocks, a rounded lse costs about three times as much as a rounded out.
 #
 # It is enough for stages 10.error and 10.fold of [exercise 10](../exercises/10_numerics.ipynb). If you return in a fresh
@@ -524,15 +525,15 @@ names = ("bf16 out", "bf16 accumulator", "bf16 q", "sound")
 show(error_curves.shapes("plain", names), error_curves.describe_shapes("plain", names))
 
 # %% [markdown]
-# It falls: a block of 1,024 keys rounds its sum 32 times, a block of 32 keys once. The black curve is flat: its
-# rounding happens before any block, so P does not matter.
+# It falls: a block of 1,024 keys rounds its sum 32 times, a block of 32 keys once. The curve of bf16 q is
+# flat: its rounding happens before any block, so P does not matter.
 #
 # ## 10 · Four questions
 #
 # So a curve on plain scores says where to look. Take the error at the largest P, and divide it by a *yardstick*: √(P/2) times
 # the error in 1 block, about what a rounded out reaches. With 1,024 keys and P up to 32, ask in turn:
 #
-# 1. **Is it over ten times the yardstick?** There, rounding does not get so far. A step is missing: *no rescale*, for example,
+# 1. **Is it over ten times the yardstick?** For these sizes, rounding alone never gets so far. A step is missing: *no rescale*, for example,
 #    forgets to rescale its sum.
 # 2. **Does the curve rise?** Something is rounded *between* the blocks: out if it ends near the yardstick, lse if three to
 #    five times as high.
@@ -547,7 +548,8 @@ for name in ("no rescale", "bf16 lse", "bf16 out"):
 
 # %% [markdown]
 # The fourth question is the hardest: on plain scores the curve of bf16 q is only a little above a sound one. Ask it on *large*
-# scores: q times 8. (Exercise 10 calls this factor `gain`.) A larger score is off by more, and it is an exponent.
+# scores: q times 8. (Exercise 10 calls this factor `gain`.) The rounding of q
+# shifts a larger score further, and exp turns that shift into a relative error of its weight.
 
 # %%
 names = ("bf16 q", "sound")
@@ -557,7 +559,7 @@ for probe in ("plain", "large"):
     print(f"{probe} scores, 1 block: bf16 q is {bad / good:.1f} times as far off as sound")
 
 # %% [markdown]
-# On large scores the sound curve is not flat: it falls. So ask questions 1 to 3 on plain scores, and question 4 on large ones.
+# On large scores the sound curve is not flat: it falls. So judge the shape on plain scores, and the level on large ones.
 #
 # ## 11 · One kind of input is not enough
 #

@@ -51,7 +51,8 @@ print("bfloat16 is exact in the interpreter:", repair())  # lesson 04
 # - `total`, the sum of the weights: one number.
 #
 # They are float32 (section 5 says why). Between two steps they are in the GPU's memory. So a step reads the state of each
-# row of each head, and writes it back. It also reads one block of K and V, in bfloat16.
+# row of each head, and writes it back. It also reads one block of K and V, in bfloat16. (Several programs read it. We count it
+# once, as if the cache kept it.)
 
 # %% tags=["nbval-ignore-output"]
 predict("12.bytes", "D = 128, as many K/V heads as query heads, as many rows as keys. For each "
@@ -167,7 +168,7 @@ def carry_kernel(Q, K, V, ACC, M, TOTAL, group, R, N, scale, D: tl.constexpr, BL
     tl.store(TOTAL + at, total, mask=own)
 
 # %% [markdown]
-# torch makes the state of a row that has seen nothing, before the first step, and divides after the last one:
+# Before the first step torch creates the state of rows that have seen nothing. After the last one it divides:
 
 # %%
 def nothing_seen(q):
@@ -259,7 +260,7 @@ def fused(q, blocks):
 
 ends = step_report.report(ladder, "first and last", truth, fused, q, blocks)
 print("NaN left in out:", int(fused(q, blocks).isnan().sum()))
-show(ring_step.traffic(ladder, P), ring_step.describe_traffic(ladder, P))
+show(step_report.traffic(ladder, P), step_report.describe_traffic(ladder, P))
 
 # %% [markdown]
 # In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. The picture is even kind to the
@@ -334,7 +335,7 @@ print(f"m is stored as {stored}; the first key now weighs 2^{stored - new:.2f} =
 print(f"so they count {first / (first + second):.3f} and {second / (first + second):.3f}")
 
 # %% [markdown]
-# Step 2 rescales the first key as if its weight were relative to 20. It was relative to 20.06. That is the fault: acc and
+# Step 2 believes the stored m: it rescales the first key's weight as if it were relative to 20. It was relative to 20.06. That is the fault: acc and
 # total no longer *match* m.
 #
 # Rounding acc or total does less harm, but not none. So all three stay float32. K and V are rounded only once, before they
@@ -448,7 +449,7 @@ print_tables(dealt(64, P, chunk=1, folded=True))
 # and 6, 14, 22, …, and rank 3 holds 3, 11, 19, … and 4, 12, 20, … So each program visits two segments, each with a shift of
 # its own. In segment 3, for example, row 8 is token 6 and key 8 is token 4, which is earlier. So row i sees key i: shift 0.
 #
-# The longest walk stands first, so that no long program starts last.
+# The longest walk, counted in tiles, stands first, so that no long program starts last.
 #
 # ## 8 · Tiles by a table
 #
@@ -516,7 +517,7 @@ print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) 
 
 # %% [markdown]
 # **One launch a step, whatever the layout.** Under zig-zag 36 of 64 tiles are loaded: 9 for each of 4 heads, as in section 6's
-# picture. A skipped tile is not even read. The token fold skips none at this size, and still needs no other kernel.
+# picture. A skipped tile is not even read. Under the token fold no tile can be skipped at this size, but the same kernel serves it.
 #
 # The state moves less than in section 4, too: under zig-zag half of the rows have no program in step 2, so their state stays
 # where it is. (Under the token fold that is one row, token 1.)

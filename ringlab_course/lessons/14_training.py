@@ -30,7 +30,7 @@ from ringlab.nn import IGNORE, Context, Degrees, ModelConfig, Recipe, Transforme
 from ringlab.nn import train, training_step
 from ringlab_course.figures import loss_curves
 from ringlab_course.figures.loss_curves import describe_mesh, describe_shares, mesh, shares
-from ringlab.viz.style import new_figure, show, styled
+from ringlab.viz.style import show
 
 # %% [markdown]
 # ## 1 · A decoder, by hand
@@ -80,6 +80,10 @@ def decoder(w, tokens, positions, attend):
         gate, up = (y @ own[f"feed_forward.{c}.weight"].mT for c in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ own["feed_forward.down.weight"].mT
     return norm(x, w["norm.weight"]) @ w["embedding.weight"].mT
+
+
+# %% [markdown]
+# Is it right? ringlab's own Transformer must give the same logits from the same weights:
 
 
 # %%
@@ -144,6 +148,12 @@ def counted(layout, rank):
     return torch.arange(layout.length(rank))
 
 
+# %% [markdown]
+# We take all pairs of a query and a key that the causal mask leaves, and compare their true distance with the distance by
+# these counts:
+
+
+# %%
 def wrong_distance(layout):
     """Share of visible pairs with a wrong distance, by rank of query and key; NaN without pairs."""
     true = [torch.from_numpy(layout.positions(rank)) for rank in range(layout.P)]
@@ -162,28 +172,7 @@ inside = wrong_pairs["zigzag"].diagonal().max()
 compare("14.positions", "also some inside a rank" if inside > 0 else "those between ranks")
 
 # %%
-with styled():
-    figure = new_figure((8.0, 3.8))
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, (name, share) in zip(both, wrong_pairs.items(), strict=True):
-        drawn = axes.imshow(share, vmin=0, vmax=1, cmap="cividis")
-        for (i, j), value in [((i, j), share[i, j].item()) for i in range(P) for j in range(P)]:
-            said = f"{value:.0%}" if value == value else "none\nvisible"
-            dark = value == value and value < 0.5
-            size = 10 if value == value else 8
-            color = "white" if dark else "black"
-            axes.text(j, i, said, ha="center", va="center", color=color, fontsize=size)
-        axes.set(title=name, xlabel="rank of the key", xticks=range(P), yticks=range(P))
-        axes.grid(False)
-    both[0].set_ylabel("rank of the query")
-    figure.colorbar(drawn, ax=list(both), format="{x:.0%}", label="pairs at a wrong distance")
-    figure.suptitle("Each rank counts its tokens from 0: visible pairs at a wrong distance")
-words = [f"{n}: {', '.join(f'{x:.0%}' for x in s.diagonal())}" for n, s in wrong_pairs.items()]
-show(
-    figure,
-    "Two 4 by 4 tables of the share of visible pairs whose distance is wrong if each rank counts "
-    f"its tokens from 0. On the diagonal, {'; '.join(words)}.",
-)
+show(loss_curves.distances(wrong_pairs), loss_curves.describe_distances(wrong_pairs))
 
 # %% [markdown]
 # Under contiguous a rank's tokens are neighbours, so differences inside a rank are right, and all others are wrong.
@@ -312,6 +301,9 @@ def flat(grads):
 
 
 loss, right = alone(text, leaves())
+
+# %% [markdown]
+# Now five ways to combine the ranks' gradients:
 
 
 # %%
@@ -466,7 +458,7 @@ for name, found in loss_curves.differences(record.curves).items():
 # ## 6 · DP, TP, SP, CP, PP
 #
 # A ring shards one thing, the sequence. Every rank still holds the whole model, and that may be too much for it. Other
-# things can be sharded, too. (SP and FSDP, not drawn, mainly change where things are kept.)
+# things can be sharded, too. (SP and FSDP are not drawn.)
 
 # %%
 show(shares(), describe_shares())
@@ -543,13 +535,12 @@ compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][2]))
 #   one activation per boundary. FSDP sends as many bytes as DP: bfloat16 weights twice and float32 gradients once,
 #   2 · 2 + 4 bytes a weight; an all-reduce of float32 gradients is 2 · 4.
 # - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
-#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together. (FSDP's 19 GB
-#   contain one gathered layer.)
+#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together.
 # - **Kept** are the inputs of the layers, for the backward. All five shard them, *but DP and FSDP only as long as there
 #   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
 #
 # PP's *idle* is what it pays in time. Cut a batch into m *microbatches*, of one sequence or more, that follow one another
-# through the stages. (So 32 need a larger batch than the table's.) In the forward pass the last stage waits at the
+# through the stages. In the forward pass the last stage waits at the
 # beginning, the first one at the end; in the backward it is the other way round:
 
 # %%
@@ -645,8 +636,7 @@ print("the same loss, to 1e-6:", same(losses, losses[:1] * 4, 1e-6))
 #
 # ## 9 · Resuming on other ranks
 #
-# Long runs are interrupted, and afterwards other machines may be free, or fewer. So a checkpoint should not depend on how
-# many ranks wrote it. Weights and the optimizer's state are stored whole, or described shard by
+# A run that is interrupted may go on with other machines. So a checkpoint should not depend on how many ranks wrote it. Weights and the optimizer's state are stored whole, or described shard by
 # shard. The position in the data is *the number of
 # the next batch*, which is the same on every rank. The layout is not stored at all: the next step may deal out its tokens
 # in another one. Six steps on four ranks, the rest on two, in another layout:
@@ -685,8 +675,6 @@ print(same(resumed, curves["1 process"], 1e-5))
 #    same rank.</details>
 # 4. You double cp and halve dp, at the same batch. How do the bytes of the gradients' sum change?
 #    <details><summary>Answer</summary>Not at all: the same number of ranks hold the same weights.</details>
-# 5. A rank gets no token at all. What must it still do?
-#    <details><summary>Answer</summary>Take part in every hop, in the count, and in the sum, with zeros.</details>
 #
 # Now build it: [exercise 14](../exercises/14_training.ipynb), a shard of the batch, a share of the loss, the sum of
 # gradients, and the step.

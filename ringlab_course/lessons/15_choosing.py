@@ -140,7 +140,7 @@ compare("15.times", ulysses_sent / ring_sent)
 
 # %% [markdown]
 # The order is reversed. With an eighth of the K/V heads, all of the ring's traffic shrinks to an eighth. But half of
-# Ulysses' was q and out, and these have as many heads as before. As long as P divides H and K,
+# Ulysses' traffic was q and out, which have as many heads as before. As long as P divides H and K,
 #
 # $$\frac{\text{ring}}{\text{Ulysses}} = \frac{(P-1)\cdot 2K}{\frac{P-1}{P}\,(2H + 2K)} = P\,\frac{K}{H + K}.$$
 #
@@ -207,7 +207,7 @@ print(f"Ulysses: {ulysses_bytes / 1e6:,.0f} MB at 50 GB/s: {ulysses_s * 1e3:.1f}
 
 # %% [markdown]
 # The ring sends more than Ulysses, yet it exposes *nothing*, because every hop ends before its block. (Beside the sixteen
-# blocks of computing, Ulysses' wait is short, too. It grows as shards become short.)
+# blocks of computing, Ulysses' wait is short, too. Its share of the time grows as shards become shorter.)
 #
 # ## 5 · Short shards
 #
@@ -229,8 +229,8 @@ for U in (1, 2, 4):
 show(exchanges.steps(timed), exchanges.describe_steps(timed))
 
 # %% [markdown]
-# A row pays with its two all-to-alls. In them a rank sends a U-th of its q, k, v and out to each of U − 1 others. (If there
-# are fewer K/V heads than ranks in a row, each of the others still gets one whole.)
+# A row pays with its two all-to-alls. In them a rank sends a U-th of its q, k, v and out to each of U − 1 others. (With
+# fewer K/V heads than ranks in a row, each other rank still gets one whole K/V head.)
 
 
 # %%
@@ -480,9 +480,9 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # | ring | the part of each hop that outlasts its block | shards are long, or K/V heads few |
 # | all-gather | everything, in our model | masks are complicated, or its cost does not matter |
 # | Ulysses | everything, in our model | shards are so short that latency counts most |
-# | hybrid | the all-to-alls, and what outlasts its block | a ring alone does not hide; rows inside a node |
+# | hybrid | the all-to-alls, and the part of each hop that outlasts its block | a plain ring cannot hide its hops; best with rows inside a node |
 #
-# - Grouped heads shrink all of a ring's traffic and little of Ulysses'. The number of heads limits U.
+# - Grouped heads shrink all of a ring's traffic, and at most half of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel. Their bytes do not grow with S.
 # - A sliding window makes the task itself smaller: blocks that nobody sees need not travel. [Masks](../docs/guide/masks.md)

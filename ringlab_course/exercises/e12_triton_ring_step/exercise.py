@@ -35,7 +35,7 @@ from ringlab.blocks.triton.interpreter import repair
 
 repair()  # makes the interpreter's bfloat16 exact
 BLOCK_M, BLOCK_N = 32, 16
-# for the functions that launch; a compiled kernel may not read a global, so write the number there
+# for functions that launch; a compiled kernel may not read a global, so write the number there
 LOG2E = math.log2(math.e)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -271,6 +272,7 @@ KNOWN = [[(rank - step) % 4 + 10 for step in range(4)] for rank in range(4)]
 SEGMENT = striped(64, 4), 1, 3, (9, 16), (0, 8, 15, -1)
 FOUR = ring_step.layouts_at(1024, 4, rank=1, step=1)
 STEPS = {"ring": (3, 180e-6, 100e-6), "rows of 2": (1, 180e-6, 200e-6)}
+DISTANCES = {"contiguous": np.array([[0, np.nan], [1, 0]]), "zigzag": np.array([[0.5, 1], [1, 0]])}
 LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
 
 
@@ -280,7 +282,7 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         (course_ring.draw_notes(KNOWN), course_ring.describe_notes(KNOWN)),
         (memory_ledger.shapes_figure(), memory_ledger.describe_shapes()),
         (memory_ledger.sharing_figure(8, 2), memory_ledger.describe_sharing(8, 2)),
-        (ring_step.traffic(LADDER, 4), ring_step.describe_traffic(LADDER, 4)),
+        (step_report.traffic(LADDER, 4), step_report.describe_traffic(LADDER, 4)),
         (step_report.segment(*SEGMENT), step_report.describe_segment(*SEGMENT)),
         (ring_step.grid(FOUR), ring_step.describe_grid(FOUR)),
         (exchanges.trade(), exchanges.describe_trade()),
@@ -288,6 +290,7 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         (exchanges.decode_step([64, 64, 63]), exchanges.describe_decode_step([64, 64, 63])),
         (exchanges.steps(STEPS), exchanges.describe_steps(STEPS)),
         (loss_curves.shares(), loss_curves.describe_shares()),
+        (loss_curves.distances(DISTANCES), loss_curves.describe_distances(DISTANCES)),
         (loss_curves.mesh(Degrees(dp=2, cp=2, tp=2)), loss_curves.describe_mesh(Degrees(dp=2, cp=2, tp=2))),
     ],
     ids=[
@@ -302,6 +305,7 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
         "decode",
         "steps",
         "shares",
+        "distances",
         "mesh",
     ],
 )
