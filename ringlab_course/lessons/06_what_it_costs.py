@@ -9,7 +9,7 @@
 # **Minutes** 70 to read and run, in two parts of 40 and 30; the exercise takes another 75.
 #
 # Lesson 05 made a claim: hops are hidden behind the computation, as long as a hop takes no longer than a block's
-# attention. Where this is so, a ring costs no time. Part 1 finds the number of tokens that hides a hop. Part 2 takes it to
+# attention. Where this is so, a ring's messages cost no time. Part 1 finds the number of tokens that hides a hop. Part 2 takes it to
 # real machines, where kernels miss the peak, some links are slow, and so are some ranks.
 
 # %%
@@ -437,9 +437,9 @@ for step, rank in ((1, 6), (2, 5), (3, 5)):
 
 # %% [markdown]
 # - **Step 1.** Rank 6 begins it after 85 µs. (Step 0 takes longer than 75 µs: the kernel computes the tiles on the diagonal
-#   whole, although the mask cuts them in half.) Rank 7 begins it after 182 µs, 97 µs later. So rank 6 waits 97 − 58 = 39 µs.
+#   whole, although the mask cuts them in half.) Rank 7 begins step 1 after 182 µs, 97 µs after rank 6. So rank 6 waits 97 − 58 = 39 µs.
 # - **Step 2.** Rank 6 begins those 39 µs late. That is less than 58 µs, so rank 5 does not wait yet.
-# - **Step 3.** In step 2 rank 7 was late again, and rank 6 waited 106 µs more. Now rank 6 is 39 + 106 = 145 µs late, and
+# - **Step 3.** In step 2 rank 7 began 164 µs after rank 6, so rank 6 waited another 164 − 58 = 106 µs. Now rank 6 is 39 + 106 = 145 µs late, and
 #   rank 5 waits 145 − 58 = 87 µs.
 #
 # Then rank 4 waits for rank 5. Receivers pass the wait on, too: rank 9 waits for the blocks of rank 8, rank 10 for those
@@ -473,7 +473,7 @@ compare("06.slow", slower[1024])
 #
 # ## 7 · More ranks
 #
-# So far each new rank brought its own tokens. Now keep the *sequence*, 131,072 tokens, and add ranks, to be done sooner. Then
+# So far each new rank brought its own tokens. Now fix the *sequence* at 131,072 tokens, and add ranks to finish sooner. Then
 # c = S/P shrinks, and with it the computation that hides a hop.
 
 # %% tags=["nbval-ignore-output"]
@@ -492,7 +492,7 @@ verdict = "slower" if gain < 1 else "a little faster" if gain < 1.5 else "about 
 compare("06.more", verdict)
 
 # %% [markdown]
-# Down to InfiniBand's threshold, about 2,400 tokens, twice the ranks halve the time. Below it the ring takes P − 1 hops and one block. Twice the ranks
+# Down to InfiniBand's threshold, about 2,400 tokens, twice the ranks halve the time. Below it the ring takes as long as P − 1 hops and one block. Twice the ranks
 # then make about twice as many hops. Each carries half the bytes, so all bytes together take about as long as before. But
 # latency counts once per hop, so twice as often. **From there on, add ranks when the context grows, not to speed up a
 # context you already have.**
@@ -521,7 +521,7 @@ print(f"{hop.name}: {hop.tokens:,} tokens per rank over {hop.link}, "
 # ## Recap
 #
 # - A step computes 4·c²·D·H FLOPs and sends 2·c·D·K·e bytes. The first grows like c², the second like c.
-# - By bytes alone a hop is hidden from e·F/(2·B) · K/H tokens per rank. Under a balanced causal mask it is twice that.
+# - By bytes alone a hop is hidden from e·F/(2·B) · K/H tokens per rank. Under a causal mask and a balanced layout it is twice that.
 # - For F, take the rate that kernels really reach, not the peak of the data sheet. B is one direction of the link, in bytes per second.
 # - Latency raises the threshold, most over a fast link.
 # - If all ranks and links are alike, a ring that posts first takes (P − 1) · max(block, hop) + block. One that computes,

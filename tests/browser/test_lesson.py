@@ -71,7 +71,7 @@ def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
 
 
 def test_an_answer_is_seen_once_its_cell_is_run(browser):
-    notebook = open_notebook(browser.page, "notebooks/00_start_here.ipynb")
+    notebook = open_notebook(browser.page, "notebooks/01_naive_attention.ipynb")
     asked, measured = notebook.find("predict("), notebook.find("compare(")
     notebook.select(measured.index)
     assert notebook.visible(measured.index, measured.index) == []
