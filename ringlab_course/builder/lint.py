@@ -152,6 +152,13 @@ def check_and_hint_are_imported(notebook: NotebookNode, kind: str) -> list[str]:
     return [f"does not import {' and '.join(missing)}"] if kind == "exercise" and missing else []
 
 
+def running_spends_no_hint(notebook: NotebookNode, kind: str) -> list[str]:
+    """No cell calls hint(): a learner who runs all cells would see every hint."""
+    return [
+        f"{_named(n, c)} calls hint()" for n, c in _code(notebook) if re.search(r"^\s*hint\(", c.source, re.M)
+    ]
+
+
 RULES: tuple[Rule, ...] = (
     cell_length,
     line_width,
@@ -166,6 +173,7 @@ RULES: tuple[Rule, ...] = (
     code_in_summaries_is_html,
     graded_cells_are_checked,
     check_and_hint_are_imported,
+    running_spends_no_hint,
 )
 
 

@@ -326,7 +326,7 @@ print("errors below 2e-6:", [bool(error < 2e-6) for error in errors])
 # %% tags=["nbval-ignore-output"]
 maps = {"q_ptr": (S, D), "k_ptr": (S, D), "v_ptr": (S, D), "out_ptr": (S, D), "lse_ptr": (S, 1)}
 kernel_access.play(ladder["flash"], maps, still="programs 0 to 3: run this cell to step through "
-                   "them; all four stand below")
+                   "them; all four are below")
 
 # %%
 flash_figure = kernel_access.all_programs(ladder["flash"], maps, "flash")

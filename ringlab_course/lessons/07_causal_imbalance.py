@@ -224,7 +224,7 @@ show(gantt.compare(*both), gantt.describe_all(*both))
 # exchange of the same step.
 #
 # At second 36 all ranks begin step 1 and post its exchange. For rank 0 this step is empty, so its exchange is over at once,
-# and it stands in step 2. The pale bar from 36 to 100 is its exchange of step 2, which needs ranks 1 and 3, and they begin
+# and it goes on to step 2. The pale bar from 36 to 100 is its exchange of step 2, which needs ranks 1 and 3, and they begin
 # step 2 at second 100. So rank 0 waits until then, although it has nothing left to compute. After that it is done, but
 # nothing is gained: the output of the layer is complete when rank 3 is done, and only then does the next layer begin.
 # Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.

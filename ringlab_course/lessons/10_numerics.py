@@ -507,9 +507,11 @@ for P in (8, 32):
 #
 # Here are two other faulty programs. Their states are float32:
 #
-# - *bf16 accumulator*: the sum over the keys of a block is rounded to bfloat16 after every tile of 32 keys.
-# - *bf16 q*: kernels compute 2ˣ, not eˣ, so they multiply q by scale · log₂e. The program rounds the product. (q itself may
-#   be bfloat16; this is a second rounding.)
+# - *bf16 accumulator*: after every tile of 32 keys, `acc = bf16(acc + weights @ values)`; the sum of the weights likewise.
+# - *bf16 q*: kernels compute 2ˣ, not eˣ. So the program computes `bf16(q * scale * log2_e) @ k.T`. (q itself may be bfloat16;
+#   this is a second rounding.)
+#
+# [error_curves.py](../ringlab_course/figures/error_curves.py) has all of their code.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -534,7 +536,7 @@ show(error_curves.shapes("plain", names), error_curves.describe_shapes("plain", 
 # the error in 1 block, about what a rounded out reaches. With 1,024 keys and P up to 32, ask in turn:
 #
 # 1. **Is it over ten times the yardstick?** For these sizes, rounding alone never gets so far. A step is missing: *no rescale*, for example,
-#    forgets to rescale its sum.
+#    forgets `acc = acc * exp(old_max - new_max)`.
 # 2. **Does the curve rise?** Something is rounded *between* the blocks: out if it ends near the yardstick, lse if three to
 #    five times as high.
 # 3. **Does it fall?** Something is rounded *inside* the blocks.
@@ -563,8 +565,8 @@ for probe in ("plain", "large"):
 #
 # ## 11 · One kind of input is not enough
 #
-# One fault shows *nothing* on plain scores. The program computes exp(score) without subtracting the maximum, and keeps it
-# in float16. A third input is *sloped*: scores rise along the keys, from −10 to 10 (−`slope` to `slope` in the exercise), and
+# One fault shows *nothing* on plain scores. The program computes `exp(scores).half()`: it subtracts no maximum, and keeps
+# the result in float16. A third input is *sloped*: scores rise along the keys, from −10 to 10 (−`slope` to `slope` in the exercise), and
 # random numbers of size 1 come on top.
 
 # %% tags=["nbval-ignore-output"]

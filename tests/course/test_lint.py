@@ -77,6 +77,7 @@ MUTANTS = {
     ),
     "graded_cells_are_checked": text(5, 'check("91.other")'),
     "check_and_hint_are_imported": text(1, "import numpy as np\nfrom ringlab_course import check"),
+    "running_spends_no_hint": append('hint("91.double")'),
 }
 KIND = {"check_and_hint_are_imported": "exercise"}
 """The kind of notebook that a rule is for, where it is not a lesson."""
