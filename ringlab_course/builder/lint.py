@@ -155,7 +155,9 @@ def check_and_hint_are_imported(notebook: NotebookNode, kind: str) -> list[str]:
 def running_spends_no_hint(notebook: NotebookNode, kind: str) -> list[str]:
     """No cell calls hint(): a learner who runs all cells would see every hint."""
     return [
-        f"{_named(n, c)} calls hint()" for n, c in _code(notebook) if re.search(r"^\s*hint\(", c.source, re.M)
+        f"{_named(number, cell)} calls hint()"
+        for number, cell in _code(notebook)
+        if any(map(_is_hint, ast.walk(_parsed(cell.source))))
     ]
 
 
@@ -189,11 +191,20 @@ def _imports(source: str) -> bool:
     return bool(_imported(source))
 
 
+def _parsed(source: str) -> ast.Module:
+    """Return a cell's code; nothing if it has a magic, at which `no_installs` looks."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _is_hint(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hint"
+
+
 def _imported(source: str) -> list[str]:
     """Return the names that the top level of a cell imports."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:  # a magic; `no_installs` looks at those
-        return []
+    body = _parsed(source).body
     imports = [statement for statement in body if isinstance(statement, (ast.Import, ast.ImportFrom))]
     return [name.asname or name.name for statement in imports for name in statement.names]

@@ -429,7 +429,7 @@ overlap_view.spreading_wait(trace)
 
 # %%
 print(f"hidden if it begins at most {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late")
-for step, rank in ((1, 6), (2, 5), (3, 5)):
+for step, rank in ((1, 6), (2, 6), (2, 5), (3, 5)):
     begins, later = (trace.computes(r)[step].start * 1e6 for r in (rank, rank + 1))
     waits = trace.exchanges(rank)[step].exposed * 1e6
     print(f"step {step}: rank {rank + 1} begins {later - begins:3.0f} µs after rank {rank}; "

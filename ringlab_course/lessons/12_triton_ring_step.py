@@ -113,7 +113,7 @@ print(f"by the formula, P steps of 4·(D + 1) float32 numbers a row: {formula / 
 
 # %% [markdown]
 # Why four times (out, lse) in each step? The first kernel writes its result for this block. The merge reads it again, reads
-# the running result, and writes the new one. (The error is that of the final rounding to bfloat16.)
+# the running result, and writes the new one. Each of the four is a *pass*: it moves something as large as out once. (The error is that of the final rounding to bfloat16.)
 #
 # ## 3 · Carry the state
 #
@@ -285,7 +285,7 @@ for name, bytes_of_row in each.items():  # of one head, in one step
 #
 # ## 5 · Why the state is float32
 #
-# The arrows of the picture would be half as wide if the state were bfloat16, like K and V.
+# The arrows of the state would be half as wide if it were bfloat16, like K and V.
 #
 # But K and V are rounded once, and the state in every step. Perhaps one part of it can bear that: m need not be exactly the
 # largest score. Subtract any nearby number from all scores, and it cancels in acc / total.

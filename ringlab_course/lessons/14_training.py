@@ -457,8 +457,8 @@ for name, found in loss_curves.differences(record.curves).items():
 #
 # ## 6 · DP, TP, SP, CP, PP
 #
-# A ring shards one thing, the sequence. Every rank still holds the whole model, and that may be too much for it. Other
-# things can be sharded, too. (SP and FSDP are not drawn.)
+# A ring shards one thing, the sequence. Every rank still holds the whole model, which may be too much. Other things can be
+# sharded, too. (Not drawn: SP and FSDP.)
 
 # %%
 show(shares(), describe_shares())
@@ -535,7 +535,8 @@ compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][2]))
 #   one activation per boundary. FSDP sends as many bytes as DP: bfloat16 weights twice and float32 gradients once,
 #   2 · 2 + 4 bytes a weight; an all-reduce of float32 gradients is 2 · 4.
 # - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
-#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together.
+#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together. (Its 19 GB
+#   contain one gathered layer.)
 # - **Kept** are the inputs of the layers, for the backward. All five shard them, *but DP and FSDP only as long as there
 #   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
 #

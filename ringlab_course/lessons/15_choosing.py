@@ -17,7 +17,6 @@
 import numpy as np
 
 from ringlab import (
-    Mask,
     ShardedCache,
     VirtualCluster,
     decode,
@@ -95,18 +94,17 @@ for name, pieces in by_hand.items():
 
 # %%
 folded = zigzag(S, P)
-CAUSAL = Mask()  # a mask is causal unless it says otherwise
 
 
-def on_rank(ring, layout, schedule, K, mask=CAUSAL):
-    shards = (layout.shard(x, ring.rank) for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
-    options = {"schedule": schedule, "mask": mask, "block": "naive", "validate": False}
-    return ring_attention(*shards, ring=ring, layout=layout, **options)
+def on_rank(ring, schedule, K):
+    shards = (folded.shard(x, ring.rank) for x in corpus.qkv(S, heads=H, kv_heads=K, head_dim=D))
+    options = {"schedule": schedule, "causal": True, "block": "naive", "validate": False}
+    return ring_attention(*shards, ring=ring, layout=folded, **options)
 
 
 def metered(schedule, K):
     """The outputs of all ranks put together, and the bytes that rank 0 sent."""
-    run = VirtualCluster(P).run(on_rank, folded, schedule, K)
+    run = VirtualCluster(P).run(on_rank, schedule, K)
     return folded.unshard(run.results), run.trace.bytes_sent(0)
 
 

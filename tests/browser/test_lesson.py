@@ -51,6 +51,7 @@ def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
             measured = next(cell for cell in cells if re.search(rf'compare\(\s*"{key}"', cell.source))
             told = next(cell for cell in cells[measured.index + 1 :] if cell.kind == "markdown")
             notebook.select(asked)
+            assert notebook.in_window(asked), key
             assert any("measured" in output.get("text", "") for output in measured.outputs), key
             assert notebook.visible(asked + 1, measured.index) == [], key
             assert not notebook.in_window(told.index), (key, told.source)

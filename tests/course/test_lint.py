@@ -109,6 +109,7 @@ def test_a_rule_finds_its_mutant_and_no_other_rule_does(rule):
         text(2, "word " * 2_600),
         text(2, "![](picture.png) " + "word " * 1_600),
         append("from ringlab import plan\nx = 1"),
+        append('x = 1; print(hint("91.double"))'),
     ],
 )
 def test_more_that_is_found(change):

@@ -16,6 +16,7 @@ from ringlab_course.builder.sources import targets
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
 from tools.website import links, misconceptions
 
@@ -151,6 +152,9 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     text = text_of(page)
     assert len(pictures) == len(drawn) and all(re.search(r'alt="[^"]{20}', tag) for tag in pictures)
     assert all(output.text.splitlines()[0] in text for output in outputs if output.output_type == "stream")
+    asked = [str(output.data["text/plain"]) for output in outputs if "text/html" in output.get("data", {})]
+    assert all(question.splitlines()[0] in text for question in asked if question.startswith("Predict:"))
+    assert ROOM not in page.read_text(encoding="utf-8")  # which would be empty: nobody can answer here
     for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
         assert junk not in text
 

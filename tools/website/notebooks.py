@@ -10,6 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ringlab_course.builder.sources import Target, prepare
+from ringlab_course.notebook.predictions import ROOM
 
 from .links import slug
 
@@ -27,10 +28,18 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     notebook = nbformat.read(target.path, as_version=4)
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
+        _close_rooms(cell)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
     text = _RUN_IT.format(path=f"notebooks/{target.path.name}", exercise=then)
     notebook.cells.insert(1, nbformat.v4.new_markdown_cell(text))
     return notebook
+
+
+def _close_rooms(cell: NotebookNode) -> None:
+    """Show a question as text: on a page nobody can answer it, so the empty room below it is of no use."""
+    for output in cell.get("outputs", []):
+        if f"height: {ROOM}" in output.get("data", {}).get("text/html", ""):
+            del output.data["text/html"]
 
 
 def exercise_page(target: Target, root: Path) -> NotebookNode:

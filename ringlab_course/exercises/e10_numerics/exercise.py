@@ -135,7 +135,7 @@ check("10.accept")
 # | name | what is wrong |
 # |---|---|
 # | `"sound"` | nothing: blocks in bfloat16, state in float32 |
-# | `"bf16 lse"`, `"bf16 out"` | that part of the state is rounded at every merge |
+# | `"bf16 lse"`, `"bf16 out"` | it is rounded in the state at every merge (lse in each part, too) |
 # | `"bf16 accumulator"` | inside a block, the sum over keys is rounded every 32 keys |
 # | `"bf16 q"` | scale · log₂e is multiplied into q, and the product is rounded |
 # | `"fp16 overflow"` | exponentials without a maximum, in float16 |
