@@ -9,6 +9,7 @@ import torch
 from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.cost.flops import layout_work
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic, ulysses_traffic
 from ringlab.errors import DeadlockError
@@ -84,6 +85,38 @@ def _neighbours() -> dict[str, Any]:
     }
 
 
+def _sent(schedule: str, S: int, P: int) -> int:
+    """Return the bytes that rank 0 sends to attend to S tokens in float32, with 8 heads of 16 dimensions."""
+    layout = contiguous(S, P)
+    q = k = v = torch.zeros(1, 8, S, 16)
+
+    def program(ring: Ring) -> None:
+        shards = (layout.shard(x, ring.rank) for x in (q, k, v))
+        ring_attention(*shards, ring=ring, layout=layout, schedule=schedule)
+
+    return VirtualCluster(P).run(program).trace.bytes_sent(rank=0)
+
+
+def _heads_or_tokens() -> dict[str, Any]:
+    S, P = 512, 8
+    exchanged, gathered = _sent("ulysses", S, P), _sent("allgather", S, P)
+    row = S // P * 16 * 4  # one head of a rank's own tokens
+    return {
+        "P": P,
+        "H": 8,
+        "heads": exchanged // 4 // row // (P - 1),  # of Q, K, V and out, sent to each of the others
+        "all": gathered // 2 // row // (P - 1),
+        "ratio": exchanged / gathered,
+    }
+
+
+def _longer() -> dict[str, Any]:
+    P, S = 8, 512
+    once, twice = _sent("ring", S, P), _sent("ring", 2 * S, P)
+    work = [layout_work(contiguous(length, P)).sum() for length in (S, 2 * S)]
+    return {"P": P, "S": S, "twice": 2 * S, "bytes": twice / once, "work": float(work[1] / work[0])}
+
+
 MESSAGES = (
     Entry(
         "isend, isend, irecv, irecv, one after the other, is a ring",
@@ -128,5 +161,35 @@ MESSAGES = (
             Figure("ratio", "bytes sent, ring relative to all-to-all", None, "{:.3g}"),
         ),
         _neighbours,
+    ),
+    Entry(
+        "Ulysses gathers the K and V of all tokens on every rank",
+        "Before it attends, each rank gathers all chunks of K and V, as in an all-gather.",
+        "A rank receives all tokens of *its* heads, and gives up its own tokens of the other heads. With {H} heads "
+        "on {P} ranks, each of the others is sent {heads} head of K and V, where an all-gather sends all {all}. Q and "
+        "out are exchanged too, and all that together is {ratio} of the bytes of an all-gather.",
+        "By the claim Ulysses needs the memory of the whole sequence. In fact a rank holds as many numbers after the "
+        "exchange as before it.",
+        "15",
+        (
+            Figure("heads", "heads of K and V that a rank sends to each other rank, Ulysses", 8),
+            Figure("all", "the same, all-gather", 8, holds=True),
+            Figure("ratio", "bytes sent, Ulysses relative to an all-gather", None, "{:.3g}"),
+        ),
+        _heads_or_tokens,
+    ),
+    Entry(
+        "The communication of a ring grows with the square of the sequence",
+        "Attention is quadratic, and so are the bytes that a ring sends.",
+        "Every rank sends P − 1 blocks of K and V, and a block has S/P tokens: from {S} tokens to {twice}, the bytes "
+        "grow {bytes} times. The work grows {work} times.",
+        "This difference is the reason why rings work: the longer the sequence, the better computation hides "
+        "communication.",
+        "06",
+        (
+            Figure("bytes", "growth of a rank's bytes when the sequence is twice as long", 4.0, "{:.3g}"),
+            Figure("work", "growth of the work", 4.0, "{:.3g}", holds=True),
+        ),
+        _longer,
     ),
 )
