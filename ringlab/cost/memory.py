@@ -14,6 +14,7 @@ from ringlab.cost.models import Model
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.errors import CostError
 
+
 class Weights(Protocol):
     """A model, or a part of one, of which only the number of weights counts."""
 

@@ -146,7 +146,9 @@ def _training(request: Request, degrees: Degrees, recomputation: str, stage: Sta
 def _activations(request: Request, stage: Stage, kept: int, note: str) -> Entry:
     layers = stage.layers_held
     if request.offload != "none" and layers > ON_THE_GPU:
-        rest = f"; those of {layers - ON_THE_GPU} more on the host, {kept * (layers - ON_THE_GPU) / 1e9:.1f} GB"
+        rest = (
+            f"; those of {layers - ON_THE_GPU} more on the host, {kept * (layers - ON_THE_GPU) / 1e9:.1f} GB"
+        )
         return Entry("activations", ON_THE_GPU * kept, note.format(ON_THE_GPU) + rest)
     held = stage.chunks_held / stage.interleave
     several = f", of {held:.3g} micro-batches" if stage.name else ""

@@ -17,8 +17,8 @@ from ringlab.cost.planner.degrees import Degrees
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s, measured_seconds, measured_time
 from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.stages import largest_layers, stages
 from ringlab.cost.planner.ring_time import ring_backward_s, ring_forward_s, ring_links, ring_work
+from ringlab.cost.planner.stages import largest_layers, stages
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import gradient_bytes_per_token
 

@@ -91,7 +91,11 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
         ("degrees", "degrees and recomputation left open", open_),
         ("logits", f"all left open, loss in pieces of {short_count(PIECE)} tokens", chunked),
         ("offload", "activations in the host's memory", _offloaded(request)),
-        ("offload", f"the same, all left open, loss in pieces of {short_count(PIECE)} tokens", _offloaded(chunked)),
+        (
+            "offload",
+            f"activations in the host's memory, all left open, loss in pieces of {short_count(PIECE)} tokens",
+            _offloaded(chunked),
+        ),
     ):
         if changed is not None and changed != request and fits(changed):
             yield Suggestion(kind, why, changed)
@@ -213,7 +217,7 @@ def _other_hardware(request: Request) -> Iterator[Suggestion]:
 def _bolder(request: Request, other: Request) -> str:
     """A warning if the other hardware's times assume its peak and this one's do not."""
     here, there = request.machine.reached, other.machine.reached
-    return " (at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
+    return " (matrices at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
 
 
 def fewest_nodes(request: Request) -> int | None:

@@ -141,7 +141,12 @@ def least_memory(request: Request) -> Candidate:
 
 def fastest(request: Request) -> Candidate:
     """Return the candidate that would be fastest if memory did not matter. Raises: as `weigh`."""
-    return min((_variants(request, degrees)[0][0] for degrees in candidates(request)), key=_step)
+    tried = (
+        None if request.offload != "none" else 1
+    )  # what is moved to the host may cost more than computing it again
+    return min(
+        (it for degrees in candidates(request) for it in _variants(request, degrees)[0][:tried]), key=_step
+    )
 
 
 def _step(candidate: Candidate) -> float:
