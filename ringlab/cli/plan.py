@@ -151,7 +151,7 @@ def plan(
 ) -> None:
     """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
 
-    ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8
+    ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """
     from ringlab.cli import plan_bounds
     from ringlab.cost import units

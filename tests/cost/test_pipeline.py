@@ -85,7 +85,7 @@ def formula(pp: int, interleave: int, micro_batches: int, forward: int, backward
     """The same makespan from `StepTime`, of one layer in each chunk."""
     nothing = {name: 0.0 for name in Pass.__dataclass_fields__ if name.endswith("_s")}
     passes = tuple(
-        Pass(name, **nothing | {"linear_s": seconds})  # type: ignore[arg-type]
+        Pass(name, **nothing | {"linear_s": seconds})
         for name, seconds in (("forward", forward), ("backward", backward))
     )
     pipeline = Pipeline(pp, interleave, interleave, 0.0)
