@@ -11,6 +11,7 @@ The tables are TOML (`tables/hardware.toml`), and users add their own in the sam
     flops = { bfloat16 = "165 TFLOP/s", float32 = "82 TFLOP/s" }
     inside = { name = "PCIe 4", bandwidth = "25 GB/s", latency = "10 us", source = "assumed" }
     between = { name = "Ethernet", bandwidth = "10 Gb/s", latency = "50 us", source = "assumed" }
+    host = { name = "PCIe 4", bandwidth = "25 GB/s", latency = "10 us", memory = "32 GB", source = "assumed" }
 
 Every quantity has its unit; a bare number is refused. A rank is one accelerator.
 """

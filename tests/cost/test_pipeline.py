@@ -23,7 +23,7 @@ Task = tuple[str, int, int]
 def order(stage: int, pp: int, interleave: int, micro_batches: int) -> Iterator[Task]:
     """The tasks of one stage: some forwards, then one forward and one backward in turn, then the other backwards.
 
-    Chunks take turns after every pp micro-batches. Source: arXiv 2104.04473, figures 3 and 4.
+    Chunks take turns after every pp micro-batches. Source: arXiv 2104.04473, figure 4.
     """
     tasks = interleave * micro_batches
     before = pp - 1 - stage if interleave == 1 else 2 * (pp - 1 - stage) + (interleave - 1) * pp

@@ -168,8 +168,8 @@ def _imbalance(best: Candidate) -> Limit:
 
 def _bubble(best: Candidate, time: StepTime) -> Limit:
     share = in_percent(time.bubble_s / time.total_s)
-    found = f"stages of the pipeline wait {share} of the step for their first, and after their last, of "
-    found += f"{best.rounds} micro-batches; more of them, or --interleave, would shorten that"
+    found = f"the pipeline fills and drains for {share} of the step; more than {best.rounds} micro-batches, or more chunks "
+    found += "on a stage (--interleave), would shorten that"
     return Limit("pipeline bubble", found, time.bubble_s)
 
 

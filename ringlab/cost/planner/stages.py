@@ -68,6 +68,8 @@ def chunks_held(stage: int, pp: int, interleave: int, micro_batches: int) -> int
     """Return the most chunks of layers whose activations stage `stage` of pp holds at once.
 
     It runs so many forwards before its first backward; from then on each backward frees what the next forward takes.
+    On the first stage those are pp micro-batches, with chunks pp + (pp − 1) / interleave.
+    Source: arXiv 2205.05198, section 4.2.3.
     """
     before = pp - 1 - stage if interleave == 1 else 2 * (pp - 1 - stage) + (interleave - 1) * pp
     return min(interleave * micro_batches, before + 1)
