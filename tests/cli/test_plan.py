@@ -133,6 +133,24 @@ def test_other_purposes_are_planned_and_shown(words: str) -> None:
     assert ("K/V cache" in out) == ("inference" in words)
 
 
+def test_a_pipeline_and_offloaded_activations_are_shown() -> None:
+    words = "--model llama3-8b --tokens 128Ki --hardware h100 --nodes 2 --batch 8 --pp 4 --interleave 2 --offload activations"
+    words += " --logits-chunk 4Ki"
+    status, out, _ = call(words)
+    assert status == 0 and "pp 4 × " in out.splitlines()[0] and "activations on the host" in out
+    for part in (
+        "the slowest stage",
+        "bubble",
+        "micro-batches",
+        "to and from the host",
+        "PCIe 5.0 x16",
+        "2 chunks of layers",
+    ):
+        assert part in " ".join(out.split()), part
+    found = told(words)
+    assert found["degrees"]["pp"] == 4 and found["memory"]["host_bytes"] > 0 and found["time"]["bubble_s"] > 0
+
+
 def test_degrees_layout_and_tile_are_taken_as_given() -> None:
     found = told(f"{ASKED} --nodes 8 --tp 2 --ulysses 2 --dp 1 --fsdp 32 --layout striped --tile 64x128")
     assert found["degrees"] == {"dp": 1, "tp": 2, "cp": 32, "ring": 16, "ulysses": 2, "fsdp": 32, "pp": 1}

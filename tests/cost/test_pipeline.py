@@ -172,6 +172,14 @@ def test_the_last_stage_needs_most_where_its_logits_do() -> None:
     assert pieces.of("logits") == 0 and pieces.of("activations") == 8 * 4 * 8192 * 4096 * 2
 
 
+def test_the_host_holds_what_the_stage_does_that_offloads_most() -> None:
+    """The last stage needs most of its GPU, for its logits; the first has the activations of eight micro-batches."""
+    found = plan(pipelined(offload="activations")).best.ledger
+    a_layer = 8192 * 4096 * 2
+    assert found.of("logits") > 0 and found.of("activations") == 2 * a_layer
+    assert found.host_bytes == (8 * 4 - 2) * a_layer
+
+
 def test_chunks_shorten_the_bubble_and_hold_more() -> None:
     one, two, four = (plan(pipelined(interleave=n, logits_chunk=64)).best for n in (1, 2, 4))
     bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]

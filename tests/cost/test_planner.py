@@ -267,6 +267,17 @@ def test_recomputation_costs_a_forward_and_saves_activations() -> None:
     assert (again.linear_s, again.attention_s) == (forward.linear_s, forward.attention_s)
 
 
+def test_what_is_offloaded_must_fit_on_the_host() -> None:
+    """36.5 GB of inputs of 34 layers leave a GPU: with less on its host the plan does not fit, and says why."""
+    machine = hardware("h100")
+    asked = Request("qwen3-8b", 2**20, machine, tp=1, ring=8, offload="activations", logits_chunk=256)
+    assert plan(asked).fits and plan(asked).best.ledger.host_bytes == 34 * 2**17 * 4096 * 2
+    assert machine.host is not None
+    small = replace(machine, host=replace(machine.host, memory_bytes=36e9))
+    found = plan(asked.but(hardware=small))
+    assert not found.fits and "do not fit on the host" in found.limit.sentence
+
+
 def test_the_fewest_nodes_and_the_longest_context_are_just_that() -> None:
     request = Request("llama3-70b", 10**6, "h100", nodes=4)
     nodes, most = fewest_nodes(request), most_tokens(request)

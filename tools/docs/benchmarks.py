@@ -163,7 +163,7 @@ def _published(results: Path) -> Iterator[str]:
     )
     yield table(
         ("run", "figure", "published", "plan", "ratio", "what the plan leaves out"),
-        map(_beside_plan, PUBLISHED),
+        [_beside_plan(row) for row in PUBLISHED],
     )
     yield "Where the figures are from, and the commands that print the plans':"
     by_command: dict[str, list[Published]] = {}

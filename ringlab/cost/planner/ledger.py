@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All entries; they are added as if all their peaks coincided. host_bytes: offloaded to the host by this GPU."""
+    """All entries; they are added as if all their peaks coincided. host_bytes: the most that one GPU offloads."""
 
     entries: tuple[Entry, ...]
     host_bytes: int = 0
@@ -53,11 +53,9 @@ class Ledger:
 def ledger(request: Request, degrees: Degrees, recomputation: str, rounds: int = 1) -> Ledger:
     """Return the memory of one GPU, without entries of zero bytes; `request` has one round's batch."""
     found = stages(request.sized, degrees.pp, request.interleave, rounds)
-    return max((_of_stage(request, degrees, recomputation, stage) for stage in found), key=_total)
-
-
-def _total(it: Ledger) -> int:
-    return it.total_bytes
+    books = [_of_stage(request, degrees, recomputation, stage) for stage in found]
+    fullest = max(books, key=lambda it: it.total_bytes)
+    return replace(fullest, host_bytes=max(it.host_bytes for it in books))
 
 
 def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> Ledger:
