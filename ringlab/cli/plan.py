@@ -71,6 +71,18 @@ LayoutName = Annotated[
         metavar="NAME",
     ),
 ]
+Pp = Annotated[
+    int, typer.Option(help="Stages of a pipeline, one micro-batch per sequence.", rich_help_panel=SPLIT)
+]
+Interleave = Annotated[
+    int, typer.Option(help="Chunks of layers on each stage: a shorter bubble.", rich_help_panel=SPLIT)
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="Keep activations in the host's memory.", rich_help_panel=SPLIT, metavar="none|activations"
+    ),
+]
 Tile = Annotated[
     str | None,
     typer.Option(
@@ -122,6 +134,9 @@ def plan(
     ulysses: Ulysses = None,
     recomputation: Recomputation = None,
     layout: LayoutName = None,
+    pp: Pp = 1,
+    interleave: Interleave = 1,
+    offload: Offload = "none",
     logits_chunk: LogitsChunk = None,
     tile: Tile = None,
     bound: Bound = None,
@@ -136,7 +151,7 @@ def plan(
 ) -> None:
     """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
 
-    ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8
+    ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """
     from ringlab.cli import plan_bounds
     from ringlab.cost import units
@@ -158,23 +173,26 @@ def plan(
             model or "",
             length or 0,
             hardware or "",
-            nodes,
-            gpus_per_node,
-            batch,
-            inference or "training",
-            dtype,
-            dp,
-            fsdp,
-            tp,
-            cp,
-            ring,
-            ulysses,
-            recomputation,
-            layout,
-            causal,
-            edges or (128, 128),
-            units.tokens(logits_chunk) if logits_chunk is not None else None,
-            reserve,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            batch=batch,
+            purpose=inference or "training",
+            dtype=dtype,
+            dp=dp,
+            fsdp=fsdp,
+            tp=tp,
+            cp=cp,
+            ring=ring,
+            ulysses=ulysses,
+            recomputation=recomputation,
+            layout=layout,
+            causal=causal,
+            tile=edges or (128, 128),
+            logits_chunk=units.tokens(logits_chunk) if logits_chunk is not None else None,
+            reserve=reserve,
+            pp=pp,
+            interleave=interleave,
+            offload=offload,
         )
         _show(request, as_json)
 

@@ -17,7 +17,7 @@ from ringlab.cost.units import duration, in_percent, short
 
 WORDS = (
     "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",
-    "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own",
+    "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own; pp: stages of a pipeline",
     "fsdp: ranks that share one copy of weights, gradients and optimizer; recomputed: what the backward computes again",
 )
 
@@ -51,6 +51,7 @@ def _first_lines(plan: Plan) -> list[str]:
         rate += f"; {in_percent(best.utilisation)} of the peak, counting the model's own FLOPs"
     would = "" if plan.fits else " if it did fit"
     lines = [f"{of_a.capitalize()}: {duration(best.step_s)}{would} ({rate})"]
+    lines.append(_published(plan))
     if best.degrees.ring > 1 and request.purpose != "decode":
         whole, _ = best.work()
         lines.append(
@@ -60,6 +61,14 @@ def _first_lines(plan: Plan) -> list[str]:
     if copies > 1:
         lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {request.sized.K}")
     return [*lines, f"Limit: {plan.limit.kind}: {plan.limit.sentence}"]
+
+
+def _published(plan: Plan) -> str:
+    found = plan.published
+    if found is None:
+        return "No promise: no published run of this kind was found to hold plans to"
+    times = f"{found.least:.1f} to {found.most:.1f} times"
+    return f"No promise: {found.runs} published runs took {times} as long as their plans (docs/benchmarks.md)"
 
 
 def _rate(n: float) -> str:
@@ -102,6 +111,14 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("waiting: Ulysses all-to-all", "ulysses_s"),
     ("waiting: TP collectives", "tensor_s"),
     ("waiting: weights and gradients", "weights_exposed_s"),
+    ("waiting: host", "host_exposed_s"),
+)
+
+
+BESIDE = (
+    ("beside it: ring's hops", "ring_s"),
+    ("beside it: weights", "weights_s"),
+    ("beside it: activations to and from the host", "host_s"),
 )
 
 
@@ -116,19 +133,24 @@ def _layer(time: StepTime) -> Group:
             table.add_row(label, *(_seconds(figure) for figure in figures))
     table.add_section()
     table.add_row("in all", *(_seconds(each.total_s) for each in time.passes), style="bold")
-    for label, name in (("beside it: ring's hops", "ring_s"), ("beside it: weights", "weights_s")):
+    for label, name in BESIDE:
         figures = [getattr(each, name) for each in time.passes]
         if any(figures):
             table.add_row(label, *(_seconds(figure) for figure in figures), style="dim")
-    layers = time.rounds * time.layers * sum(each.total_s for each in time.passes)
+    return Group(table, Text(" + ".join(_parts(time)) + f" = {duration(time.total_s)}"))
+
+
+def _parts(time: StepTime) -> list[str]:
+    """The step in words; in a pipeline the rounds of its slowest stage, which may be the one with the logits."""
     rounds = f"{time.rounds} rounds × " if time.rounds > 1 else ""
-    parts = [
-        f"{rounds}{time.layers} layers {duration(layers)}",
-        f"logits {duration(time.rounds * time.vocabulary_s)}",
-    ]
-    if time.update_s:
-        parts.append(f"update {duration(time.update_s)}")
-    return Group(table, Text(" + ".join(parts) + f" = {duration(time.total_s)}"))
+    if time.pipeline is not None:
+        parts = [f"{rounds}the slowest stage {duration(time.rounds * time.round_s)}"]
+        parts.append(f"bubble {duration(time.bubble_s)}")
+    else:
+        layers = time.rounds * time.layers * sum(each.total_s for each in time.passes)
+        parts = [f"{rounds}{time.layers} layers {duration(layers)}"]
+        parts.append(f"logits {duration(time.rounds * time.vocabulary_s)}")
+    return [*parts, f"update {duration(time.update_s)}"] if time.update_s else parts
 
 
 def _token(time: DecodeTime) -> Table:

@@ -11,6 +11,7 @@ The tables are TOML (`tables/hardware.toml`), and users add their own in the sam
     flops = { bfloat16 = "165 TFLOP/s", float32 = "82 TFLOP/s" }
     inside = { name = "PCIe 4", bandwidth = "25 GB/s", latency = "10 us", source = "assumed" }
     between = { name = "Ethernet", bandwidth = "10 Gb/s", latency = "50 us", source = "assumed" }
+    host = { name = "PCIe 4", bandwidth = "25 GB/s", latency = "10 us", memory = "32 GB", source = "assumed" }
 
 Every quantity has its unit; a bare number is refused. A rank is one accelerator.
 """
@@ -57,6 +58,20 @@ class Link:
     def __post_init__(self) -> None:
         _check_positive("bytes_per_s", self.bytes_per_s)
         _check_positive("latency_s", self.latency_s, zero=True)
+
+
+@dataclass(frozen=True)
+class Host(Link):
+    """The link between a rank and its host, and the bytes of the host's memory that are one rank's share.
+
+    Raises: CostError as a link, or for memory that is not above zero.
+    """
+
+    memory_bytes: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive("memory_bytes", self.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,8 @@ class MeasuredBlock:
 class Hardware:
     """Accelerators in nodes: per rank the dense peak FLOP/s by dtype, memory in bytes, links inside and between nodes.
 
+    host: the way to the host's memory, None if it is unknown.
+
     Raises: CostError for values that are not above zero.
     """
 
@@ -128,6 +145,7 @@ class Hardware:
     source: str
     reached: Reached = Reached()
     block_times: tuple[MeasuredBlock, ...] = ()
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
@@ -263,7 +281,7 @@ def _built_in() -> dict[str, Hardware]:
 def _hardware(name: str, table: Table) -> Hardware:
     table.check_keys(
         ("title", "ranks_per_node", "memory", "memory_bandwidth", "flops", "inside", "between", "source"),
-        ("reached", "block_times"),
+        ("reached", "block_times", "host"),
     )
     flops = table.table("flops")
     flops.check_keys((), tuple(ELEMENT_BYTES))
@@ -281,11 +299,17 @@ def _hardware(name: str, table: Table) -> Hardware:
         source=table.text("source"),
         reached=_reached(table.table("reached")) if "reached" in table.values else Reached(),
         block_times=tuple(map(_block, table.tables("block_times"))) if "block_times" in table.values else (),
+        host=_host(table.table("host")) if "host" in table.values else None,
     )
 
 
-def _link(table: Table) -> Link:
-    table.check_keys(("name", "bandwidth", "latency", "source"))
+def _host(table: Table) -> Host:
+    link = _link(table, "memory")
+    return Host(link.name, link.bytes_per_s, link.latency_s, link.source, table.quantity("memory", "bytes"))
+
+
+def _link(table: Table, *more: str) -> Link:
+    table.check_keys(("name", "bandwidth", "latency", "source", *more))
     return Link(
         table.text("name"),
         table.quantity("bandwidth", "bytes/s"),
@@ -335,13 +359,15 @@ def _toml(it: Hardware) -> str:
         f"\n[{_key(it.name)}.flops]",
         *(_row(dtype, units.written(rate, "FLOP/s")) for dtype, rate in it.flops_per_s.items()),
     ]
-    for place, link in (("inside", it.inside), ("between", it.between)):
+    links = {"inside": it.inside, "between": it.between} | ({"host": it.host} if it.host else {})
+    for place, link in links.items():
         parts += [
             f"\n[{_key(it.name)}.{place}]",
             _row("name", link.name),
             _row("bandwidth", units.written(link.bytes_per_s, "bytes/s")),
             _row("latency", units.written(link.latency_s, "seconds")),
             _row("source", link.source),
+            *([_row("memory", units.written(link.memory_bytes, "bytes"))] if isinstance(link, Host) else []),
         ]
     parts += [f"\n[{_key(it.name)}.reached]", _row("source", it.reached.source)]
     for name in ("attention_forward", "attention_backward", "linear"):

@@ -7,11 +7,22 @@ counted, not measured: allocators round up, and kernels take workspace.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ringlab.cost.flops import check_recomputation
 from ringlab.cost.models import Model
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.errors import CostError
+
+
+class Weights(Protocol):
+    """A model, or a part of one, of which only the number of weights counts."""
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights."""
+        ...
+
 
 ATTENTION_KINDS = ("ring", "allgather", "blockwise", "materialised")
 
@@ -129,8 +140,19 @@ def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp:
 
 
 def logits_bytes(model: Model, tokens: int, dtype: str = "float32", tp: int = 1) -> int:
-    """Return the bytes of the logits of `tokens` tokens; their gradient can be written over them."""
+    """Return the bytes of the logits of `tokens` tokens alone; `loss_bytes` has all that a training loss holds."""
     return tokens * -(-model.vocabulary // tp) * element_bytes(dtype)
+
+
+def loss_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
+    """Return the most bytes that the loss of `tokens` tokens holds at once, logits in `dtype` among them.
+
+    Derivation, numbers per token and word: the logits, which the caller holds, in `dtype`; and in float32 at
+    least their log-softmax, its gradient and the gradient of the logits, all three at once in the backward.
+    Those are 14 bytes in bfloat16 and 16 in float32. Tensor parallelism of degree `tp` divides the words.
+    """
+    wide = max(4, element_bytes(dtype))
+    return tokens * -(-model.vocabulary // tp) * (element_bytes(dtype) + 3 * wide)
 
 
 def kv_cache_bytes(model: Model, tokens: int, dtype: str = "bfloat16", B: int = 1) -> int:
@@ -138,7 +160,7 @@ def kv_cache_bytes(model: Model, tokens: int, dtype: str = "bfloat16", B: int = 
     return 2 * B * model.layers * model.K * model.D * element_bytes(dtype) * tokens
 
 
-def parameter_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+def parameter_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
     """Return the bytes of the weights on one rank, sharded over `fsdp` · `tp` ranks, rounded up.
 
     Raises: CostError for a degree below one.
@@ -146,7 +168,7 @@ def parameter_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: in
     return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
 
 
-def gradient_bytes(model: Model, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
+def gradient_bytes(model: Weights, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
     """Return the bytes of the weights' gradients on one rank, kept in `dtype`.
 
     Raises: as `parameter_bytes`.
@@ -154,7 +176,7 @@ def gradient_bytes(model: Model, dtype: str = "float32", fsdp: int = 1, tp: int 
     return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
 
 
-def optimizer_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+def optimizer_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
     """Return the bytes of Adam's state on one rank: two float32 moments per weight.
 
     Weights narrower than float32 also have a float32 master copy: 12 bytes per weight, not 8.

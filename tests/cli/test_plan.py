@@ -19,6 +19,7 @@ from ringlab.cost.hardware import hardware, hardware_names, write_hardware
 from ringlab.cost.models import model_names
 
 ASKED = "--model llama3-70b --tokens 1M --hardware h100"
+FITS = f"{ASKED} --nodes 8 --logits-chunk 4Ki"
 
 
 def call(words: str, width: int | None = None) -> tuple[int, str, str]:
@@ -36,7 +37,7 @@ def told(words: str) -> dict[str, Any]:
 
 
 def test_the_first_line_is_the_answer_and_the_rest_says_why() -> None:
-    status, out, _ = call(f"{ASKED} --nodes 8")
+    status, out, _ = call(FITS)
     assert status == 0 and out.startswith("Fits: 64 × H100, ring 64 over 8 nodes, zigzag, full recomputation")
     for part in (
         "Memory of one GPU",
@@ -61,20 +62,22 @@ def test_the_first_line_is_the_answer_and_the_rest_says_why() -> None:
 def test_what_does_not_fit_ends_with_status_1_and_names_the_nearest() -> None:
     status, out, _ = call(f"{ASKED} --nodes 4")
     assert status == 1 and out.startswith(
-        "Does not fit: 32 × H100 need at least 119 GB each and may use 80.4 GB"
+        "Does not fit: 32 × H100 need at least 159 GB each and may use 80.4 GB"
     )
     assert "The nearest that fits" in out and "What to change" not in out
     found = told(f"{ASKED} --nodes 4")
     kinds = {each["kind"] for each in found["suggestions"]}
     assert (
-        {"nodes", "tokens", "hardware"} <= kinds and not found["fits"] and found["limit"]["kind"] == "memory"
+        {"nodes", "tokens", "hardware", "offload"} <= kinds
+        and not found["fits"]
+        and found["limit"]["kind"] == "memory"
     )
     for each in found["suggestions"]:
         assert each["fits"] and told(each["command"].removeprefix("ringlab plan "))["fits"]
 
 
 def test_json_has_everything_and_nothing_else_is_printed() -> None:
-    found = told(f"{ASKED} --nodes 8")
+    found = told(FITS)
     wanted = {
         "fits",
         "degrees",
@@ -114,7 +117,7 @@ def test_it_stays_within_the_width_of_the_terminal(width: int) -> None:
         "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan_output as p; "
         f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
     )
-    command = [sys.executable, "-c", code, "plan", *shlex.split(f"{ASKED} --nodes 8 --batch 2")]
+    command = [sys.executable, "-c", code, "plan", *shlex.split(f"{FITS} --batch 2")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= width
@@ -130,9 +133,27 @@ def test_other_purposes_are_planned_and_shown(words: str) -> None:
     assert ("K/V cache" in out) == ("inference" in words)
 
 
+def test_a_pipeline_and_offloaded_activations_are_shown() -> None:
+    words = "--model llama3-8b --tokens 128Ki --hardware h100 --nodes 2 --batch 8 --pp 4 --interleave 2 --offload activations"
+    words += " --logits-chunk 4Ki"
+    status, out, _ = call(words)
+    assert status == 0 and "pp 4 × " in out.splitlines()[0] and "activations on the host" in out
+    for part in (
+        "the slowest stage",
+        "bubble",
+        "micro-batches",
+        "to and from the host",
+        "PCIe 5.0 x16",
+        "2 chunks of layers",
+    ):
+        assert part in " ".join(out.split()), part
+    found = told(words)
+    assert found["degrees"]["pp"] == 4 and found["memory"]["host_bytes"] > 0 and found["time"]["bubble_s"] > 0
+
+
 def test_degrees_layout_and_tile_are_taken_as_given() -> None:
     found = told(f"{ASKED} --nodes 8 --tp 2 --ulysses 2 --dp 1 --fsdp 32 --layout striped --tile 64x128")
-    assert found["degrees"] == {"dp": 1, "tp": 2, "cp": 32, "ring": 16, "ulysses": 2, "fsdp": 32}
+    assert found["degrees"] == {"dp": 1, "tp": 2, "cp": 32, "ring": 16, "ulysses": 2, "fsdp": 32, "pp": 1}
     assert found["layout"] == "striped" and found["chunk_tokens"] == 1
 
 
@@ -174,6 +195,21 @@ BAD = {
     f"{ASKED} --batch {10**23}": ("batch <= 1,048,576", ""),
     f"{ASKED} --tp {10**23}": ("tp <= 1,048,576", ""),
     f"{ASKED} --logits-chunk 10G": ("logits_chunk <= 2,147,483,648", ""),
+    f"{ASKED} --pp 3": ("pp that divides the 8 GPUs", ""),
+    f"{ASKED} --pp 0": ("pp >= 1", ""),
+    f"{ASKED} --nodes 20 --pp 160": ("pp <= 80 layers", ""),
+    f"{ASKED} --interleave 2": ("interleave of a pipeline", "--pp"),
+    f"{ASKED} --pp 8 --interleave 11": ("pp × interleave <= 82", ""),
+    f"{ASKED} --pp 8 --interleave 2 --batch 4": ("that pp divides where stages interleave", ""),
+    f"{ASKED} --pp 2 --cp 8": ("dp × tp × cp × pp = 8 GPUs", "1, 2, 4"),
+    f"{ASKED} --pp 2 --inference prefill": ("pp for training only", "--cp and --tp"),
+    f"{ASKED} --offload all": ("offload among", ""),
+    f"{ASKED} --offload activation": ("offload among", "nearest: activations"),
+    f"{ASKED} --offload activations --inference decode": ("offload for training only", ""),
+    "--model llama3-8b --tokens 1M --hardware tpu-v4 --gpus-per-node 8 --offload activations": (
+        "hardware with a host link",
+        "host",
+    ),
     f"{ASKED} --tile 99999999999999999999999x1": (
         "a tile of rows x keys, both from 1 to 1,048,576",
         "128x128",
@@ -287,10 +323,12 @@ def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> No
 
 
 def test_machines_are_called_what_they_are(tmp_path: Path) -> None:
-    _, out, _ = call("--model llama3-8b --tokens 1M --hardware tpu-v4 --gpus-per-node 64")
+    _, out, _ = call("--model llama3-8b --tokens 512k --hardware tpu-v4 --gpus-per-node 64")
     assert "GPU" not in out.splitlines()[0] and "per TPU" in out.splitlines()[0] and "of one TPU" in out
     write_hardware(tmp_path / "mine.toml", replace(hardware("h100"), name="laptop"))
-    _, out, _ = call(f"--model llama3-8b --tokens 128k --hardware {tmp_path / 'mine.toml'} --gpus-per-node 4")
+    _, out, _ = call(
+        f"--model llama3-8b --tokens 128k --hardware {tmp_path / 'mine.toml'} --gpus-per-node 4 --logits-chunk 4Ki"
+    )
     assert "4 × laptop" in out.splitlines()[0] and "per rank" in out.splitlines()[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.published as published
 import ringlab.cost.planner.ring_time as work
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.weigh as weigh
@@ -41,6 +42,7 @@ def forget() -> None:
         step_time._ring_of,
         step_time.ring_sizes,
         ledger._state,
+        published.span,
         ledger._at_work,
         work.ring_work,
     )

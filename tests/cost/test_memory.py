@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ringlab.cost.shape_block as shape_block
+from ringlab.comm.memory import MemoryMeter
 from ringlab.cost import memory
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_work
@@ -24,6 +26,7 @@ from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.layout import zigzag
+from ringlab.nn import loss_share
 from tests.cost.planner_cases import small_model
 
 SEVENTY = model("llama3-70b")
@@ -153,6 +156,31 @@ def test_shares_add_up(it: Model, fsdp: int, tp: int) -> None:
 def test_logits() -> None:
     assert memory.logits_bytes(EIGHT, 1000) == 1000 * 128256 * 4
     assert memory.logits_bytes(EIGHT, 1000, "bfloat16", tp=8) == 1000 * 16032 * 2
+
+
+def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:
+    """The peak of this package's own loss, its gradient included, from logits that the caller holds."""
+    hidden = torch.randn(1, tokens, 8, dtype=getattr(torch, dtype), requires_grad=True)
+    head = torch.randn(words, 8, dtype=hidden.dtype)
+    labels = torch.randint(words, (1, tokens))
+    meter = MemoryMeter()
+    with meter.watch():
+        logits = hidden @ head.T
+        loss_share(logits, labels, tokens).backward()
+    return meter.report().peak_bytes
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bfloat16", 14), ("float16", 14), ("float32", 16)])
+def test_the_loss_holds_what_is_counted(dtype: str, each: int) -> None:
+    """Within the scalars beside it. Logits alone in float32, which a plan may take for all, are far from it."""
+    sizes = small_model(vocabulary=2000)
+    for tokens in (256, 500):
+        counted = memory.loss_bytes(sizes, tokens, dtype)
+        assert counted == tokens * 2000 * each
+        measured = measured_loss_bytes(dtype, tokens, 2000)
+        assert counted <= measured <= counted + 64
+        assert 3 * memory.logits_bytes(sizes, tokens) < measured
+        assert memory.loss_bytes(sizes, tokens, dtype, tp=4) == counted // 4
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def test_the_ledger_of_a_training_by_hand() -> None:
     assert it.of("gradients") == pytest.approx(4 * share, abs=1)
     assert it.of("optimizer") == pytest.approx(12 * share, abs=1)
     assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # sequence parallel over tp 4
-    assert it.of("logits") == (2**20 // 16) * (128256 // 4) * 4
+    assert it.of("logits") == (2**20 // 16) * (128256 // 4) * (
+        2 + 3 * 4
+    )  # and log-softmax, and both gradients
     in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
     assert it.of("K/V in flight") == 2 * in_flight * 2  # a block in use, a block arriving
     assert it.of("dK and dV in float32") == 3 * in_flight * 4  # here, arriving, and what the block adds
@@ -203,6 +205,8 @@ def test_what_limits_has_each_of_its_kinds() -> None:
             "llama3-8b", 2**20, "h100", nodes=4, purpose="prefill", layout="contiguous", ring=32
         ),
         "memory": Request("llama3-70b", 10**6, "h100", nodes=4),
+        "pipeline bubble": Request("llama3-8b", 2**13, "h100", nodes=2, batch=8, dp=1, tp=1, cp=1, pp=16),
+        "memory bandwidth": Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode"),
         "K/V heads": Request(
             small_model(H=32, K=1, layers=2), 2**14, few_heads, tp=1, ulysses=1, fsdp=1, purpose="prefill"
         ),
@@ -213,7 +217,7 @@ def test_what_limits_has_each_of_its_kinds() -> None:
 
 
 def test_memory_limits_time_where_more_of_it_would_save_recomputation() -> None:
-    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8))
+    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8, logits_chunk=4096))
     assert found.fits and found.limit.kind == "memory" and 0 < found.limit.seconds < found.best.step_s
 
 
@@ -248,7 +252,7 @@ def test_rounds_save_memory_where_a_batch_is_large() -> None:
 def test_pieces_of_the_loss_save_logits() -> None:
     whole = plan(Request("llama3-8b", 2**20, "h100", nodes=4))
     pieces = plan(whole.request.but(logits_chunk=4096))
-    assert pieces.best.ledger.of("logits") == 4096 * 128256 * 4 < whole.best.ledger.of("logits")
+    assert pieces.best.ledger.of("logits") == 4096 * 128256 * 14 < whole.best.ledger.of("logits")
 
 
 def test_recomputation_costs_a_forward_and_saves_activations() -> None:
@@ -263,6 +267,17 @@ def test_recomputation_costs_a_forward_and_saves_activations() -> None:
     assert (again.linear_s, again.attention_s) == (forward.linear_s, forward.attention_s)
 
 
+def test_what_is_offloaded_must_fit_on_the_host() -> None:
+    """36.5 GB of inputs of 34 layers leave a GPU: with less on its host the plan does not fit, and says why."""
+    machine = hardware("h100")
+    asked = Request("qwen3-8b", 2**20, machine, tp=1, ring=8, offload="activations", logits_chunk=256)
+    assert plan(asked).fits and plan(asked).best.ledger.host_bytes == 34 * 2**17 * 4096 * 2
+    assert machine.host is not None
+    small = replace(machine, host=replace(machine.host, memory_bytes=36e9))
+    found = plan(asked.but(hardware=small))
+    assert not found.fits and "do not fit on the host" in found.limit.sentence
+
+
 def test_the_fewest_nodes_and_the_longest_context_are_just_that() -> None:
     request = Request("llama3-70b", 10**6, "h100", nodes=4)
     nodes, most = fewest_nodes(request), most_tokens(request)
@@ -272,7 +287,7 @@ def test_the_fewest_nodes_and_the_longest_context_are_just_that() -> None:
 
 
 def test_a_plan_is_json_and_says_the_same_as_its_parts() -> None:
-    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8))
+    found = plan(Request("llama3-70b", 10**6, "h100", nodes=8, logits_chunk=4096))
     told = json.loads(json.dumps(found.as_dict()))
     assert told["answer"].startswith("Fits: 64 × H100") and told["gpus"] == 64
     assert sum(entry["bytes"] for entry in told["memory"]["entries"]) == told["memory"]["total_bytes"]

@@ -27,15 +27,21 @@ LAYOUTS = st.sampled_from([None, "zigzag", "striped", "contiguous"])
 @st.composite
 def requests(draw: st.DrawFn, training: bool = False) -> Request:
     """A request without degrees; contexts from 4k to 4M tokens, of any length."""
+    purpose = "training" if training else draw(PURPOSES)
+    machine = draw(MACHINES)
+    offloads = (
+        ["none", "none", "activations"] if purpose == "training" and hardware(machine).host else ["none"]
+    )
     return Request(
         draw(NAMES),
         draw(st.one_of(st.integers(4096, 2**22), st.integers(12, 22).map(lambda n: 2**n))),
-        draw(MACHINES),
+        machine,
         nodes=draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
         batch=draw(st.sampled_from([1, 1, 2, 8])),
-        purpose="training" if training else draw(PURPOSES),
+        purpose=purpose,
         causal=draw(st.booleans()),
         layout=draw(LAYOUTS),
+        offload=draw(st.sampled_from(offloads)),
     )
 
 
@@ -139,8 +145,11 @@ def test_every_suggestion_fits(request: Request) -> None:
         Request("llama3-8b", 64_000, "a100", nodes=8, tp=1, ulysses=1, tile=(64, 128), reserve=0.1),
         Request("llama3-70b", 10**6, "h100", purpose="decode", batch=4),
         Request("llama3-70b", 2**20 + 1, "h100", causal=False, purpose="prefill", layout="contiguous"),
+        Request(
+            "llama3-8b", 2**17, "h100", nodes=2, batch=8, pp=4, interleave=2, dp=1, offload="activations"
+        ),
     ],
-    ids=["does not fit", "fits", "pinned", "decode", "unmasked"],
+    ids=["does not fit", "fits", "pinned", "decode", "unmasked", "pipeline, offload"],
 )
 def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -> None:
     """Typed as it is printed, it fits and takes as long."""
@@ -179,7 +188,7 @@ def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
 
 @given(requests(training=True))
 def test_training_needs_more_memory_than_prefilling(request: Request) -> None:
-    prefill = request.but(purpose="prefill", batch=1)
+    prefill = request.but(purpose="prefill", batch=1, offload="none")
     assert least_memory(prefill).ledger.of("parameters") > 0
     assert least_memory(request).ledger.of("optimizer") == pytest.approx(
         6 * least_memory(request).ledger.of("parameters"), rel=1e-6

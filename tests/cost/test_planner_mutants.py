@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import pytest
 import ringlab.cost.planner.decode_time as decode_time
 import ringlab.cost.planner.ledger as ledger
 import ringlab.cost.planner.ring_time as ring_time
+import ringlab.cost.planner.stages as stages
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.suggest as suggest
+from ringlab.cost.hardware import Host
+from ringlab.cost.memory import logits_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner.degrees import Degrees
@@ -107,13 +111,54 @@ def check_suggestions() -> None:
     for each in found.suggestions:
         again = Candidate(each.request, each.best.degrees, each.best.layout, each.best.recomputation)
         assert again.ledger.total_bytes <= each.request.machine.memory_bytes * 0.94
-    assert suggest.fewest_nodes(found.request) == 6
+    assert suggest.fewest_nodes(found.request.but(logits_chunk=4096)) == 6
 
 
 def check_answer() -> None:
     """The same plan fits or does not by the memory of ONE GPU."""
     assert plan(Request("llama3-8b", 2**17, "h100", nodes=2)).fits
     assert not plan(Request("llama3-70b", 10**6, "h100", nodes=4)).fits
+
+
+PIPE = Request(
+    small_model(H=32, K=8, layers=18), 2**14, ideal(), 2, batch=8, dp=1, tp=1, ring=4, ulysses=1, fsdp=4, pp=4,
+    recomputation="full",
+)  # fmt: skip
+
+
+def check_pipeline() -> None:
+    """18 layers on four stages: 4, 5, 5, 4. The second holds 5 layers' inputs of three micro-batches, not of four."""
+    found = best(PIPE)
+    a_layer = 2**14 // 4 * 4096 * 2
+    assert found.ledger.of("activations") == 5 * 3 * a_layer
+    assert found.ledger.of("parameters") == 2 * (5 * (PIPE.sized.layer_matrix_parameters + 2 * 4096)) // 4
+    time = found.time
+    stage = 5 * sum(it.total_s for it in time.passes)  # type: ignore[union-attr]
+    send = 2**14 // 4 * 4096 * 2 / 25e9
+    assert time.total_s == pytest.approx(8 * stage + 3 * stage + 6 * send + time.update_s)  # type: ignore[union-attr]
+    twice = best(PIPE.but(interleave=2)).time
+    assert twice.bubble_s == pytest.approx(3 * stage / 2 + 6 * send)  # type: ignore[union-attr]
+
+
+def check_offload() -> None:
+    """Inputs of two layers stay, those of two more leave at 0.1 GB/s, which is slower than computing a layer."""
+    slow = replace(ideal(), host=Host("slow", 0.1e9, 0.0, "made up", 1e12))
+    there, here = best(GQA.but(hardware=slow, offload="activations")), best(GQA.but(hardware=slow))
+    a_layer = (2**17 // 16) * 4096 * 2 // 2
+    assert there.ledger.of("activations") == 2 * a_layer == there.ledger.host_bytes
+    forward, again, backward = there.time.passes  # type: ignore[union-attr]
+    assert forward.host_s == backward.host_s == pytest.approx(a_layer / 0.1e9)
+    assert forward.total_s == pytest.approx(max(a_layer / 0.1e9, here.time.passes[0].total_s))  # type: ignore[union-attr]
+    later = sum(it.total_s for it in here.time.passes[1:])  # type: ignore[union-attr]
+    assert again.total_s + backward.total_s == pytest.approx(max(a_layer / 0.1e9, later))
+    assert there.step_s > here.step_s and again.host_s == 0
+    fast = replace(ideal(), host=Host("fast", 10e9, 0.0, "made up", 1e12))
+    assert best(GQA.but(hardware=fast, offload="activations")).step_s == here.step_s
+
+
+def check_loss() -> None:
+    """Logits in bfloat16, and in float32 their log-softmax and two gradients: 14 bytes a token and word."""
+    assert best(GQA).ledger.of("logits") == 2**17 // 16 * 1000 // 2 * 14
 
 
 CHECKS = (
@@ -127,6 +172,9 @@ CHECKS = (
     check_decode,
     check_suggestions,
     check_answer,
+    check_pipeline,
+    check_offload,
+    check_loss,
 )
 
 
@@ -152,6 +200,14 @@ def scaled(function: Callable[..., float], factor: float) -> Callable[..., float
 
 def whole_group(name: str, degrees: Degrees, machine: object) -> Group:
     return Group(getattr(degrees, name), getattr(degrees, name), False, machine)  # type: ignore[arg-type]
+
+
+BUBBLE, PARAMETERS = step_time.StepTime.bubble_s.fget, stages.Stage.parameters.fget  # type: ignore[attr-defined]
+WITH_OFFLOAD = step_time._with_offload
+
+
+def beside_nothing(*asked: object) -> tuple[step_time.Pass, ...]:
+    return tuple(replace(it, host_exposed_s=it.host_s) for it in WITH_OFFLOAD(*asked))  # type: ignore[arg-type]
 
 
 TOTAL = ledger.Ledger.total_bytes.fget
@@ -189,6 +245,19 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
         Group, "exchange_s", lambda self, n: n / self.machine.inside.bytes_per_s,
     ),
     "reads all weights on each GPU": (decode_time, "parameter_bytes", without(decode_time.parameter_bytes, 3)),
+    "holds one micro-batch in a pipeline": (stages, "chunks_held", lambda *a: a[2]),
+    "holds all micro-batches in a pipeline": (stages, "chunks_held", lambda *a: a[2] * a[3]),
+    "forgets the bubble": (step_time.StepTime, "bubble_s", property(lambda self: 0.0)),
+    "leaves the bubble as it is where stages interleave": (
+        step_time.StepTime, "bubble_s", property(lambda self: self.pipeline.interleave * BUBBLE(self) if self.pipeline else 0.0),
+    ),
+    "gives all stages the whole vocabulary": (
+        stages.Stage, "parameters", property(lambda self: PARAMETERS(self) + self.model.vocabulary * self.model.d_model),
+    ),
+    "offloads nothing": (ledger, "ON_THE_GPU", 10**6),
+    "offloads in no time": (step_time, "_with_offload", lambda passes, *a: passes),
+    "offloads beside nothing": (step_time, "_with_offload", lambda *a: beside_nothing(*a)),
+    "counts float32 logits alone": (ledger, "loss_bytes", lambda m, tokens, dtype, tp: logits_bytes(m, tokens, "float32", tp)),
     "suggests without planning": (suggest, "fits", lambda request, shrinking=False: True),
 }  # fmt: skip
 ledger_kv, SECONDS, WORK = ledger.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
@@ -216,20 +285,22 @@ def test_the_planner_passes_all_checks() -> None:
         check()
 
 
+@lru_cache
+def noticed_by(name: str) -> tuple[str, ...]:
+    """The checks that fail with this mistake put in."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(*MUTANTS[name])
+        forget()
+        return tuple(failures())
+
+
 @pytest.mark.parametrize("name", list(MUTANTS))
-def test_a_mistake_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, what, mutant = MUTANTS[name]
-    monkeypatch.setattr(where, what, mutant)
-    assert failures(), f"nobody noticed: {name}"
+def test_a_mistake_is_noticed(name: str) -> None:
+    assert noticed_by(name), f"nobody noticed: {name}"
 
 
 def test_every_check_notices_something() -> None:
-    noticed: set[str] = set()
-    for where, what, mutant in MUTANTS.values():
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(where, what, mutant)
-            forget()
-            noticed |= set(failures())
+    noticed = {check for name in MUTANTS for check in noticed_by(name)}
     assert noticed == {check.__name__ for check in CHECKS}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ringlab.cost.planner.published import NOT_ASKED, PUBLISHED, Published, span
+
 from ..website.links import table
 
 HEAD = """\
@@ -22,7 +24,7 @@ Result = dict[str, Any]
 def page(root: Path) -> str:
     """Return the page for the checkout at `root`."""
     results = root / "benchmarks/results"
-    sections = (_ring, _peers, _gpus, _training, _simulator, _planner, _judge, _waiting, _kernels)
+    sections = (_ring, _peers, _gpus, _training, _simulator, _planner, _published, _judge, _waiting, _kernels)
     return "\n\n".join([HEAD.strip(), *(text for section in sections for text in section(results))]) + "\n"
 
 
@@ -147,6 +149,48 @@ def _planner(results: Path) -> Iterator[str]:
         f"{len(measured['wall_s'])}; `ringlab bench plan`)."
     )
     yield _machine(measured)
+
+
+def _published(results: Path) -> Iterator[str]:
+    found = span("training")
+    assert found is not None, "the table has training runs"
+    yield "## Plans beside published runs"
+    yield (
+        "Plans count what their assumptions name, and nothing else. No figure is fitted to a row of this table. The ratio is "
+        "the published time over the plan's, or memory over memory: above 1, the run took longer than its plan. The "
+        f"{found.runs} whole training steps took {found.least:.2f} to {found.most:.2f} times as long as planned, and `ringlab "
+        "plan` says so under every plan."
+    )
+    yield table(
+        ("run", "figure", "published", "plan", "ratio", "what the plan leaves out"),
+        [_beside_plan(row) for row in PUBLISHED],
+    )
+    yield "Where the figures are from, and the commands that print the plans':"
+    by_command: dict[str, list[Published]] = {}
+    for row in PUBLISHED:
+        by_command.setdefault(row.command, []).append(row)
+    yield "\n".join(
+        f"- {rows[0].run} ({', '.join(row.measure.name for row in rows)}): {rows[0].source}.\n  `{command}`"
+        for command, rows in by_command.items()
+    )
+    yield (
+        "The speed of a ring over that of one GPU is 8 times the makespan of `ringlab simulate --tokens 8Ki --ranks 1 "
+        "--hardware h800 --layout contiguous` over that of the ring, each with `--backward` where the row has it."
+    )
+    yield "Published figures that no plan can be asked for:"
+    yield "\n".join(f"- {what}: {why}." for what, why in NOT_ASKED)
+
+
+def _beside_plan(row: Published) -> tuple[str, ...]:
+    written = row.measure.written.format
+    return (
+        row.run,
+        row.measure.name,
+        written(row.figure),
+        written(row.planned),
+        f"{row.ratio:.2f}",
+        row.left_out,
+    )
 
 
 def _judge(results: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""The division of the GPUs: dp × tp × ring × ulysses, and where each group lies in the nodes.
+"""The division of the GPUs: dp × tp × ring × ulysses × pp, and where each group lies in the nodes.
 
 Neighbours in the numbering of GPUs belong to one tensor-parallel group; then come the ranks of one
-Ulysses group, then those of one ring, then the replicas: groups that communicate most lie closest together.
+Ulysses group, then those of one ring, then the replicas, then the stages of a pipeline: groups that
+communicate most lie closest together.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ MOST_IN_A_RING = 1024  # ranks: the table of work by (rank, step) has as many ro
 
 @dataclass(frozen=True)
 class Degrees:
-    """One way to divide the GPUs; `fsdp` of the dp × cp ranks share one copy of the weights."""
+    """One way to divide the GPUs; `fsdp` of a stage's dp × cp ranks share one copy of its weights."""
 
     dp: int
     tp: int
     ring: int
     ulysses: int
     fsdp: int
+    pp: int = 1
 
     @property
     def cp(self) -> int:
@@ -34,7 +36,7 @@ class Degrees:
     @property
     def gpus(self) -> int:
         """Return the number of GPUs."""
-        return self.dp * self.tp * self.cp
+        return self.dp * self.tp * self.cp * self.pp
 
     @property
     def replicas(self) -> int:
@@ -49,7 +51,8 @@ class Degrees:
             "ulysses": self.tp * self.ulysses,
             "ring": self.tp * self.cp,
             "fsdp": self.tp * self.fsdp,
-            "replicas": self.gpus,
+            "replicas": self.gpus // self.pp,
+            "pp": self.gpus,
         }
 
     def crosses(self, group: str, ranks_per_node: int) -> bool:
@@ -87,11 +90,12 @@ def candidates(request: Request) -> list[Degrees]:
     Raises: CostError that names the violated constraint if there is no such way.
     """
     _check_heads(request)
+    _check_pipeline(request)
     _check_products(request)
     found = list(_enumerate(request))
     if not found:
         raise CostError(
-            f"degrees with dp × tp × cp = {request.gpus} GPUs, cp = ring × ulysses",
+            f"degrees with {_product(request)}, cp = ring × ulysses",
             _asked(request),
             "leave some of them open: " + request.but(cp=None, ring=None, ulysses=None, fsdp=None).command(),
         )
@@ -115,17 +119,19 @@ def candidates(request: Request) -> list[Degrees]:
 
 def _enumerate(request: Request) -> Iterator[Degrees]:
     for tp in _tensor_degrees(request):
-        for dp in [request.dp] if request.dp else divisors(gcd(request.batch, request.gpus)):
-            if request.gpus % (tp * dp):
+        for dp in [request.dp] if request.dp else divisors(gcd(request.batch, request.stage_gpus)):
+            if request.stage_gpus % (tp * dp):
                 continue
-            cp = request.gpus // (tp * dp)
+            if request.interleave > 1 and request.batch // dp % request.pp:
+                continue
+            cp = request.stage_gpus // (tp * dp)
             if request.cp not in (None, cp):
                 continue
             for ulysses in _ulysses_degrees(request, tp, cp):
                 ring = cp // ulysses
                 if request.ring in (None, ring):
                     for fsdp in _sharding_degrees(request, tp, dp * cp):
-                        yield Degrees(dp, tp, ring, ulysses, fsdp)
+                        yield Degrees(dp, tp, ring, ulysses, fsdp, request.pp)
 
 
 def _tensor_degrees(request: Request) -> list[int]:
@@ -135,7 +141,7 @@ def _tensor_degrees(request: Request) -> list[int]:
     return [
         tp
         for tp in divisors(request.machine.ranks_per_node)
-        if sizes.K % tp == 0 and sizes.d_ff % tp == 0 and request.gpus % tp == 0
+        if sizes.K % tp == 0 and sizes.d_ff % tp == 0 and request.stage_gpus % tp == 0
     ]
 
 
@@ -198,6 +204,27 @@ def _check_heads(request: Request) -> None:
         )
 
 
+def _check_pipeline(request: Request) -> None:
+    pp, interleave, layers = request.pp, request.interleave, request.sized.layers
+    if pp == 1:
+        if interleave > 1:
+            raise CostError("interleave of a pipeline", f"interleave={interleave}, pp=1", "with --pp")
+        return
+    if not request.training:
+        remedy = "--cp and --tp divide an inference; a pipeline would only add its bubble to one sequence"
+        raise CostError("pp for training only", f"pp={pp} for {request.purpose}", remedy)
+    if request.gpus % pp:
+        raise CostError(f"pp that divides the {request.gpus} GPUs", f"pp={pp}")
+    if pp > layers:
+        raise CostError(f"pp <= {layers} layers: every stage has one", f"pp={pp}")
+    if pp * interleave > layers + 2:
+        needed = f"pp × interleave <= {layers + 2}: {layers} layers, and embedding and head for one each"
+        raise CostError(needed, f"{pp} × {interleave} = {pp * interleave}")
+    if interleave > 1 and request.batch // (request.dp or 1) % pp:
+        got = f"{request.batch // (request.dp or 1)} sequences, pp={pp}"
+        raise CostError("sequences of a replica, batch / dp, that pp divides where stages interleave", got)
+
+
 def _check_products(request: Request) -> None:
     if request.dp and request.batch % request.dp:
         more = -(-request.batch // request.dp) * request.dp
@@ -215,17 +242,18 @@ def _check_products(request: Request) -> None:
     cp = request.cp or (request.ring and request.ulysses and request.ring * request.ulysses)
     product = (request.dp or 1) * (request.tp or 1) * (cp or (request.ring or 1) * (request.ulysses or 1))
     whole = request.dp is not None and request.tp is not None and bool(cp)
-    if (whole and product != request.gpus) or request.gpus % product:
+    gpus = request.stage_gpus
+    if (whole and product != gpus) or gpus % product:
         others = (request.dp or 1) * (request.tp or 1)
-        given = others > 1 and request.gpus % others == 0
+        given = others > 1 and gpus % others == 0
         raise CostError(
-            f"dp × tp × cp = {request.gpus} GPUs ({request.nodes} × {request.machine.ranks_per_node})",
-            f"{_asked(request)}, product {product}",
-            f"cp={request.gpus // others} with this dp and tp"
+            f"{_product(request)} ({request.nodes} × {request.machine.ranks_per_node})",
+            f"{_asked(request)}, product {product * request.pp}",
+            f"cp={gpus // others} with this dp and tp"
             if given
-            else f"degrees that divide {request.gpus}: {', '.join(map(str, divisors(request.gpus)))}",
+            else f"degrees that divide {gpus}: {', '.join(map(str, divisors(gpus)))}",
         )
-    sharing = request.gpus // (request.tp or 1)  # left open, tp can be 1
+    sharing = gpus // (request.tp or 1)  # left open, tp can be 1
     if request.fsdp and sharing % request.fsdp:
         raise CostError(
             f"fsdp that divides dp × cp, here {'' if request.tp else 'at most '}{sharing} ranks",
@@ -234,7 +262,12 @@ def _check_products(request: Request) -> None:
         )
 
 
+def _product(request: Request) -> str:
+    return f"dp × tp × cp{' × pp' if request.pp > 1 else ''} = {request.gpus} GPUs"
+
+
 def _asked(request: Request) -> str:
     names = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
     given = [f"{name}={getattr(request, name)}" for name in names if getattr(request, name)]
+    given += [f"pp={request.pp}"] if request.pp > 1 else []
     return ", ".join(given) or "none asked for"

@@ -1,4 +1,4 @@
-"""The memory of one GPU, entry by entry: the GPU whose rank owns most tokens."""
+"""The memory of one GPU, entry by entry: the GPU whose rank owns most tokens, in the stage that needs most."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ringlab.cost.memory import (
     kv_cache_bytes,
     layer_gradient_bytes,
     logits_bytes,
+    loss_bytes,
     optimizer_bytes,
     parameter_bytes,
     saved_bytes,
 )
-from ringlab.cost.models import Model
 from ringlab.cost.planner.degrees import Degrees
 from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.stages import Stage, stages
 from ringlab.cost.planner.step_time import WeightTraffic, rank_tokens, ring_sizes
 from ringlab.cost.sizes import element_bytes
 
@@ -34,9 +35,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All entries; they are added as if all their peaks coincided."""
+    """All entries; they are added as if all their peaks coincided. host_bytes: the most that one GPU offloads."""
 
     entries: tuple[Entry, ...]
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -48,29 +50,42 @@ class Ledger:
         return sum(entry.bytes for entry in self.entries if entry.name == name)
 
 
-def ledger(request: Request, degrees: Degrees, recomputation: str) -> Ledger:
-    """Return the memory of one GPU, without entries of zero bytes."""
-    state = _state(request.sized, request.dtype, request.training, degrees.fsdp, degrees.tp)
-    return Ledger(state + _at_work(request, replace(degrees, fsdp=1), recomputation))
+def ledger(request: Request, degrees: Degrees, recomputation: str, rounds: int = 1) -> Ledger:
+    """Return the memory of one GPU, without entries of zero bytes; `request` has one round's batch."""
+    found = stages(request.sized, degrees.pp, request.interleave, rounds)
+    books = [_of_stage(request, degrees, recomputation, stage) for stage in found]
+    fullest = max(books, key=lambda it: it.total_bytes)
+    return replace(fullest, host_bytes=max(it.host_bytes for it in books))
+
+
+def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> Ledger:
+    state = _state(stage, request.dtype, request.training, degrees.fsdp, degrees.tp)
+    entries = state + _at_work(request, replace(degrees, fsdp=1), recomputation, stage)
+    if request.offload == "none":
+        return Ledger(entries)
+    kept = kept_bytes(request, degrees, recomputation)
+    return Ledger(entries, max(0, stage.layers_held - ON_THE_GPU) * kept)
 
 
 def weight_traffic(request: Request, degrees: Degrees) -> WeightTraffic:
     """Return the bytes of weights and gradients sent per layer, and the bytes that an update reads and writes."""
-    sizes, dtype, share = request.sized, request.dtype, (degrees.fsdp, degrees.tp)
-    layer = sizes.layer_matrix_parameters * element_bytes(dtype) / degrees.tp
-    held = parameter_bytes(sizes, dtype, *share) + optimizer_bytes(sizes, dtype, *share)
-    return WeightTraffic(layer, layer, 2 * held + gradient_bytes(sizes, fsdp=degrees.fsdp, tp=degrees.tp))
+    dtype, share = request.dtype, (degrees.fsdp, degrees.tp)
+    layer = request.sized.layer_matrix_parameters * element_bytes(dtype) / degrees.tp
+    stage = max(stages(request.sized, degrees.pp), key=lambda it: it.parameters)
+    held = parameter_bytes(stage, dtype, *share) + optimizer_bytes(stage, dtype, *share)
+    return WeightTraffic(layer, layer, 2 * held + gradient_bytes(stage, fsdp=degrees.fsdp, tp=degrees.tp))
 
 
 @lru_cache(maxsize=1024)
-def _state(sizes: Model, dtype: str, training: bool, fsdp: int, tp: int) -> tuple[Entry, ...]:
-    """Weights, and in training their gradients and Adam's state, on one of fsdp × tp ranks."""
-    over = _over(fsdp=fsdp, tp=tp)
+def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int) -> tuple[Entry, ...]:
+    """A stage's weights, and in training their gradients and Adam's state, on one of fsdp × tp ranks."""
+    over, sizes = _over(fsdp=fsdp, tp=tp), stage.model
+    whose = f" of the {stage.name} stage" if stage.name else ""
     found = [
         Entry(
             "parameters",
-            parameter_bytes(sizes, dtype, fsdp, tp),
-            f"{sizes.parameters / 1e9:.3g} billion × {element_bytes(dtype)} B{over}",
+            parameter_bytes(stage, dtype, fsdp, tp),
+            f"{stage.parameters / 1e9:.3g} billion{whose} × {element_bytes(dtype)} B{over}",
         )
     ]
     if training:
@@ -78,8 +93,8 @@ def _state(sizes: Model, dtype: str, training: bool, fsdp: int, tp: int) -> tupl
             "two float32 moments and a float32 copy" if element_bytes(dtype) < 4 else "two float32 moments"
         )
         found += [
-            Entry("gradients", gradient_bytes(sizes, "float32", fsdp, tp), f"float32{over}"),
-            Entry("optimizer", optimizer_bytes(sizes, dtype, fsdp, tp), f"Adam: {master}{over}"),
+            Entry("gradients", gradient_bytes(stage, "float32", fsdp, tp), f"float32{over}"),
+            Entry("optimizer", optimizer_bytes(stage, dtype, fsdp, tp), f"Adam: {master}{over}"),
         ]
     if fsdp > 1:
         layers = gathered_bytes(sizes, dtype, fsdp, tp)  # two of a layer's size
@@ -91,26 +106,30 @@ def _state(sizes: Model, dtype: str, training: bool, fsdp: int, tp: int) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def _at_work(request: Request, degrees: Degrees, recomputation: str) -> tuple[Entry, ...]:
+def _at_work(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> tuple[Entry, ...]:
     """The entries that do not depend on how weights are sharded: `degrees` has fsdp 1."""
-    entries = _training(request, degrees, recomputation) if request.training else _inference(request, degrees)
+    if request.training:
+        entries = _training(request, degrees, recomputation, stage)
+    else:
+        entries = _inference(request, degrees)
     return tuple(entry for entry in entries if entry.bytes)
 
 
-def _training(request: Request, degrees: Degrees, recomputation: str) -> list[Entry]:
+KEPT = {
+    "none": "all that the backward reads",
+    "selective": "all but attention's output",
+    "full": "the input of each layer",
+}
+ON_THE_GPU = 2  # layers whose offloaded activations are on the GPU: one at work, one leaving or arriving
+
+
+def _training(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> list[Entry]:
     sizes, dtype, tp = request.sized, request.dtype, degrees.tp
     tokens = rank_tokens(request, degrees)
     whole = saved_bytes(sizes, tokens, dtype, "none", tp)
-    kept = _kept_bytes(request, tokens, recomputation, tp)
-    note = f"{{:,}} tokens × {sizes.vocabulary:,} words × 4 B{_over(tp=tp)}"
-    at_once = min(tokens, request.logits_chunk or tokens)
-    what = {
-        "none": "all that the backward reads",
-        "selective": "all but attention's output",
-        "full": "the input of each layer",
-    }[recomputation]
+    kept = kept_bytes(request, degrees, recomputation)
     return [
-        Entry("activations", sizes.layers * kept, f"{what}: {sizes.layers} layers × {tokens:,} tokens"),
+        _activations(request, stage, kept, f"{KEPT[recomputation]}: {{}} layers × {tokens:,} tokens"),
         Entry("layer at work", max(0, whole - kept), "what one layer holds besides"),
         Entry(
             "gradients of the layer at work",
@@ -118,8 +137,28 @@ def _training(request: Request, degrees: Degrees, recomputation: str) -> list[En
             "of its feed-forward's activations, and of the residual stream",
         ),
         *_attention(request, degrees, backward=True),
-        Entry("logits", logits_bytes(sizes, at_once, "float32", tp), note.format(at_once)),
+        *([_loss(request, tokens, tp)] if stage.computes_loss else []),
     ]
+
+
+def _activations(request: Request, stage: Stage, kept: int, note: str) -> Entry:
+    layers = stage.layers_held
+    if request.offload != "none" and layers > ON_THE_GPU:
+        rest = (
+            f"; those of {layers - ON_THE_GPU} more on the host, {kept * (layers - ON_THE_GPU) / 1e9:.1f} GB"
+        )
+        return Entry("activations", ON_THE_GPU * kept, note.format(ON_THE_GPU) + rest)
+    held = stage.chunks_held / stage.interleave
+    several = f", of {held:.3g} micro-batches" if stage.name else ""
+    return Entry("activations", layers * kept, note.format(stage.layers) + several)
+
+
+def _loss(request: Request, tokens: int, tp: int) -> Entry:
+    """The logits and all that the loss makes of them."""
+    at_once = min(tokens, request.logits_chunk or tokens)
+    size = loss_bytes(request.sized, at_once, request.dtype, tp)
+    note = f"{at_once:,} tokens × {request.sized.vocabulary:,} words{_over(tp=tp)}: in {request.dtype}, and three times in float32"
+    return Entry("logits", size, note)
 
 
 def _over(**degrees: int) -> str:
@@ -127,9 +166,12 @@ def _over(**degrees: int) -> str:
     return f", over {' × '.join(named)}" if named else ""
 
 
-def _kept_bytes(request: Request, tokens: int, recomputation: str, tp: int) -> int:
-    """Bytes that one layer keeps; sequence parallelism divides the parts that heads do not split among TP ranks."""
-    sizes = request.sized
+def kept_bytes(request: Request, degrees: Degrees, recomputation: str) -> int:
+    """Return the bytes that one layer keeps for its backward, of one round.
+
+    Sequence parallelism divides the parts that heads do not split among TP ranks.
+    """
+    sizes, tokens, tp = request.sized, rank_tokens(request, degrees), degrees.tp
     kept = saved_bytes(sizes, tokens, request.dtype, recomputation, tp)
     of_width_d = (1 if recomputation == "full" else 4) * sizes.d_model * tokens * element_bytes(request.dtype)
     return kept - of_width_d + -(-of_width_d // tp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringlab.cost.planner.decode_time import DecodeTime
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s
 from ringlab.cost.planner.ring_time import is_balanced
@@ -13,7 +14,15 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import duration, in_percent, short
 
-KINDS = ("memory", "exposed communication", "imbalance", "K/V heads", "compute")
+KINDS = (
+    "memory",
+    "exposed communication",
+    "imbalance",
+    "K/V heads",
+    "pipeline bubble",
+    "memory bandwidth",
+    "compute",
+)
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
 
 
@@ -48,17 +57,26 @@ class Hidden:
 
 
 def limit(best: Candidate) -> Limit:
-    """Return what limits the plan: memory if nothing fits, otherwise its largest loss."""
+    """Return what limits the plan: memory if nothing fits, otherwise its largest loss.
+
+    Of a token being decoded it is the largest part of its time: reading memory, or communication.
+    """
     request = best.request
     if not best.fits:
         over = best.ledger.total_bytes - request.usable_bytes
+        if over <= 0:
+            return Limit("memory", f"{short(best.ledger.host_bytes, 'bytes')} do not fit on the host", 0.0)
         largest = max(best.ledger.entries, key=lambda entry: entry.bytes)
         sentence = (
             f"{short(over, 'bytes')} too much on each {best.request.machine_word}; the largest entry: {largest.name}, "
             f"{short(largest.bytes, 'bytes')}"
         )
         return Limit("memory", sentence, 0.0)
-    losses = [_memory(best), _communication(best), _imbalance(best)]
+    losses = [_memory(best), _communication(best)]
+    if isinstance(best.time, DecodeTime):
+        losses.append(_reading(best.time))
+    else:
+        losses += [_imbalance(best), _bubble(best, best.time)]
     worst = max(losses, key=lambda it: it.seconds)
     if worst.seconds >= WORTH_NAMING * best.step_s:
         return worst
@@ -115,6 +133,7 @@ def _communication(best: Candidate) -> Limit:
         "Ulysses' all-to-alls": sum(it.ulysses_s for it in best.time.passes),
         "TP's collectives": sum(it.tensor_s for it in best.time.passes),
         "gathering weights and reducing gradients": sum(it.weights_exposed_s for it in best.time.passes),
+        "activations on their way to the host and back": sum(it.host_exposed_s for it in best.time.passes),
     }
     worst = max(parts, key=lambda name: parts[name])
     sentence = f"ranks wait {share} of the step for messages, most of it for {worst}"
@@ -147,12 +166,23 @@ def _imbalance(best: Candidate) -> Limit:
     )
 
 
+def _bubble(best: Candidate, time: StepTime) -> Limit:
+    share = in_percent(time.bubble_s / time.total_s)
+    found = f"the pipeline fills and drains for {share} of the step; more than {best.rounds} micro-batches, or more chunks "
+    found += "on a stage (--interleave), would shorten that"
+    return Limit("pipeline bubble", found, time.bubble_s)
+
+
+def _reading(time: DecodeTime) -> Limit:
+    seconds = time.weights_s + time.cache_s
+    larger = "weights" if time.weights_s > time.cache_s else "K/V cache"
+    sentence = f"a token reads weights and K/V cache once, which takes {in_percent(seconds / time.total_s)} of its time, "
+    return Limit("memory bandwidth", f"{sentence}most of it for the {larger}", seconds)
+
+
 def _work(best: Candidate) -> Limit:
     time = best.time
-    if not isinstance(time, StepTime):
-        reading = "the weights" if time.weights_s > time.cache_s else "the K/V cache"
-        sentence = f"the speed of memory: a token reads {reading} once; nothing else costs more than {in_percent(WORTH_NAMING)} of the time"
-        return Limit("compute", sentence, 0.0)
+    assert isinstance(time, StepTime), "a token has a largest part"
     attention = time.rounds * time.layers * sum(it.attention_s for it in time.passes)
     linear = time.rounds * time.layers * sum(it.linear_s for it in time.passes)
     return Limit(
@@ -166,7 +196,7 @@ def _work(best: Candidate) -> Limit:
 def split_words(candidate: Candidate) -> str:
     """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2", without degrees of 1."""
     it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
-    named = (("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
+    named = (("pp", it.pp), ("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
     return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
 
 

@@ -1,103 +1,18 @@
-"""plan(request): the best way to run it, the alternatives, what limits it and what to change.
-
-The assumptions of a plan are printed with it, since its figures depend on them.
-"""
+"""plan(request): the best way to run it, the alternatives, what limits it and what to change."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from ringlab.cost.planner.assumptions import assumptions
 from ringlab.cost.planner.limits import Hidden, Limit, hidden, limit, recomputation_words, split_words
-from ringlab.cost.planner.measured import measured_time
+from ringlab.cost.planner.published import Span, span
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
-from ringlab.cost.units import counted, in_percent, short
+from ringlab.cost.units import counted, short
 from ringlab.layout import get_layout
-
-
-def assumptions(best: Candidate) -> tuple[str, ...]:
-    """Return the assumptions behind a plan, in sentences."""
-    request = best.request
-    machine, sizes = request.machine, request.sized
-    found = [
-        f"{machine.title}: {short(machine.peak(request.dtype), 'FLOP/s')} in {request.dtype}; {_link(request)}",
-        _reached(request),
-        f"{sizes.title}: {sizes.layers} layers, d {sizes.d_model}, {sizes.H} query and {sizes.K} K/V heads of "
-        f"{sizes.D}, feed-forward {sizes.d_ff}, {sizes.parameters / 1e9:.3g} billion parameters",
-        f"{in_percent(request.reserve)} of each {request.machine_word}'s memory is left for the driver, communication buffers and "
-        "fragmentation (--reserve)",
-        "all tokens attend to all before them: no sliding window, in whatever model has one"
-        if request.causal
-        else "all tokens attend to all",
-        "all entries of the ledger are added as if their peaks fell together",
-    ]
-    if request.dtype not in ("bfloat16", "float16"):
-        found.append(f"{request.dtype} reaches the same fractions of its peak as 16 bits do of theirs")
-    if request.purpose == "decode":
-        return (*found, *_decoding(best))
-    found += [
-        "communication takes no time away from computing, and links of different ranks do not disturb each other",
-        "norms, rotary embedding, activation functions, merging and launches take no time"
-        if measured_time(request, sizes.D) is None
-        else "norms, rotary embedding and activation functions take no time",
-        f"kernel tiles of {request.tile[0]} × {request.tile[1]}: one that is not wholly masked is computed wholly",
-    ]
-    if best.degrees.ulysses > 1:
-        found.append("Ulysses' all-to-alls overlap with nothing")
-    if best.degrees.tp > 1:
-        found.append("tensor parallelism with sequence parallelism; its collectives overlap with nothing")
-    if request.training:
-        found += _training(best)
-    return tuple(found)
-
-
-def _link(request: Request) -> str:
-    inside, between = request.machine.inside, request.machine.between
-    words = [f"{inside.name} {short(inside.bytes_per_s, 'bytes/s')} one way inside a node"]
-    if request.nodes > 1:
-        words.append(
-            f"{between.name} {short(between.bytes_per_s, 'bytes/s')} per {request.machine_word} between nodes"
-        )
-    return ", ".join(words)
-
-
-def _reached(request: Request) -> str:
-    it = request.machine.reached
-    measured = measured_time(request, request.sized.D)
-    if measured is not None:
-        return f"attention takes as long as measured ({measured.forward.source}); matrices reach {in_percent(it.linear)} of the peak"
-    if it.linear == it.attention_forward == it.attention_backward == 1:
-        return f"kernels reach the whole peak, so real steps take longer ({it.source})"
-    return (
-        f"kernels reach {in_percent(it.linear)} of the peak in matrices, {in_percent(it.attention_forward)} in "
-        f"attention forward and {in_percent(it.attention_backward)} backward ({it.source})"
-    )
-
-
-def _training(best: Candidate) -> list[str]:
-    found = [
-        "Adam with float32 moments and gradients; weights are gathered and gradients reduced beside the computation "
-        "of a layer, on what the ring leaves free of the links",
-        "no pipeline parallelism, no offloading, no dropout; data loading and checkpoints take no time",
-    ]
-    if best.recomputation != "none":
-        found.append("what is computed again sends its messages again, too")
-    if best.request.logits_chunk is None:
-        found.append(
-            "the logits of all of a rank's tokens stand in memory at once, in float32 (--logits-chunk)"
-        )
-    return found
-
-
-def _decoding(best: Candidate) -> list[str]:
-    return [
-        "a token takes as long as reading the weights and the K/V cache once: arithmetic hides behind it",
-        "every rank that shares the cache holds its TP part of the weights; no batching beyond --batch",
-        f"the cache holds {best.request.tokens:,} tokens of each sequence, shared out evenly",
-    ]
-
 
 ALTERNATIVES = 5
 
@@ -135,6 +50,8 @@ class Plan:
             how.append(it.layout)
         if request.training:
             how.append(recomputation_words(it.recomputation))
+        if request.offload != "none":
+            how.append("activations on the host")
         if it.rounds > 1:
             how.append(f"{it.rounds} rounds of {counted(request.batch // it.rounds, 'sequence')}")
         need, usable = short(it.ledger.total_bytes, "bytes"), short(request.usable_bytes, "bytes")
@@ -161,6 +78,11 @@ class Plan:
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions behind this plan, in sentences."""
         return assumptions(self.best)
+
+    @property
+    def published(self) -> Span | None:
+        """Return how far published runs of this purpose are from their plans, None if none was found."""
+        return span(self.request.purpose)
 
     @property
     def chunk_tokens(self) -> int:
@@ -212,9 +134,11 @@ class Plan:
                 "total_bytes": best.ledger.total_bytes,
                 "usable_bytes": request.usable_bytes,
                 "gpu_bytes": request.machine.memory_bytes,
+                "host_bytes": best.ledger.host_bytes,
                 "entries": [asdict(entry) for entry in best.ledger.entries],
             },
             "step_s": best.step_s,
+            "published": self.published and asdict(self.published),
             "tokens_per_s": best.tokens_per_s,
             "utilisation": best.utilisation if dealt else None,
             "time": best.time.as_dict(),
@@ -233,8 +157,8 @@ def plan(request: Request) -> Plan:
 
     Raises: CostError that names the constraint if the GPUs cannot be divided as requested.
 
-    >>> plan(Request("llama3-70b", 1_000_000, "h100", nodes=8)).best.degrees
-    Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64)
+    >>> plan(Request("llama3-70b", 1_000_000, "h100", nodes=8, logits_chunk=4096)).best.degrees
+    Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64, pp=1)
     """
     found = weigh(request)
     best, seen, others = found[0], {found[0].split}, []
@@ -254,7 +178,7 @@ def _pieces(layout: str) -> int:
 
 def _how(candidate: Candidate) -> dict[str, object]:
     degrees = {
-        name: getattr(candidate.degrees, name) for name in ("dp", "tp", "cp", "ring", "ulysses", "fsdp")
+        name: getattr(candidate.degrees, name) for name in ("dp", "tp", "cp", "ring", "ulysses", "fsdp", "pp")
     }
     return {
         "degrees": degrees,

@@ -18,12 +18,21 @@ from ringlab.layout import layout_names
 
 PURPOSES = ("training", "prefill", "decode")
 RECOMPUTATIONS = ("none", "selective", "full")
+OFFLOADS = ("none", "activations")
 LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))
 """The layouts in the order in which they are tried: those that balance causal work first."""
+CHOICES = (
+    ("purpose", PURPOSES, False),
+    ("recomputation", RECOMPUTATIONS, True),
+    ("layout", LAYOUTS, True),
+    ("offload", OFFLOADS, False),
+)
+"""Fields with few values: (name, values, may be left open)."""
 MOST_TOKENS = 2**31
 MOST_OF_A_COUNT = 2**20
 """The most nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a typing error and would take for ever."""
 DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
+"""The degrees that the planner chooses where they are left open; `pp` is 1 unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,11 @@ class Request:
     """A model, a context and GPUs; the planner chooses the degrees, recomputation and layout that are None.
 
     `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
-    dp × tp × cp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
+    dp × tp × cp × pp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
     copy of parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the
     plan may not use. `logits_chunk`: tokens whose logits are held at once (all of a rank's if None).
+    `pp`: stages of a pipeline, each with `interleave` chunks of layers. `offload` "activations": the
+    activations kept for the backward wait in the host's memory.
     Raises: CostError for sizes that are not positive integers, unknown names, or a dtype that the
         hardware does not compute in.
 
@@ -62,10 +73,13 @@ class Request:
     tile: tuple[int, int] = (128, 128)
     logits_chunk: int | None = None
     reserve: float = 0.06
+    pp: int = 1
+    interleave: int = 1
+    offload: str = "none"
 
     def __post_init__(self) -> None:
         check_count("tokens", self.tokens, MOST_TOKENS)
-        for name in ("nodes", "batch"):
+        for name in ("nodes", "batch", "pp", "interleave"):
             check_count(name, getattr(self, name))
         for name in ("gpus_per_node", *DEGREES):
             if getattr(self, name) is not None:
@@ -74,9 +88,9 @@ class Request:
             check_count("logits_chunk", self.logits_chunk, MOST_TOKENS)
         for each in self.tile:
             check_count("tile", each)
-        for name, known in (("purpose", PURPOSES), ("recomputation", RECOMPUTATIONS), ("layout", LAYOUTS)):
+        for name, known, open_ in CHOICES:
             value = getattr(self, name)
-            if value not in known and not (value is None and name != "purpose"):
+            if value not in known and not (value is None and open_):
                 raise CostError(f"{name} among {', '.join(known)}", shown(value), nearest(value, known))
         if not 0 <= self.reserve < 1:
             raise CostError("reserve: a fraction of the memory, 0 <= reserve < 1", f"{self.reserve}")
@@ -84,6 +98,7 @@ class Request:
         self.machine.peak(self.dtype)
         check_count("nodes × GPUs of a node", self.gpus)
         self.attention  # noqa: B018  heads that cannot be grouped are refused here
+        check_offload(self)
 
     def __hash__(self) -> int:  # many caches use it, so it is computed once
         return self._hash
@@ -107,6 +122,11 @@ class Request:
     def gpus(self) -> int:
         """Return the number of GPUs."""
         return self.nodes * self.machine.ranks_per_node
+
+    @property
+    def stage_gpus(self) -> int:
+        """Return the number of GPUs of one stage of the pipeline: all of them without one."""
+        return self.gpus // self.pp
 
     @property
     def machine_word(self) -> str:
@@ -159,6 +179,17 @@ def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
         raise CostError(f"{name} >= 1, an integer", f"{name}={shown(value)}")
     if value > most:
         raise CostError(f"{name} <= {most:,}", f"{value:,}" if value < 10**30 else shown(value))
+
+
+def check_offload(request: Request) -> None:
+    """Check what is offloaded. Raises: CostError for inference, or hardware without a link to its host."""
+    if request.offload == "none":
+        return
+    if not request.training:
+        raise CostError("offload for training only", f"offload={request.offload} for {request.purpose}")
+    if request.machine.host is None:
+        machine = request.machine.name
+        raise CostError("hardware with a host link", f"{machine} has none", 'a table "host" in its TOML file')
 
 
 def _name(thing: Any) -> str:

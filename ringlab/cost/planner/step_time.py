@@ -18,6 +18,7 @@ from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s, measured_seconds, measured_time
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.ring_time import ring_backward_s, ring_forward_s, ring_links, ring_work
+from ringlab.cost.planner.stages import largest_layers, stages
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import gradient_bytes_per_token
 
@@ -30,7 +31,8 @@ class Pass:
     same if all ranks' work were equal. ring_s: K/V (and dK/dV) on the slowest link; ring_exposed_s:
     the part of it that ranks wait for. ulysses_s, tensor_s: collectives that nothing hides.
     weights_s: gathering parameters and reducing gradients; weights_exposed_s: the part of it that
-    computation does not hide.
+    computation does not hide. host_s, host_exposed_s: the same of activations that leave for the host,
+    or come back.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Pass:
     tensor_s: float
     weights_s: float
     weights_exposed_s: float
+    host_s: float = 0.0
+    host_exposed_s: float = 0.0
 
     @property
     def compute_s(self) -> float:
@@ -52,7 +56,8 @@ class Pass:
     @property
     def exposed_s(self) -> float:
         """Return the seconds of waiting for communication."""
-        return self.ring_exposed_s + self.ulysses_s + self.tensor_s + self.weights_exposed_s
+        waits = self.ring_exposed_s + self.ulysses_s + self.tensor_s + self.weights_exposed_s
+        return waits + self.host_exposed_s
 
     @property
     def total_s(self) -> float:
@@ -67,19 +72,36 @@ class Pass:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one step: `rounds` times all layers' passes and the logits, then the update of the weights."""
+    """The time of one step: `rounds` times all layers' passes and the logits, then the update of the weights.
+
+    pipeline: the stages, of which the fullest has `layers`; a round is a micro-batch.
+    """
 
     layers: int
     passes: tuple[Pass, ...]
     vocabulary_s: float
     update_s: float
     rounds: int = 1
+    pipeline: Pipeline | None = None
 
     @property
     def total_s(self) -> float:
         """Return the seconds of the step."""
-        layers = self.layers * sum(each.total_s for each in self.passes)
-        return self.rounds * (layers + self.vocabulary_s) + self.update_s
+        return self.rounds * self.round_s + self.bubble_s + self.update_s
+
+    @property
+    def round_s(self) -> float:
+        """Return the seconds of one round; in a pipeline, those of the slowest stage."""
+        layer = sum(each.total_s for each in self.passes)
+        if self.pipeline is None:
+            return self.layers * layer + self.vocabulary_s
+        return max(self.layers * layer, self.pipeline.last_layers * layer + self.vocabulary_s)
+
+    @property
+    def bubble_s(self) -> float:
+        """Return the seconds in which stages of the pipeline wait for their first and after their last micro-batch."""
+        it = self.pipeline
+        return 0.0 if it is None else (it.stages - 1) * (self.round_s / it.interleave + 2 * it.send_s)
 
     @property
     def exposed_s(self) -> float:
@@ -99,10 +121,21 @@ class StepTime:
             "imbalance_s": self.imbalance_s,
             "vocabulary_s": self.vocabulary_s,
             "update_s": self.update_s,
+            "bubble_s": self.bubble_s,
             "rounds": self.rounds,
             "layers": self.layers,
             "per_layer": [each.as_dict() for each in self.passes],
         }
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline of `stages`: the layers of its last stage, and the seconds of a micro-batch's way to the next one."""
+
+    stages: int
+    interleave: int
+    last_layers: int
+    send_s: float
 
 
 def step_time(
@@ -112,20 +145,50 @@ def step_time(
     recomputation: str,
     weights: WeightTraffic,
     rounds: int = 1,
+    offloaded_bytes: int = 0,
 ) -> StepTime:
-    """Return the time of one training step, or of prefilling the context; `request` has one round's batch."""
+    """Return the time of one training step, or of prefilling the context; `request` has one round's batch.
+
+    offloaded_bytes: of one layer's activations, which leave for the host in the forward and come back.
+    """
     sizes = request.sized
     names = ["forward"]
     if request.training:
         names += [] if recomputation == "none" else [f"{recomputation} recomputation"]
         names.append("backward")
     passes = tuple(_pass(request, degrees, layout, name, weights) for name in names)
+    if offloaded_bytes:
+        passes = _with_offload(passes, request, offloaded_bytes)
     tokens = rank_tokens(request, degrees)
     logits = vocabulary_flops(sizes, tokens) if request.training else vocabulary_flops(sizes, 1)
     logits += linear_backward_flops(logits) if request.training else 0
     rate = request.machine.peak(request.dtype) * request.machine.reached.linear
     update = weights.update_bytes / request.machine.memory_bytes_per_s if request.training else 0.0
-    return StepTime(sizes.layers, passes, logits / degrees.tp / rate, update, rounds)
+    layers = largest_layers(stages(sizes, degrees.pp))
+    pipeline = _pipeline(request, degrees)
+    return StepTime(layers, passes, logits / degrees.tp / rate, update, rounds, pipeline)
+
+
+def _pipeline(request: Request, degrees: Degrees) -> Pipeline | None:
+    if degrees.pp == 1:
+        return None
+    link = group("pp", degrees, request.machine).link
+    row = request.sized.d_model * element_bytes(request.dtype) / degrees.tp
+    send_s = link.latency_s + rank_tokens(request, degrees) * row / link.bytes_per_s
+    last = stages(request.sized, degrees.pp)[-1].layers
+    return Pipeline(degrees.pp, request.interleave, last, send_s)
+
+
+def _with_offload(passes: tuple[Pass, ...], request: Request, moved_bytes: int) -> tuple[Pass, ...]:
+    """The passes with a layer's activations on their way: out beside its forward, back beside a layer's other passes."""
+    host = request.machine.host
+    assert host is not None, "a request to offload was checked"
+    seconds = host.latency_s + moved_bytes / host.bytes_per_s
+    forward, *later = passes
+    out = replace(forward, host_s=seconds, host_exposed_s=max(0.0, seconds - forward.total_s))
+    beside = sum(each.total_s for each in later)
+    back = replace(later[-1], host_s=seconds, host_exposed_s=max(0.0, seconds - beside))
+    return (out, *later[:-1], back)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 from ringlab.cost.hardware import hardware_names
 from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
@@ -89,6 +90,12 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
         ),
         ("degrees", "degrees and recomputation left open", open_),
         ("logits", f"all left open, loss in pieces of {short_count(PIECE)} tokens", chunked),
+        ("offload", "activations in the host's memory", _offloaded(request)),
+        (
+            "offload",
+            f"activations in the host's memory, all left open, loss in pieces of {short_count(PIECE)} tokens",
+            _offloaded(chunked),
+        ),
     ):
         if changed is not None and changed != request and fits(changed):
             yield Suggestion(kind, why, changed)
@@ -97,7 +104,7 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
         if base is not None and (tokens := most_tokens(base)) and tokens < request.tokens:
             text = f"the largest context that fits on these GPUs{why}, {short_count(tokens)}"
             yield Suggestion("tokens", text, base.but(tokens=tokens))
-    if request.batch > 1 and fits(fewer := open_.but(batch=1, dp=None)):
+    if request.batch > 1 and request.interleave == 1 and fits(fewer := open_.but(batch=1, dp=None)):
         yield Suggestion("batch", "one sequence", fewer)
     yield from _other_hardware(request)
 
@@ -210,12 +217,17 @@ def _other_hardware(request: Request) -> Iterator[Suggestion]:
 def _bolder(request: Request, other: Request) -> str:
     """A warning if the other hardware's times assume its peak and this one's do not."""
     here, there = request.machine.reached, other.machine.reached
-    return " (at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
+    return " (matrices at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
 
 
 def fewest_nodes(request: Request) -> int | None:
-    """Return the fewest nodes on which the request fits, cp, ring and fsdp left open; None if it fits on none."""
-    return _least(1, MOST_NODES, lambda nodes: fits(_on_nodes(request, nodes)))
+    """Return the fewest nodes on which the request fits, cp, ring and fsdp left open; None if it fits on none.
+
+    They are a multiple of the fewest nodes that a pipeline's stages divide.
+    """
+    unit = request.pp // gcd(request.pp, request.machine.ranks_per_node)
+    found = _least(1, MOST_NODES // unit, lambda n: fits(_on_nodes(request, n * unit)))
+    return found and found * unit
 
 
 def most_tokens(request: Request) -> int | None:
@@ -266,6 +278,13 @@ def _on_nodes(request: Request, nodes: int) -> Request:
 
 def _unpinned(request: Request) -> Request:
     return request.but(dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None)
+
+
+def _offloaded(request: Request | None) -> Request | None:
+    """The request with its activations on the host, None if that changes nothing or there is no link to a host."""
+    if request is None or not request.training or request.machine.host is None or request.offload != "none":
+        return None
+    return request.but(offload="activations")
 
 
 def _chunked(request: Request) -> Request | None:

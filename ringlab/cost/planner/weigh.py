@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
 from ringlab.cost.planner.decode_time import DecodeTime, decode_time
 from ringlab.cost.planner.degrees import Degrees, candidates
-from ringlab.cost.planner.ledger import Ledger, ledger, weight_traffic
+from ringlab.cost.planner.ledger import Ledger, kept_bytes, ledger, weight_traffic
 from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, Request
 from ringlab.cost.planner.ring_time import ring_work
 from ringlab.cost.planner.step_time import StepTime, step_time
@@ -34,7 +34,7 @@ class Candidate:
     @cached_property
     def ledger(self) -> Ledger:
         """Return the memory of the GPU that needs most of it."""
-        return ledger(self.at_once, self.degrees, self.recomputation)
+        return ledger(self.at_once, self.degrees, self.recomputation, self.rounds)
 
     @cached_property
     def time(self) -> StepTime | DecodeTime:
@@ -45,13 +45,17 @@ class Candidate:
         if self.request.purpose == "decode":
             return decode_time(self.request, self.degrees, self.ledger)
         weights = weight_traffic(self.request, self.degrees)
-        how = (self.degrees, self.layout, self.recomputation, weights, self.rounds)
+        offload = self.request.offload != "none"
+        moved = kept_bytes(self.at_once, self.degrees, self.recomputation) if offload else 0
+        how = (self.degrees, self.layout, self.recomputation, weights, self.rounds, moved)
         return step_time(self.at_once, *how)
 
     @property
     def fits(self) -> bool:
-        """Return whether it needs no more memory than a GPU may use."""
-        return self.ledger.total_bytes <= self.request.usable_bytes
+        """Return whether it needs no more memory than a GPU may use, and its host has."""
+        host = self.request.machine.host
+        most = host.memory_bytes if host is not None else 0
+        return self.ledger.total_bytes <= self.request.usable_bytes and self.ledger.host_bytes <= most
 
     @property
     def step_s(self) -> float:
@@ -99,14 +103,15 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
     """Return the candidates, the best first: those that fit by their time, then the others by their memory.
 
     Of the same degrees only the first that fits is weighed: no recomputation before some, all sequences
-    at once before rounds, since later ones take longer.
+    at once before rounds, since later ones take longer. With offloaded activations they need not: then
+    the fastest that fits.
     Raises: CostError if no way to divide the GPUs satisfies the request.
     """
     fitting: list[Candidate] = []
     others: list[Candidate] = []
     for degrees in candidates(request):
         for variants in _variants(request, degrees):
-            fits = next((it for it in variants if it.fits), None)
+            fits = _first_that_fits(variants)
             (others if fits is None else fitting).append(fits or variants[-1])
             if fits is variants[0]:
                 break
@@ -120,6 +125,14 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
     return (*fitting, *others)
 
 
+def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
+    """The fastest that fits: the first, unless moving what is not computed again takes longer than computing it."""
+    fitting = (it for it in variants if it.fits)
+    if variants[0].request.offload == "none":
+        return next(fitting, None)
+    return min(fitting, key=_step, default=None)
+
+
 def least_memory(request: Request) -> Candidate:
     """Return the candidate that needs the least memory; no times are computed. Raises: as `weigh`."""
     last = (_variants(request, degrees)[-1][-1] for degrees in candidates(request))
@@ -128,7 +141,12 @@ def least_memory(request: Request) -> Candidate:
 
 def fastest(request: Request) -> Candidate:
     """Return the candidate that would be fastest if memory did not matter. Raises: as `weigh`."""
-    return min((_variants(request, degrees)[0][0] for degrees in candidates(request)), key=_step)
+    tried = (
+        None if request.offload != "none" else 1
+    )  # what is moved to the host may cost more than computing it again
+    return min(
+        (it for degrees in candidates(request) for it in _variants(request, degrees)[0][:tried]), key=_step
+    )
 
 
 def _step(candidate: Candidate) -> float:
@@ -157,8 +175,13 @@ def _variants(request: Request, degrees: Degrees) -> list[list[Candidate]]:
 
 
 def _rounds(request: Request, degrees: Degrees) -> tuple[int, ...]:
-    """Numbers of rounds: all sequences of a replica at once, or one after the other; decoding takes all at once."""
+    """Numbers of rounds: all sequences of a replica at once, or one after the other.
+
+    Decoding takes all at once. In a pipeline each sequence is a micro-batch.
+    """
     sequences = request.batch // degrees.dp
+    if degrees.pp > 1:
+        return (sequences,)
     return (1,) if sequences == 1 or request.purpose == "decode" else (1, sequences)
 
 

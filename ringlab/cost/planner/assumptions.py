@@ -1,0 +1,114 @@
+"""The assumptions behind a plan, in sentences. They are printed with it, since its figures depend on them."""
+
+from __future__ import annotations
+
+from ringlab.cost.planner.measured import measured_time
+from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.units import in_percent, short
+
+
+def assumptions(best: Candidate) -> tuple[str, ...]:
+    """Return the assumptions behind a plan, in sentences."""
+    request = best.request
+    machine, sizes = request.machine, request.sized
+    found = [
+        f"{machine.title}: {short(machine.peak(request.dtype), 'FLOP/s')} in {request.dtype}; {_link(request)}",
+        _reached(request),
+        f"{sizes.title}: {sizes.layers} layers, d {sizes.d_model}, {sizes.H} query and {sizes.K} K/V heads of "
+        f"{sizes.D}, feed-forward {sizes.d_ff}, {sizes.parameters / 1e9:.3g} billion parameters",
+        f"{in_percent(request.reserve)} of each {request.machine_word}'s memory is left for the driver, communication buffers and "
+        "fragmentation (--reserve)",
+        "all tokens attend to all before them: no sliding window, in whatever model has one"
+        if request.causal
+        else "all tokens attend to all",
+        "all entries of the ledger are added as if their peaks fell together",
+    ]
+    if request.dtype not in ("bfloat16", "float16"):
+        found.append(f"{request.dtype} reaches the same fractions of its peak as 16 bits do of theirs")
+    if request.purpose == "decode":
+        return (*found, *_decoding(best))
+    found += [
+        "communication takes no time away from computing, and links of different ranks do not disturb each other",
+        "norms, rotary embedding, activation functions, merging and launches take no time"
+        if measured_time(request, sizes.D) is None
+        else "norms, rotary embedding and activation functions take no time",
+        f"kernel tiles of {request.tile[0]} × {request.tile[1]}: one that is not wholly masked is computed wholly",
+    ]
+    if best.degrees.ulysses > 1:
+        found.append("Ulysses' all-to-alls overlap with nothing")
+    if best.degrees.tp > 1:
+        found.append("tensor parallelism with sequence parallelism; its collectives overlap with nothing")
+    if request.training:
+        found += _training(best)
+    return tuple(found)
+
+
+def _link(request: Request) -> str:
+    inside, between = request.machine.inside, request.machine.between
+    words = [f"{inside.name} {short(inside.bytes_per_s, 'bytes/s')} one way inside a node"]
+    if request.nodes > 1:
+        words.append(
+            f"{between.name} {short(between.bytes_per_s, 'bytes/s')} per {request.machine_word} between nodes"
+        )
+    return ", ".join(words)
+
+
+def _reached(request: Request) -> str:
+    it = request.machine.reached
+    measured = measured_time(request, request.sized.D)
+    if measured is not None:
+        return f"attention takes as long as measured ({measured.forward.source}); matrices reach {in_percent(it.linear)} of the peak"
+    if it.linear == it.attention_forward == it.attention_backward == 1:
+        return f"kernels reach the whole peak, so real steps take longer ({it.source})"
+    return (
+        f"kernels reach {in_percent(it.linear)} of the peak in matrices, {in_percent(it.attention_forward)} in "
+        f"attention forward and {in_percent(it.attention_backward)} backward ({it.source})"
+    )
+
+
+def _training(best: Candidate) -> list[str]:
+    found = [
+        "Adam with float32 moments and gradients; weights are gathered and gradients reduced beside the computation "
+        "of a layer, on what the ring leaves free of the links",
+        "no dropout; data loading and checkpoints take no time",
+    ]
+    if best.degrees.pp > 1:
+        found += _pipeline(best)
+    if best.request.offload != "none":
+        found.append(_offload(best))
+    if best.recomputation != "none":
+        found.append("what is computed again sends its messages again, too")
+    if best.request.logits_chunk is None:
+        found.append(
+            "the logits of all of a rank's tokens are in memory at once, and in float32 their log-softmax and the "
+            "gradients of both (--logits-chunk)"
+        )
+    return found
+
+
+def _pipeline(best: Candidate) -> list[str]:
+    chunks = best.request.interleave
+    several = f", {chunks} chunks of layers on each" if chunks > 1 else ""
+    return [
+        f"stages take a forward and a backward in turn{several}; the slowest sets the pace, and messages between stages "
+        "hide except while the pipeline fills and drains",
+        "every micro-batch gathers the weights of its layers and reduces their gradients again",
+    ]
+
+
+def _offload(best: Candidate) -> str:
+    host = best.request.machine.host
+    assert host is not None, "a request to offload was checked"
+    return (
+        f"activations leave over {host.name}, {short(host.bytes_per_s, 'bytes/s')} one way, and come back beside computation; "
+        f"the host has {short(host.memory_bytes, 'bytes')} for each {best.request.machine_word}, fast enough for all of them"
+    )
+
+
+def _decoding(best: Candidate) -> list[str]:
+    return [
+        "a token takes as long as reading the weights and the K/V cache once: arithmetic hides behind it",
+        "every rank that shares the cache holds its TP part of the weights; no batching beyond --batch",
+        f"the cache holds {best.request.tokens:,} tokens of each sequence, shared out evenly",
+    ]

@@ -1,0 +1,80 @@
+"""The stages of a pipeline: the layers of each, its share of the vocabulary, and the activations that it holds.
+
+Layers are dealt evenly. Where they do not divide, the stages between the first and the last take one more each, since
+the first also looks words up and the last also computes the loss (arXiv 2407.21783, section 3.3.2, does the same).
+
+Micro-batches follow one another, one forward, one backward. The first of pp stages then holds the activations of up to
+pp micro-batches. With `interleave` chunks of layers on every stage, micro-batches pass each stage as many times: the
+bubble is that many times shorter, and some more activations are held (arXiv 2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.models import Model
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: `layers` of the model, and `matrices` of its embedding and its head.
+
+    name: "first", "second" or "last"; "" where one stage is the whole model. chunks_held: the most chunks, of
+    `interleave` on each stage, whose activations it holds at once.
+    """
+
+    name: str
+    model: Model
+    layers: int
+    matrices: int
+    computes_loss: bool
+    chunks_held: int = 1
+    interleave: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Return the weights of this stage; the norm after the last layer belongs to the last stage."""
+        it = self.model
+        vocabulary = self.matrices * it.vocabulary * it.d_model
+        norms = (2 * self.layers + int(self.computes_loss)) * it.d_model
+        return self.layers * it.layer_matrix_parameters + vocabulary + norms
+
+    @property
+    def layers_held(self) -> int:
+        """Return the number of layers whose activations it holds at once, those of several micro-batches."""
+        return -(-self.layers * self.chunks_held // self.interleave)
+
+
+def stages(model: Model, pp: int = 1, interleave: int = 1, micro_batches: int = 1) -> tuple[Stage, ...]:
+    """Return the stages among which the one is that needs most memory: the first, the second and the last of pp.
+
+    Those between the second and the last hold no more layers than the second, and fewer micro-batches.
+    """
+    if pp == 1:
+        return (Stage("", model, model.layers, 1 if model.tied_embeddings else 2, True),)
+    least, more = divmod(model.layers, pp)
+    found = []
+    for name, index in (("first", 0), ("second", 1), ("last", pp - 1)):
+        if name == "second" and pp == 2:
+            continue
+        extra = {"first": more == pp - 1, "second": more > 0, "last": False}[name]
+        held = chunks_held(index, pp, interleave, micro_batches)
+        matrices = 0 if name == "second" else 1
+        found.append(Stage(name, model, least + extra, matrices, name == "last", held, interleave))
+    return tuple(found)
+
+
+def chunks_held(stage: int, pp: int, interleave: int, micro_batches: int) -> int:
+    """Return the most chunks of layers whose activations stage `stage` of pp holds at once.
+
+    It runs so many forwards before its first backward; from then on each backward frees what the next forward takes.
+    On the first stage those are pp micro-batches, with chunks pp + (pp − 1) / interleave.
+    Source: arXiv 2205.05198, section 4.2.3.
+    """
+    before = pp - 1 - stage if interleave == 1 else 2 * (pp - 1 - stage) + (interleave - 1) * pp
+    return min(interleave * micro_batches, before + 1)
+
+
+def largest_layers(found: tuple[Stage, ...]) -> int:
+    """Return the layers of the fullest stage."""
+    return max(stage.layers for stage in found)

@@ -1,0 +1,190 @@
+"""Stages of a pipeline: what the formulas say of bubble and memory, against a schedule that is followed step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab.cost.memory import parameter_bytes
+from ringlab.cost.models import model, model_names
+from ringlab.cost.planner import Request, plan
+from ringlab.cost.planner.stages import chunks_held, largest_layers, stages
+from ringlab.cost.planner.step_time import Pass, Pipeline, StepTime
+
+some_model = st.sampled_from(model_names()).map(model)
+Task = tuple[str, int, int]
+"""A forward or a backward of one micro-batch and one chunk."""
+
+
+def order(stage: int, pp: int, interleave: int, micro_batches: int) -> Iterator[Task]:
+    """The tasks of one stage: some forwards, then one forward and one backward in turn, then the other backwards.
+
+    Chunks take turns after every pp micro-batches. Source: arXiv 2104.04473, figure 4.
+    """
+    tasks = interleave * micro_batches
+    before = pp - 1 - stage if interleave == 1 else 2 * (pp - 1 - stage) + (interleave - 1) * pp
+    before = min(before, tasks)
+
+    def task(kind: str, number: int) -> Task:
+        group, rest = divmod(number, pp * interleave)
+        chunk = rest // pp if interleave > 1 else 0
+        micro_batch = group * pp + rest % pp if interleave > 1 else number
+        return kind, micro_batch, chunk if kind == "forward" else interleave - 1 - chunk
+
+    for number in range(before):
+        yield task("forward", number)
+    for number in range(tasks - before):
+        yield task("forward", before + number)
+        yield task("backward", number)
+    for number in range(tasks - before, tasks):
+        yield task("backward", number)
+
+
+def before_it(task: Task, stage: int, pp: int, interleave: int) -> tuple[int, Task] | None:
+    """The stage and task whose result `task` waits for."""
+    kind, micro_batch, chunk = task
+    if kind == "forward":
+        if stage > 0:
+            return stage - 1, task
+        return (pp - 1, (kind, micro_batch, chunk - 1)) if chunk > 0 else None
+    if stage < pp - 1:
+        return stage + 1, task
+    if chunk < interleave - 1:
+        return 0, (kind, micro_batch, chunk + 1)
+    return stage, ("forward", micro_batch, chunk)
+
+
+def followed(
+    pp: int, interleave: int, micro_batches: int, forward: int, backward: int
+) -> tuple[int, list[int]]:
+    """The makespan, and the most chunks whose activations each stage holds, of chunks that all take equally long."""
+    queues = [list(order(stage, pp, interleave, micro_batches)) for stage in range(pp)]
+    done: dict[tuple[int, Task], int] = {}
+    now, held, most = [0] * pp, [0] * pp, [0] * pp
+    while any(queues):
+        moved = False
+        for stage, queue in enumerate(queues):
+            while queue:
+                needed = before_it(queue[0], stage, pp, interleave)
+                if needed is not None and needed not in done:
+                    break
+                task = queue.pop(0)
+                start = max(now[stage], done[needed] if needed is not None else 0)
+                now[stage] = done[stage, task] = start + (forward if task[0] == "forward" else backward)
+                held[stage] += 1 if task[0] == "forward" else -1
+                most[stage], moved = max(most[stage], held[stage]), True
+        assert moved, "the schedule waits for itself"
+    return max(now), most
+
+
+def formula(pp: int, interleave: int, micro_batches: int, forward: int, backward: int) -> float:
+    """The same makespan from `StepTime`, of one layer in each chunk."""
+    nothing = {name: 0.0 for name in Pass.__dataclass_fields__ if name.endswith("_s")}
+    passes = tuple(
+        Pass(name, **nothing | {"linear_s": seconds})
+        for name, seconds in (("forward", forward), ("backward", backward))
+    )
+    pipeline = Pipeline(pp, interleave, interleave, 0.0)
+    return StepTime(interleave, passes, 0.0, 0.0, micro_batches, pipeline).total_s
+
+
+cases = st.tuples(
+    st.integers(2, 6), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5)
+)
+
+
+@given(cases)
+def test_the_bubble_and_what_is_held_are_those_of_the_schedule(case: tuple[int, int, int, int, int]) -> None:
+    """With chunks, micro-batches come in multiples of pp, as the planner demands."""
+    pp, interleave, groups, forward, backward = case
+    micro_batches = groups * pp if interleave > 1 else groups
+    makespan, most = followed(pp, interleave, micro_batches, forward, backward)
+    assert makespan == pytest.approx(formula(pp, interleave, micro_batches, forward, backward))
+    assert most == [chunks_held(stage, pp, interleave, micro_batches) for stage in range(pp)]
+
+
+WRONG: dict[str, Callable[[int, int, int, int, int], float]] = {
+    "no bubble": lambda pp, v, m, f, b: m * v * (f + b),
+    "a bubble for each chunk": lambda pp, v, m, f, b: (m + pp - 1) * v * (f + b),
+    "a bubble of forwards": lambda pp, v, m, f, b: m * v * (f + b) + (pp - 1) * f,
+    "a bubble of pp": lambda pp, v, m, f, b: m * v * (f + b) + pp * (f + b),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_the_schedule_catches(name: str) -> None:
+    assert any(followed(*case)[0] != WRONG[name](*case) for case in ((4, 1, 8, 1, 2), (4, 2, 8, 1, 2)))
+
+
+@given(some_model, st.integers(1, 16))
+def test_stages_share_out_the_model(it, pp: int) -> None:  # type: ignore[no-untyped-def]
+    """Together they have its layers and weights; a tied embedding stands on the first and on the last."""
+    pp = min(pp, it.layers)
+    found = {stage.name: stage for stage in stages(it, pp)}
+    if pp == 1:
+        assert found[""].parameters == it.parameters
+        return
+    first, last = found["first"], found["last"]
+    rest = it.layers - first.layers - last.layers
+    assert last.layers <= first.layers <= last.layers + 1 and (pp > 2 or rest == 0)
+    if pp > 2:
+        fullest = found["second"].layers
+        assert largest_layers(stages(it, pp)) == fullest == -(-it.layers // pp)
+        assert rest <= (pp - 2) * fullest
+    middle = rest * (it.layer_matrix_parameters + 2 * it.d_model)
+    copy = it.vocabulary * it.d_model if it.tied_embeddings else 0
+    assert first.parameters + middle + last.parameters == it.parameters + copy
+
+
+def test_405_billion_on_16_stages_as_published() -> None:
+    """arXiv 2407.21783, section 3.3.2: a layer less on the first and on the last stage; so eight on the others."""
+    first, second, last = stages(model("llama3-405b"), 16)
+    assert (first.layers, second.layers, last.layers) == (7, 8, 7)
+    assert first.layers + 14 * second.layers + last.layers == 126
+
+
+def pipelined(**changes: object) -> Request:
+    asked = {"tp": 1, "cp": 1, "dp": 1, "pp": 8, "batch": 16, "recomputation": "full"} | changes
+    return Request("llama3-8b", 8192, "h100", **asked)  # type: ignore[arg-type]
+
+
+def test_a_pipeline_divides_weights_and_layers() -> None:
+    whole = plan(pipelined(pp=1, gpus_per_node=1)).best
+    found = plan(pipelined()).best
+    assert found.degrees.gpus == 8 and found.rounds == 16
+    embedding = parameter_bytes(model("llama3-8b")) - 32 * 2 * (
+        model("llama3-8b").layer_matrix_parameters + 8192
+    )
+    layers = parameter_bytes(model("llama3-8b")) - embedding
+    assert found.ledger.of("parameters") == pytest.approx(layers / 8 + embedding / 2, rel=1e-4)
+    assert found.ledger.total_bytes < whole.ledger.total_bytes / 3
+
+
+def test_the_last_stage_needs_most_where_its_logits_do() -> None:
+    wide = replace(model("llama3-8b"), name="wide", vocabulary=10**6)
+    found = plan(pipelined().but(model=wide)).best.ledger
+    assert found.of("logits") == 8192 * 10**6 * 14 and found.of("activations") == 4 * 8192 * 4096 * 2
+    pieces = plan(pipelined(logits_chunk=64)).best.ledger
+    assert pieces.of("logits") == 0 and pieces.of("activations") == 8 * 4 * 8192 * 4096 * 2
+
+
+def test_the_host_holds_what_the_stage_does_that_offloads_most() -> None:
+    """The last stage needs most of its GPU, for its logits; the first has the activations of eight micro-batches."""
+    found = plan(pipelined(offload="activations")).best.ledger
+    a_layer = 8192 * 4096 * 2
+    assert found.of("logits") > 0 and found.of("activations") == 2 * a_layer
+    assert found.host_bytes == (8 * 4 - 2) * a_layer
+
+
+def test_chunks_shorten_the_bubble_and_hold_more() -> None:
+    one, two, four = (plan(pipelined(interleave=n, logits_chunk=64)).best for n in (1, 2, 4))
+    bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]
+    assert bubbles[0] == pytest.approx(2 * bubbles[1], rel=0.01) == pytest.approx(4 * bubbles[2], rel=0.02)
+    held = [it.ledger.of("activations") for it in (one, two, four)]
+    assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches
+    told = plan(one.request).as_dict()
+    assert told["time"]["bubble_s"] == bubbles[0] and told["degrees"]["pp"] == 8  # type: ignore[index]

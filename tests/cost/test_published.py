@@ -1,0 +1,121 @@
+"""Plans beside published runs: each figure from its command, all within one factor, and mistakes that leave it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+from typer.testing import CliRunner
+
+import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.step_time as step_time
+from ringlab.cli import app
+from ringlab.cost.planner import plan
+from ringlab.cost.planner.published import (
+    BOTH,
+    FORWARD,
+    MEMORY,
+    NOT_ASKED,
+    PUBLISHED,
+    STEP,
+    UTILISATION,
+    Published,
+    span,
+)
+from ringlab.cost.planner.weigh import weigh
+from tests.cost.planner_cases import forget
+
+LEAST, MOST = 0.8, 1.4
+"""Times as long, or times as much memory, as planned: the range that the sentences of `left_out` explain."""
+
+
+def outside() -> list[Published]:
+    return [row for row in PUBLISHED if not LEAST <= row.ratio <= MOST]
+
+
+def test_every_published_figure_is_within_the_factor() -> None:
+    assert outside() == []
+    assert all(weigh(row.request)[0].fits for row in PUBLISHED)
+
+
+def test_every_row_says_where_it_is_from_and_what_the_plan_leaves_out() -> None:
+    assert all(row.source and row.left_out for row in PUBLISHED) and all(all(each) for each in NOT_ASKED)
+    assert len({(row.run, row.measure.name) for row in PUBLISHED}) == len(PUBLISHED)
+
+
+def answer(command: str) -> dict[str, object]:
+    result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("row", PUBLISHED[:7], ids=lambda row: f"{row.run}: {row.measure.name}")
+def test_its_command_prints_the_plans_figure(row: Published) -> None:
+    found = answer(row.command)
+    figures = {
+        STEP: found["step_s"],
+        UTILISATION: found["utilisation"],
+        MEMORY: found["memory"]["total_bytes"] / 1e9,  # type: ignore[index]
+    }
+    assert figures[row.measure] == row.planned
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
+    """Eight times the time of one GPU with 8,192 tokens, over that of eight with 65,536."""
+    row = next(row for row in PUBLISHED if row.measure is FORWARD and row.request.layout == layout)
+    one = answer("ringlab simulate --tokens 8Ki --ranks 1 --hardware h800 --layout contiguous")
+    many = answer(row.command)
+    assert 8 * one["makespan_s"] / many["makespan_s"] == pytest.approx(row.planned, rel=1e-6)  # type: ignore[operator]
+
+
+def test_the_span_is_of_steps_alone_and_stands_in_every_plan() -> None:
+    steps = [row.ratio for row in PUBLISHED if row.measure not in (MEMORY, FORWARD, BOTH)]
+    found = span("training")
+    assert found is not None and (found.runs, found.least, found.most) == (len(steps), min(steps), max(steps))
+    assert plan(PUBLISHED[0].request).as_dict()["published"] == asdict(found)
+    shown = CliRunner().invoke(app, shlex.split(PUBLISHED[0].command)[1:]).stdout
+    assert f"{found.runs} published runs took {found.least:.1f} to {found.most:.1f} times as long" in shown
+
+
+def test_where_no_run_was_found_the_plan_says_so() -> None:
+    assert span("decode") is None
+    shown = CliRunner().invoke(
+        app, shlex.split("plan --model llama3-8b --tokens 8Ki --hardware h100 --inference decode")
+    )
+    assert "no published run of this kind" in shown.stdout
+
+
+RING_LINKS, WORK = step_time.ring_links, step_time.ring_work
+MISTAKES: dict[str, tuple[object, str, object]] = {
+    "hops that cost nothing": (
+        step_time,
+        "ring_links",
+        lambda *a: (1e30 * RING_LINKS(*a)[0], 0 * RING_LINKS(*a)[1]),
+    ),
+    "hops over a link twice as slow": (
+        step_time,
+        "ring_links",
+        lambda *a: (RING_LINKS(*a)[0] / 2, RING_LINKS(*a)[1]),
+    ),
+    "attention of every pair": (step_time, "ring_work", lambda *a: WORK(*a[:3], False, a[4])),
+    "no bubble": (step_time.StepTime, "bubble_s", property(lambda self: 0.0)),
+    "offloading that frees nothing": (ledger, "ON_THE_GPU", 10**6),
+}
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("name", list(MISTAKES))
+def test_a_mistake_leaves_the_factor(name: str, fresh: None) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(*MISTAKES[name])
+        assert outside(), name
