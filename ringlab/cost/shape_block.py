@@ -14,7 +14,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial
 from ringlab.plan import Tile
 from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 Tiles = tuple[Tile, ...]
 
@@ -78,7 +78,7 @@ class ShapeBlock(StepBlock):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -92,7 +92,7 @@ class ShapeBlock(StepBlock):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -124,7 +124,7 @@ class ShapeForward:
         self.state: tuple[Tensor, ...] = ()
         self.out = self.lse = q
 
-    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
         if not self.left:
@@ -150,7 +150,7 @@ class ShapeBackward:
         self.total = self.dq = q
 
     def differentiate(
-        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Charge the seconds of `tiles`; return the block's gradients, unfilled, or [] without tiles."""
         self.left -= 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Value
 
 GROWTH = 1.5
 """The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
@@ -62,7 +62,7 @@ class ShardedCache:
 
     @classmethod
     def of_shards(
-        cls, ring: Ring, layout: Layout, k: KeyValue, v: KeyValue, *, room: int = 0
+        cls, ring: Ring, layout: Layout, k: KeyValue, v: Value, *, room: int = 0
     ) -> ShardedCache:
         """Return a cache that holds a prefill: the k and v that `ring_attention` was given.
 

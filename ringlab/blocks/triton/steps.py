@@ -18,7 +18,7 @@ from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, 
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 LOG2_E = math.log2(math.e)
 Tiles = tuple[Tile, ...]
@@ -105,7 +105,7 @@ class TritonForward:
         self.state: tuple[Tensor, ...] = ()
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
-    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block in one launch, or in none where there is nothing to compute.
 
         rules: those of all rows and all keys of the block.
@@ -170,7 +170,7 @@ class TritonBackward:
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
     def differentiate(
-        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Return the contribution of these rows to the gradients of the next block, in float32: one for all keys, or none.
 
