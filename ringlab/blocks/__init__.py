@@ -15,9 +15,8 @@ from torch import Tensor
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
-from ringlab.blocks.protocol import Block, Query
+from ringlab.blocks.protocol import Block, Query, Value
 from ringlab.errors import BackendError
-from ringlab.types import Value
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
 _BLOCKS = {block.name: block for block in _EVERYWHERE}

@@ -176,7 +176,7 @@ def test_what_is_compiled_is_what_is_launched(
         ]
         assert list(compiled.types.values()) == passed
         assert set(compiled.constants) == {*constants, "BLOCK_M", "BLOCK_N", "PRECISION"}
-        for name in ("HEAD_DIM", "BLOCK_D"):
+        for name in ("HEAD_DIM", "VALUE_DIM", "BLOCK_D", "BLOCK_V"):
             assert compiled.constants[name] == constants[name]
         by_name = dict(zip(compiled.types, arguments, strict=True))
         for name in compiled.aligned:

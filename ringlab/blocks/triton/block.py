@@ -97,9 +97,9 @@ class TritonBlock(StepBlock):
     def _launcher(self, q: Tensor, scale: float) -> Launcher:
         arch = _architecture(q.device)
 
-        def config(kernel: str) -> Config:
+        def config(kernel: str, value_dim: int) -> Config:
             given = self.configs.get(kernel)
-            return given or choose(kernel, arch, q.shape[-1], q.dtype, self.precision)
+            return given or choose(kernel, arch, max(q.shape[-1], value_dim), q.dtype, self.precision)
 
         return Launcher(config, float(scale))
 

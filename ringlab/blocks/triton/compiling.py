@@ -118,7 +118,9 @@ def source(job: Job) -> Source:
     config, block_d = job.config, max(16, 1 << (job.head_dim - 1).bit_length())
     sizes = {
         "HEAD_DIM": job.head_dim,
+        "VALUE_DIM": job.head_dim,
         "BLOCK_D": block_d,
+        "BLOCK_V": block_d,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
     }
