@@ -186,6 +186,14 @@ FORWARD = (
         "causal_ring",
     ),
     Mutant(
+        "values have as many dims as keys", "_attend",
+        "BLOCK_N, VALUE_DIM, BLOCK_V",
+        "BLOCK_N, HEAD_DIM, BLOCK_V",
+        "full_ring",
+    ),
+    Mutant("carried rows lie as far apart as rows of q", "forward_step", _CARRIED, _CARRIED.replace("VALUE_DIM, owned", "HEAD_DIM, owned"), "full_ring"),
+    Mutant("out has the dims of q", "forward_step", "BLOCK_M, VALUE_DIM, BLOCK_V)", "BLOCK_M, HEAD_DIM, BLOCK_V)", "full_ring"),
+    Mutant(
         "masked numbers are not given", "tile",
         "tl.load(pointers, mask=within[:, None] & deep, other=0.0)",
         "tl.load(pointers, mask=within[:, None] & deep)",
@@ -268,6 +276,8 @@ BACKWARD = (
         "stored_otherwise",
     ),
     Mutant("dK is scaled twice", "backward_dkv", "dk * scale", "dk * scale * scale", "own_scale"),
+    Mutant("dout has the dims of q", "backward_dq", "owned, BLOCK_M, VALUE_DIM, BLOCK_V", "owned, BLOCK_M, HEAD_DIM, BLOCK_V", "full_ring"),
+    Mutant("dV has the dims of dK", "backward_dkv", "places(first, owned, BLOCK_N, VALUE_DIM,", "places(first, owned, BLOCK_N, HEAD_DIM,", "full_ring"),
     Mutant(
         "the last key of a program is not written", "backward_dkv",
         "places(first, owned, BLOCK_N, HEAD_DIM,",
