@@ -16,13 +16,21 @@ from torch import Tensor
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.errors import (
+    BackendError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    MaskError,
+    ShapeError,
+    WorldSizeError,
+)
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
-from ringlab.scores import ScoreRules, check_scale
+from ringlab.scores import ScoreRules, check_scale, check_sinks
 
 
 @dataclass(frozen=True)
@@ -54,16 +62,28 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
     check_scale(given.scale, given.q.dtype)
-    _check_sinks(given.sinks, given.q)
+    check_sinks(given.sinks, given.q)
     mask = _resolve_mask(given.causal, given.mask, given.layout)
     rules = _resolve_rules(given.softcap, given.dropout, given.seed)
-    block, schedule = get_block(given.block, given.q, rules.requirements, given.v), get_schedule(given.schedule)
+    block, schedule = (
+        get_block(given.block, given.q, rules.requirements, given.v),
+        get_schedule(given.schedule),
+    )
     heads = given.q.shape[1], given.k.shape[1]
     schedule.check(*heads, given.ring.world_size)
     sinks = _resolve_sinks(given.sinks, schedule)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
     return schedule, Call(
-        given.ring, given.layout, block, mask, scale, heads, given.return_lse, rules, given.validate, sinks=sinks
+        given.ring,
+        given.layout,
+        block,
+        mask,
+        scale,
+        heads,
+        given.return_lse,
+        rules,
+        given.validate,
+        sinks=sinks,
     )
 
 
@@ -126,26 +146,14 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
 
 
-def _check_sinks(sinks: Any, q: Tensor) -> None:
-    """Raise for sinks that are not one number for each query head, beside q."""
-    if sinks is None:
-        return
-    if not isinstance(sinks, Tensor) or sinks.shape != q.shape[1:2]:
-        got = str(tuple(sinks.shape)) if isinstance(sinks, Tensor) else type(sinks).__name__
-        needed = f"sinks as a tensor ({q.shape[1]},), one logit of each query head"
-        raise ShapeError(needed, got, "pass the sinks of the heads of q")
-    if not sinks.is_floating_point():
-        raise DtypeError("sinks of a floating point dtype", str(sinks.dtype))
-    if sinks.device != q.device:
-        raise DeviceError("sinks on the device of q", f"{sinks.device} and {q.device}")
-
-
 def _resolve_sinks(sinks: Tensor | None, schedule: Schedule) -> Tensor | None:
     """Return the sinks without their graph. Raises: BackendError for a schedule that would ignore them."""
     if sinks is None:
         return None
     if not getattr(schedule, "takes_sinks", False):
-        raise BackendError("a schedule that takes sinks", f"'{schedule.name}', which does not", "use schedule='ring'")
+        raise BackendError(
+            "a schedule that takes sinks", f"'{schedule.name}', which does not", "use schedule='ring'"
+        )
     return sinks.detach()
 
 

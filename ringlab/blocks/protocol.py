@@ -120,9 +120,7 @@ class Gradient:
 class ForwardSteps(Protocol):
     """The forward of one rank's queries, a K/V block at a time: `TilewiseForward`, or with Triton `TritonForward`."""
 
-    def attend(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
-    ) -> None:
+    def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block; `tiles` are its visible parts, `rules` those of all rows and all its keys."""
         ...
 

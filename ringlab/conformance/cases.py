@@ -64,7 +64,11 @@ AXES: dict[str, tuple[Any, ...]] = {
     "D": (16, 40, 64, 80, 128, 256),
     "dtype": ("float64", "float32", "bfloat16"),
     "mask": tuple(MASKS),
-    "Dv": (0, 24, 96),  # of v; 0 as that of q and k. The others are smaller than some of those, and larger than some
+    "Dv": (
+        0,
+        24,
+        96,
+    ),  # of v; 0 as that of q and k. The others are smaller than some of those, and larger than some
 }
 
 

@@ -23,9 +23,7 @@ class AllGatherSchedule(BlockSchedule):
 
     name = "allgather"
 
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: Value
-    ) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.distances):

@@ -34,9 +34,7 @@ class BlockSchedule(ABC):
     takes_sinks = True
 
     @abstractmethod
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: Value
-    ) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod

@@ -58,9 +58,7 @@ class DoubleRingSchedule(BlockSchedule):
         """Return how many blocks arrive: a whole turn for each node in reach of the mask."""
         return self._rings(call).turns * self.node
 
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: Value
-    ) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         rings, buffers = self._rings(call), BlockBuffers(call)
         for turn in range(rings.turns):
             first, onward = (k, v), None

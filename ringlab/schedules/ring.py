@@ -28,9 +28,7 @@ class RingSchedule(BlockSchedule):
 
     name = "ring"
 
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: Value
-    ) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         ring, buffers = call.ring, BlockBuffers(call)
         origin = ring.rank
         here: tuple[Tensor, ...] = k, v

@@ -95,9 +95,7 @@ class TilewiseForward:
         self.block, self.q, self.scale = block, q, scale
         self.state: RunningPartial | None = None
 
-    def attend(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
-    ) -> None:
+    def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block."""
         if self.state is None:  # the first v says how wide out is
             self.state = RunningPartial(self.q, v.shape[-1])

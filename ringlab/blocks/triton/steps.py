@@ -266,7 +266,11 @@ def _check_rows(rows: BackwardRows) -> None:
     _check_kinds(q, dout=dout)
     if dout.shape[:3] != q.shape[:3] or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
         raise _misfit(
-            "dout (B, H, L, Dv) like q (B, H, L, D), and lse and delta (B, H, L)", q=q, dout=dout, lse=lse, delta=delta
+            "dout (B, H, L, Dv) like q (B, H, L, D), and lse and delta (B, H, L)",
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
         )
     if {lse.device, delta.device} != {q.device}:
         devices = f"q on {q.device}, lse on {lse.device}, delta on {delta.device}"
