@@ -86,7 +86,8 @@ class ShapeBlock(StepBlock):
     ) -> Partial:
         """Return one tile's partial, unfilled, and charge its seconds: windows are computed tile by tile."""
         self._charge(q, k, causal, backward=False)
-        return Partial(torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        return Partial(out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
 
     def backward(
         self,
@@ -127,12 +128,13 @@ class ShapeForward:
     def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
+        shape = (*self.q.shape[:-1], v.shape[-1])
         if not self.left:
-            self.out = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+            self.out = torch.empty(shape, dtype=self.q.dtype, device=self.q.device)
             self.lse = torch.empty(self.q.shape[:-1], dtype=torch.float32, device=self.q.device)
             self.state = ()
         elif not self.state:
-            acc = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+            acc = torch.empty(shape, dtype=torch.float32, device=self.q.device)
             self.state = acc, acc.new_empty(self.q.shape[:-1]), acc.new_empty(self.q.shape[:-1])
         self.spend(self.seconds(tiles))
 
