@@ -92,7 +92,13 @@ def gpt_oss(**other: Any) -> GptOssConfig:
 
 def deepseek_v3(**other: Any) -> DeepseekV3Config:
     """Latent attention: v has fewer dims than q and k. All layers are dense, as in gpt_oss."""
-    dims = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 8, "q_lora_rank": 8}
+    dims = {
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+    }
     experts = {"first_k_dense_replace": SMALL["num_hidden_layers"], "n_routed_experts": 2, "n_group": 1}
     return DeepseekV3Config(**SMALL | dims | experts | {"topk_group": 1, "num_key_value_heads": 4} | other)
 
