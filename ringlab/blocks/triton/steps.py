@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.blocks.protocol import BackwardRows, Gradient
-from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.configs import Config, padded
 from ringlab.blocks.triton.visits import check_tiles, key_visits, row_visits
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.merge import Partial
@@ -311,8 +311,3 @@ def sizes(q: Query, k: KeyValue, v: Value) -> dict[str, int]:
     D, Dv = q.shape[-1], v.shape[-1]
     dims = {"HEAD_DIM": D, "VALUE_DIM": Dv, "BLOCK_D": padded(D), "BLOCK_V": padded(Dv)}
     return {"GROUP": q.shape[1] // k.shape[1], **dims}
-
-
-def padded(head_dim: int) -> int:
-    """Return the power of two that a head dim is padded to: at least 16, as matrix products need."""
-    return max(16, 1 << (head_dim - 1).bit_length())
