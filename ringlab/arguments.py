@@ -16,13 +16,21 @@ from torch import Tensor
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.errors import (
+    BackendError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    MaskError,
+    ShapeError,
+    WorldSizeError,
+)
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
-from ringlab.scores import ScoreRules, check_scale
+from ringlab.scores import ScoreRules, check_scale, check_sinks
 
 
 @dataclass(frozen=True)
@@ -54,16 +62,28 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
     check_scale(given.scale, given.q.dtype)
-    _check_sinks(given.sinks, given.q)
+    check_sinks(given.sinks, given.q)
     mask = _resolve_mask(given.causal, given.mask, given.layout)
     rules = _resolve_rules(given.softcap, given.dropout, given.seed)
-    block, schedule = get_block(given.block, given.q, rules.requirements), get_schedule(given.schedule)
+    block, schedule = (
+        get_block(given.block, given.q, rules.requirements, given.v),
+        get_schedule(given.schedule),
+    )
     heads = given.q.shape[1], given.k.shape[1]
     schedule.check(*heads, given.ring.world_size)
+    sinks = _resolve_sinks(given.sinks, schedule)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
-    wants_lse = given.return_lse or given.sinks is not None
     return schedule, Call(
-        given.ring, given.layout, block, mask, scale, heads, wants_lse, rules, given.validate
+        given.ring,
+        given.layout,
+        block,
+        mask,
+        scale,
+        heads,
+        given.return_lse,
+        rules,
+        given.validate,
+        sinks=sinks,
     )
 
 
@@ -71,8 +91,10 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
     """Return a text that must be equal on all ranks. Layouts add a digest, as their names may be equal by chance."""
     q, k, v = given.q, given.k, given.v
     rules = call.rules
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} D={q.shape[3]} {q.dtype}"
+    leaves = (q, k, v) if given.sinks is None else (q, k, v, given.sinks)
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
+    dims = f"D={q.shape[3]}" if q.shape[3] == v.shape[3] else f"D={q.shape[3]} Dv={v.shape[3]}"
+    sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} {dims} {q.dtype}"
     ruled = (
         f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
     )
@@ -96,13 +118,13 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     _check_kinds(named)
     if layout.P != ring.world_size:
         raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape != v.shape:
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-        raise ShapeError("q (B, H, L, D), and k and v both (B, K, L, D)", shapes)
+        raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may be D or another", shapes)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
-    if q.shape[3] == 0:
-        raise ShapeError("a head dim of at least 1", f"q {tuple(q.shape)}")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise ShapeError("head dims of at least 1", f"q {tuple(q.shape)}, v {tuple(v.shape)}")
     length = layout.length(ring.rank)
     for name, x in named.items():
         if x.shape[2] != length:
@@ -124,18 +146,15 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
 
 
-def _check_sinks(sinks: Any, q: Tensor) -> None:
-    """Raise for sinks that are not one number for each query head, beside q."""
+def _resolve_sinks(sinks: Tensor | None, schedule: Schedule) -> Tensor | None:
+    """Return the sinks without their graph. Raises: BackendError for a schedule that would ignore them."""
     if sinks is None:
-        return
-    if not isinstance(sinks, Tensor) or sinks.shape != q.shape[1:2]:
-        got = str(tuple(sinks.shape)) if isinstance(sinks, Tensor) else type(sinks).__name__
-        needed = f"sinks as a tensor ({q.shape[1]},), one logit of each query head"
-        raise ShapeError(needed, got, "pass the sinks of the heads of q")
-    if not sinks.is_floating_point():
-        raise DtypeError("sinks of a floating point dtype", str(sinks.dtype))
-    if sinks.device != q.device:
-        raise DeviceError("sinks on the device of q", f"{sinks.device} and {q.device}")
+        return None
+    if not getattr(schedule, "takes_sinks", False):
+        raise BackendError(
+            "a schedule that takes sinks", f"'{schedule.name}', which does not", "use schedule='ring'"
+        )
+    return sinks.detach()
 
 
 def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:

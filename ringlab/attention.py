@@ -30,15 +30,15 @@ from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules.call import Call
-from ringlab.schedules.protocol import Schedule
-from ringlab.types import KeyValue, Out, Query, RowState, Sinks
+from ringlab.schedules.protocol import Gradients, Schedule
+from ringlab.types import KeyValue, Query, Sinks, Value
 
 
 @overload
 def ring_attention(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     *,
     ring: Ring,
     layout: Layout,
@@ -60,7 +60,7 @@ def ring_attention(
 def ring_attention(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     *,
     ring: Ring,
     layout: Layout,
@@ -81,7 +81,7 @@ def ring_attention(
 def ring_attention(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     *,
     ring: Ring,
     layout: Layout,
@@ -100,7 +100,7 @@ def ring_attention(
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
     q, k, v: this rank's shards under `layout`, (B, H, L, D) and twice (B, K, L, D) with H % K == 0. K/V travel as they
-    are, never repeated for query heads.
+    are, never repeated for query heads. v may have another head dim, as with latent attention; out has that of v.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a window, a prefix or packed documents; every block and schedule honours all of it.
     scale: D^−½ by default.
@@ -109,8 +109,7 @@ def ring_attention(
     `seed`, a 64-bit integer, and from batch, head and global positions (`ringlab.scores`): the same in backward and
     under every layout.
     sinks: (H,) logits, one of each query head, that take weight and give no value; lse counts them. They are neither scaled
-    nor capped. All ranks pass the same ones, and each has the gradient of its own rows: sum it over the ranks. The
-    backward of block="native" is then computed by "blockwise".
+    nor capped. All ranks pass the same ones, and each has a part of their gradient: sum it over the ranks.
     block: "native", "blockwise", "naive", "triton", or "auto", whose choice is recorded in the trace; or a block
     object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
     to "blockwise", which is recorded too.
@@ -147,21 +146,8 @@ def ring_attention(
         raise
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
-    out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
-    if sinks is not None:
-        out, lse = with_sinks(out, lse, sinks)
+    out, lse = _RingAttention.apply(q, k, v, sinks, chosen_schedule, call)
     return (out, lse) if return_lse else out
-
-
-def with_sinks(out: Out, lse: RowState, sinks: Sinks) -> tuple[Out, RowState]:
-    """Return out and lse of attention whose softmax has a further logit per head that gives no value.
-
-    A row's weights become e^lse / (e^lse + e^sink) of themselves.
-    Source: arXiv 2508.10925.
-    """
-    logits = sinks.to(lse.dtype)[:, None]
-    kept = torch.sigmoid(lse - logits)[..., None]
-    return (out * kept).to(out.dtype), torch.logaddexp(lse, logits)
 
 
 def refuse_call(given: Arguments, refusal: Exception) -> None:
@@ -190,7 +176,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Query, k: KeyValue, v: KeyValue, schedule: Schedule, call: Call
+        ctx: Any, q: Query, k: KeyValue, v: Value, sinks: Sinks | None, schedule: Schedule, call: Call
     ) -> tuple[Tensor, Tensor]:
         out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
         ctx.save_for_backward(*saved)
@@ -210,9 +196,11 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         dout = ctx.no_gradient() if dout is None else dout
         agree_on_backward(ctx.call, dout.device)
-        gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
+        *gradients, dsinks = Gradients(
+            *ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
+        )
         dq, dk, dv = (x.to(dout.dtype) for x in gradients)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, dsinks, None, None
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:

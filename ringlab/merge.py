@@ -15,11 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.errors import ShapeError
+from ringlab.types import Sinks
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Attention over some of the keys: out (B, H, L, D), normalised, and its lse (B, H, L).
+    """Attention over some of the keys: out (B, H, L, Dv), normalised, and its lse (B, H, L).
 
     Raises: ShapeError if the shapes differ otherwise than in the head dim.
 
@@ -43,10 +44,10 @@ class Partial:
             raise ShapeError(f"lse of shape {tuple(self.out.shape[:-1])}", f"{tuple(self.lse.shape)}")
 
     @classmethod
-    def identity(cls, q: Float[Tensor, "*rows D"]) -> Partial:
-        """Return (0, −inf) for the rows of `q`, in the state dtype."""
-        dtype = state_dtype(q.dtype)
-        out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    def identity(cls, q: Float[Tensor, "*rows D"], value_dim: int | None = None) -> Partial:
+        """Return (0, −inf) for the rows of `q`, in the state dtype. value_dim: the head dim of v, by default that of q."""
+        dtype, Dv = state_dtype(q.dtype), q.shape[-1] if value_dim is None else value_dim
+        out = torch.zeros((*q.shape[:-1], Dv), dtype=dtype, device=q.device)
         return cls(out, torch.full(q.shape[:-1], -math.inf, dtype=dtype, device=q.device))
 
 
@@ -71,6 +72,20 @@ def merge_into(state: Partial, rows: slice, part: Partial) -> None:
     weight, weight_part = _weights(lse, part.lse)
     out.mul_(weight).addcmul_(part.out.to(out.dtype), weight_part)
     lse.copy_(torch.logaddexp(lse, part.lse))
+
+
+def sink_partial(sinks: Sinks, like: Partial) -> Partial:
+    """Return the partial of a key that each row of `like` sees beside its own: it has its head's logit, and gives no value.
+
+    Merge it once, after all keys: a row's weights become e^lse / (e^lse + e^sink) of themselves.
+    Source: arXiv 2508.10925.
+
+    >>> rows = Partial(torch.ones(1, 2, 3, 4), torch.zeros(1, 2, 3))  # Σ e^score is 1 in each row
+    >>> merge(rows, sink_partial(torch.zeros(2), rows)).out.unique()
+    tensor([0.5000])
+    """
+    lse = sinks.to(like.lse.dtype)[:, None].expand_as(like.lse)
+    return Partial(like.out.new_zeros(()).expand_as(like.out), lse)
 
 
 def _weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from ringlab.errors import DtypeError, MaskError
+from ringlab.errors import DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.merge import state_dtype
 
 _WORD = 0xFFFFFFFF
@@ -170,6 +170,20 @@ def check_scale(scale: Any, dtype: torch.dtype) -> None:
     largest = torch.finfo(of_scores).max
     if not (isinstance(scale, (int, float)) and -largest <= scale <= largest):  # false for NaN too
         raise DtypeError(f"scale= a number that is finite in {of_scores}, or None for D^−½", repr(scale))
+
+
+def check_sinks(sinks: Any, q: Float[Tensor, "B H L D"]) -> None:
+    """Return if `sinks` is None, or one number for each query head, beside q. Raises: ShapeError, DtypeError, DeviceError."""
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor) or sinks.shape != q.shape[1:2]:
+        got = str(tuple(sinks.shape)) if isinstance(sinks, Tensor) else type(sinks).__name__
+        needed = f"sinks as a tensor ({q.shape[1]},), one logit of each query head"
+        raise ShapeError(needed, got, "pass the sinks of the heads of q")
+    if not sinks.is_floating_point():
+        raise DtypeError("sinks of a floating point dtype", str(sinks.dtype))
+    if sinks.device != q.device:
+        raise DeviceError("sinks on the device of q", f"{sinks.device} and {q.device}")
 
 
 PLAIN_RULES = TileRules(ScoreRules(), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from torch import Tensor
+
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
-from ringlab.blocks.protocol import Block, Query
+from ringlab.blocks.protocol import Block, Query, Value
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
@@ -39,22 +41,25 @@ def known() -> tuple[str, ...]:
     return (*_BLOCKS, _TRITON)
 
 
-def get_block(name: str | Block, q: Query, requirements: frozenset[str] = frozenset()) -> Block:
+def get_block(
+    name: str | Block, q: Query, requirements: frozenset[str] = frozenset(), v: Value | None = None
+) -> Block:
     """Return the block backend called `name`, after a check that it can compute tensors like `q`.
 
     "auto" is `native` if that can compute `q`, else `blockwise`. A block object is returned as it is.
-    requirements: the score rules that it must support, of "softcap" and "dropout".
-    Raises: BackendError for an unknown name, or a backend that does not support `q` and all requirements.
+    requirements: the score rules that it must support, of "softcap" and "dropout". v: values whose head dim may be another.
+    Raises: BackendError for an unknown name, or a backend that does not support `q`, `v` and all requirements.
 
     >>> import torch
     >>> get_block("auto", torch.empty(1, 2, 16, 8)).name
     'native'
     """
+    both = (q,) if v is None else (q, v)
     if name == "auto":
-        name = "native" if not requirements and _BLOCKS["native"].supports(q) is None else "blockwise"
+        name = "native" if not requirements and _unsupported(_BLOCKS["native"], both) is None else "blockwise"
     block = _named(name) if isinstance(name, str) else name
-    if reason := block.supports(q):
-        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _remedy(q))
+    if reason := _unsupported(block, both):
+        raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _remedy(both))
     if missing := requirements - block.supported_rules:
         raise BackendError(
             f"a block that supports {' and '.join(sorted(missing))}",
@@ -83,12 +88,17 @@ def _named(name: str) -> Block:
     return _triton() if name == _TRITON else _BLOCKS[name]
 
 
-def _remedy(q: Query) -> str:
-    """Return a remedy for a block that does not support `q`: the name of one that does, if there is one."""
+def _unsupported(block: Block, tensors: tuple[Tensor, ...]) -> str | None:
+    """Return the reason why the block cannot compute one of these, or None if it can compute all."""
+    return next((reason for x in tensors if (reason := block.supports(x))), None)
+
+
+def _remedy(tensors: tuple[Tensor, ...]) -> str:
+    """Return a remedy for a block that does not support these: the name of one that does, if there is one."""
     for name in ("native", "blockwise"):
-        if _named(name).supports(q) is None:
+        if _unsupported(_named(name), tensors) is None:
             return f"use block='{name}'"
-    return f"no block computes {q.dtype}: convert q, k and v with .to(torch.bfloat16)"
+    return f"no block computes {tensors[0].dtype}: convert q, k and v with .to(torch.bfloat16)"
 
 
 @cache

@@ -14,7 +14,7 @@ from ringlab.blocks.naive import Naive
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 
 class Blockwise(Block):
@@ -36,13 +36,13 @@ class Blockwise(Block):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        state = Partial.identity(q)
+        state = Partial.identity(q, v.shape[-1])
         for rows, keys, diagonal in self._tiles(q, k, causal):
             part = self.inner.forward(
                 q[..., rows, :],
@@ -59,12 +59,12 @@ class Blockwise(Block):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, KeyValue, Value]:
         dq, dk, dv = (torch.zeros_like(x, dtype=state_dtype(x.dtype)) for x in (rows.q, k, v))
         for of_q, of_kv, diagonal in self._tiles(rows.q, k, causal):
             dq_part, dk_part, dv_part = self.inner.backward(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.merge import Partial, state_dtype
 from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 
 class Naive(Block):
@@ -29,7 +29,7 @@ class Naive(Block):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -46,12 +46,12 @@ class Naive(Block):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, KeyValue, Value]:
         groups, dtype = k.shape[1], state_dtype(rows.q.dtype)
         q, k, v = _grouped(rows.q, k, v)
         dout, lse, delta = (x.to(dtype).unflatten(1, (groups, -1)) for x in (rows.dout, rows.lse, rows.delta))

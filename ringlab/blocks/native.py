@@ -1,9 +1,16 @@
-"""The block backend `native`: torch's own flash attention operators, which return the lse that a ring needs."""
+"""The block backend `native`: torch's own flash attention operators, which return the lse that a ring needs.
+
+They take q, k and v of one head dim only. Where v has another, the narrower tensors are filled up with zeros, which add
+nothing to scores, out or gradients; the surplus is cut off the results.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import unsupported_dtype
@@ -11,7 +18,7 @@ from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.errors import BackendError
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 _aten = torch.ops.aten
 
@@ -47,7 +54,7 @@ class Native(Block):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -56,7 +63,10 @@ class Native(Block):
         if rules.requirements:
             return Blockwise().forward(q, k, v, causal=causal, scale=scale, rules=rules)
         if q.numel() == 0 or k.numel() == 0:
-            return Partial.identity(q)
+            return Partial.identity(q, v.shape[-1])
+        if q.shape[-1] != v.shape[-1]:
+            part = self.forward(*_of_one_width(q, k, v), causal=causal, scale=scale)
+            return Partial(_cut(part.out, v), part.lse)
         q, k, v = map(_dense, (q, k, v))
         if q.device.type == "cuda":
             return _cuda_forward(q, k, v, causal, scale)
@@ -72,16 +82,22 @@ class Native(Block):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, KeyValue, Value]:
         if rules.requirements or rows.through_lse:  # torch's operators compute delta themselves
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)
+        if rows.q.shape[-1] != v.shape[-1]:
+            q, wide_k, wide_v, dout, out = _of_one_width(rows.q, k, v, rows.dout, rows.out)
+            wide = replace(rows, q=q, dout=dout, out=out)
+            found = self.backward(wide, wide_k, wide_v, causal=causal, scale=scale)
+            dq, dk, dv = (_cut(x, like) for x, like in zip(found, (rows.q, k, v), strict=True))
+            return dq, dk, dv
         dout, q, k, v, out = map(_dense, (rows.dout, rows.q, k, v, rows.out))
         if q.device.type == "cuda":
             return _cuda_backward(dout, q, k, v, out, rows.lse, causal, scale)
@@ -93,6 +109,17 @@ class Native(Block):
 def _dense(x: Tensor) -> Tensor:
     # The operators accept any strides, except that they read the last axis as if it were dense.
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors with zeros after their head dims, up to the largest of these."""
+    most = max(x.shape[-1] for x in tensors)
+    return tuple(x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in tensors)
+
+
+def _cut(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` with the head dim of `like`, in memory of its own."""
+    return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]].contiguous()
 
 
 def _check_square(q: Tensor, k: Tensor, causal: bool) -> None:

@@ -14,20 +14,20 @@ from torch import Tensor
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 
 @dataclass(frozen=True)
 class BackwardRows:
     """Some query rows with everything that backward needs to know about them.
 
-    out and lse are the forward's, and delta is rowsum(dout·out), less the gradient of lse if there is one; all are over all
+    out and lse are the forward's, the sinks counted if there are any, and delta is rowsum(dout·out), less the gradient of lse if there is one; all are over all
     keys, not over one block. through_lse: whether there is a gradient of lse, so that delta does not follow from dout and out.
     """
 
-    dout: Query
+    dout: Out
     q: Query
-    out: Query
+    out: Out
     lse: RowState
     delta: RowState
     through_lse: bool = False
@@ -55,7 +55,7 @@ class BackwardRows:
 class Block(Protocol):
     """One way to compute a tile. Backends keep no state between tiles.
 
-    Query head h reads key/value head h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and
+    v may have another head dim than q and k; out has that of v. Query head h reads key/value head h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and
     there are no more keys than rows.
     """
 
@@ -75,7 +75,7 @@ class Block(Protocol):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -91,12 +91,12 @@ class Block(Protocol):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, KeyValue, Value]:
         """Return the contribution of these rows and keys to (dq, dk, dv); by default `Native.backward`.
 
         P = exp(S − lse), dV = Pᵀ·dout, dS = P·(dout·Vᵀ − delta), dQ = scale·dS·K, dK = scale·dSᵀ·Q.
@@ -120,9 +120,7 @@ class Gradient:
 class ForwardSteps(Protocol):
     """The forward of one rank's queries, a K/V block at a time: `TilewiseForward`, or with Triton `TritonForward`."""
 
-    def attend(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
-    ) -> None:
+    def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block; `tiles` are its visible parts, `rules` those of all rows and all its keys."""
         ...
 
@@ -136,7 +134,7 @@ class BackwardSteps(Protocol):
     """The backward of one rank's queries, a K/V block at a time: `TilewiseBackward`, or with Triton `TritonBackward`."""
 
     def differentiate(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Return the contribution of these queries to the gradients of the next block; arguments as in the forward."""
         ...

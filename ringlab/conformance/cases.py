@@ -1,6 +1,6 @@
 """The table of cases that attention must pass on every transport, block backend and schedule.
 
-The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes and masks. Their full
+The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks and head dims of v. Their full
 product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
 and always the same. `refusal` names the error with
 which a schedule must refuse a case that its heads or ranks rule out.
@@ -64,12 +64,17 @@ AXES: dict[str, tuple[Any, ...]] = {
     "D": (16, 40, 64, 80, 128, 256),
     "dtype": ("float64", "float32", "bfloat16"),
     "mask": tuple(MASKS),
+    "Dv": (
+        0,
+        24,
+        96,
+    ),  # of v; 0 as that of q and k. The others are smaller than some of those, and larger than some
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem and how it is spread over ranks."""
+    """One attention problem and how it is spread over ranks. Dv: the head dim of v, D if 0."""
 
     layout: str
     P: int
@@ -78,9 +83,11 @@ class Case:
     D: int
     dtype: str
     mask: str
+    Dv: int = 0
 
     def __str__(self) -> str:
-        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}-{self.dtype}-{self.mask}"
+        of_v = f"-Dv{self.Dv}" if self.Dv else ""
+        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}{of_v}-{self.dtype}-{self.mask}"
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -129,9 +136,9 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and dout of the whole sequence, normally distributed, the same every time."""
     draw = np.random.default_rng([case.S, case.group, case.D, list(MASKS).index(case.mask)]).standard_normal
     heads, kv_heads = case.heads
-    rows, keys = (1, heads, case.S, case.D), (1, kv_heads, case.S, case.D)
-    dtype = getattr(torch, case.dtype)
-    q, k, v, dout = (torch.from_numpy(draw(shape)).to(dtype) for shape in (rows, keys, keys, rows))
+    rows, keys, Dv = (1, heads, case.S), (1, kv_heads, case.S), case.Dv or case.D
+    shapes, dtype = ((*rows, case.D), (*keys, case.D), (*keys, Dv), (*rows, Dv)), getattr(torch, case.dtype)
+    q, k, v, dout = (torch.from_numpy(draw(shape)).to(dtype) for shape in shapes)
     return q, k, v, dout
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import Hardware, MeasuredBlock
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
@@ -41,8 +42,7 @@ def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
 class PeakTime:
     """FLOPs of the kernel tiles over the FLOP/s that kernels reach.
 
-    4·D FLOPs per score element and head forward, 10·D backward (five products, with the scores
-    computed again). Launches, merging, and adding up gradients take no time.
+    `attention_flops` of the score elements. Launches, merging, and adding up gradients take no time.
     """
 
     forward_flops_per_s: float
@@ -52,7 +52,7 @@ class PeakTime:
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
         """Return the seconds for these tiles."""
         scores = sum(tile_scores(tile, self.tile) for tile in tiles)
-        flops = (10 if backward else 4) * sizes.D * scores * sizes.B * sizes.H
+        flops = attention_flops(sizes, scores, backward)
         return flops / (self.backward_flops_per_s if backward else self.forward_flops_per_s)
 
 
@@ -84,16 +84,23 @@ def _launches(tile: Tile, largest_causal: int | None) -> Iterator[tuple[int, flo
 
 
 def block_time(
-    hardware: Hardware, dtype: str, tile: tuple[int, int] | None = (128, 128), D: int | None = None
+    hardware: Hardware,
+    dtype: str,
+    tile: tuple[int, int] | None = (128, 128),
+    D: int | None = None,
+    Dv: int | None = None,
 ) -> BlockTime:
     """Return the block time of `hardware`: measured if its file has measurements, otherwise from its peak.
 
-    Measurements apply to their own head dim only; for another `D` the peak is used.
+    Measurements apply to their own head dim only; for another `D`, or where `Dv`, the head dim of v, is another than `D`,
+    the peak is used.
     Raises: CostError for a dtype that the hardware does not compute in, or a tile size below one.
     """
     check_tile(tile)
     measured = {
-        block.pass_: block for block in hardware.block_times if block.dtype == dtype and D in (None, block.D)
+        block.pass_: block
+        for block in hardware.block_times
+        if block.dtype == dtype and D in (None, block.D) and Dv in (None, block.D)
     }
     if "forward" in measured:
         return MeasuredTime(measured["forward"], measured.get("backward"))

@@ -25,11 +25,13 @@ MOST_ENTRIES = 4_000_000  # run pairs looked at in one go: 32 MB an array
 def attention_flops(sizes: Attention, score_elements: int, backward: bool = False) -> int:
     """Return the FLOPs of `score_elements` (query, key) pairs, for all B sequences and H query heads.
 
-    Forward 4·D FLOPs per pair and head, backward 10·D: each matrix product takes D multiply-adds.
+    Forward 4·D FLOPs per pair and head, backward 10·D: each matrix product takes D multiply-adds, those with V or dO Dv,
+    the head dim of v: one of two forward, two of five backward.
     K/V heads do not matter: GQA saves bytes, not FLOPs.
     """
-    products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
-    return products * 2 * sizes.D * sizes.B * sizes.H * int(score_elements)
+    products, of_v = (BACKWARD_PRODUCTS, 2) if backward else (FORWARD_PRODUCTS, 1)
+    dims = (products - of_v) * sizes.D + of_v * sizes.value_dim
+    return 2 * dims * sizes.B * sizes.H * int(score_elements)
 
 
 def linear_flops(model: Model, tokens: int) -> int:

@@ -30,7 +30,7 @@ ATTENTION_KINDS = ("ring", "allgather", "blockwise", "materialised")
 def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring") -> int:
     """Return the bytes of one layer's attention forward on a rank of `tokens` tokens, S = P · tokens.
 
-    Derivation, with c = tokens, h = H·D and g = K·D:
+    Derivation, with c = tokens, h = H·D and g = K·D, where v has the head dim of q and k, as it has as a rule:
     q and out are c·h each, K and V c·g each. The ring adds the K and V that are arriving:
     (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
     prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
@@ -40,17 +40,16 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
     in flight; "materialised" adds the c × S scores of every head.
     Raises: CostError for another kind.
     """
-    query, key = sizes.B * sizes.H * sizes.D, sizes.B * sizes.K * sizes.D
-    own = 2 * query * tokens + 2 * key * tokens
+    rows, block = (sizes.B * heads * (sizes.D + sizes.value_dim) * tokens for heads in (sizes.H, sizes.K))
     extra = {
-        "ring": 2 * key * tokens if P > 1 else 0,
-        "allgather": 2 * key * tokens * (P - 1),
+        "ring": block if P > 1 else 0,
+        "allgather": block * (P - 1),
         "blockwise": 0,
-        "materialised": sizes.B * sizes.H * tokens * tokens * P + 2 * key * tokens * (P - 1),
+        "materialised": sizes.B * sizes.H * tokens * tokens * P + block * (P - 1),
     }
     if kind not in extra:
         raise CostError(f"a kind among {', '.join(ATTENTION_KINDS)}", repr(kind))
-    return (own + extra[kind]) * element_bytes(sizes.dtype)
+    return (rows + block + extra[kind]) * element_bytes(sizes.dtype)
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,18 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     product in float32, whose rows add up to delta.
     `simulate` measures the same on the program itself; a test compares the two.
     """
-    query, key = (sizes.B * heads * sizes.D * tokens for heads in (sizes.H, sizes.K))
+    query, out = (sizes.B * sizes.H * dim * tokens for dim in (sizes.D, sizes.value_dim))
+    block = sizes.B * sizes.K * (sizes.D + sizes.value_dim) * tokens
     size, rows = element_bytes(sizes.dtype), 2 * 4 * sizes.B * sizes.H * tokens
-    slots = min(2, P - 1) * 2 * key * size
+    slots = min(2, P - 1) * block * size
     if not backward:
-        return AttentionWork(slots, 0, 4 * query + rows if P > 1 else 0)
-    gradients = 2 * key * 4 * (3 if P > 1 else 1)
-    delta = (12 if size < 4 else 4) * query  # in float32 only the product is new
+        return AttentionWork(slots, 0, 4 * out + rows if P > 1 else 0)
+    gradients = block * 4 * (3 if P > 1 else 1)
+    delta = (12 if size < 4 else 4) * out  # in float32 only the product is new
     if P > 1:
-        largest = max(4 * query, (4 + size) * query - 2 * key * 4, delta - gradients)
+        largest = max(4 * query, (4 + size) * query - block * 4, delta - gradients)
     else:  # dq at once in its own dtype, and dK and dV once more in theirs
-        largest = max(size * (query + (2 * key if size < 4 else 0)), delta - gradients)
+        largest = max(size * (query + (block if size < 4 else 0)), delta - gradients)
     return AttentionWork(slots, gradients, largest + rows)
 
 

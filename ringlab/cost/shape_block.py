@@ -14,7 +14,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial
 from ringlab.plan import Tile
 from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 Tiles = tuple[Tile, ...]
 
@@ -78,7 +78,7 @@ class ShapeBlock(StepBlock):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -86,13 +86,14 @@ class ShapeBlock(StepBlock):
     ) -> Partial:
         """Return one tile's partial, unfilled, and charge its seconds: windows are computed tile by tile."""
         self._charge(q, k, causal, backward=False)
-        return Partial(torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        return Partial(out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
 
     def backward(
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -124,15 +125,16 @@ class ShapeForward:
         self.state: tuple[Tensor, ...] = ()
         self.out = self.lse = q
 
-    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Charge the seconds of `tiles`."""
         self.left -= 1
+        shape = (*self.q.shape[:-1], v.shape[-1])
         if not self.left:
-            self.out = torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
+            self.out = torch.empty(shape, dtype=self.q.dtype, device=self.q.device)
             self.lse = torch.empty(self.q.shape[:-1], dtype=torch.float32, device=self.q.device)
             self.state = ()
         elif not self.state:
-            acc = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+            acc = torch.empty(shape, dtype=torch.float32, device=self.q.device)
             self.state = acc, acc.new_empty(self.q.shape[:-1]), acc.new_empty(self.q.shape[:-1])
         self.spend(self.seconds(tiles))
 
@@ -150,7 +152,7 @@ class ShapeBackward:
         self.total = self.dq = q
 
     def differentiate(
-        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Charge the seconds of `tiles`; return the block's gradients, unfilled, or [] without tiles."""
         self.left -= 1

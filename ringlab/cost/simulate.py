@@ -236,7 +236,7 @@ def simulate(
     mask = Mask(causal=sizes.causal) if mask is None else mask
     check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes, mask)
     began, cpu = time.perf_counter(), time.process_time()
-    prices = Prices(block_time or time_of(hardware, sizes.dtype, tile, sizes.D), sizes)
+    prices = Prices(block_time or time_of(hardware, sizes.dtype, tile, sizes.D, sizes.value_dim), sizes)
     recording = record(sizes, layout, prices, schedule, backward, mask)
     how: dict[str, Any] = {"slow": slow, "jitter": jitter, "seed": seed}
     timeline = recording.clock(network or Network.of(hardware, layout.P), **how)
@@ -251,10 +251,11 @@ def record(
     """Return the operations of every rank in ring attention of these sizes under `mask`."""
     _warm_up(backward or mask.window is not None)
     dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
+    H, K, D, Dv = sizes.H, sizes.K, sizes.D, sizes.value_dim
     shards = {
         length: tuple(
-            torch.empty((sizes.B, heads, length, sizes.D), dtype=dtype, device="meta")
-            for heads in (sizes.H, sizes.K, sizes.K, sizes.H)
+            torch.empty((sizes.B, heads, length, dim), dtype=dtype, device="meta")
+            for heads, dim in ((H, D), (K, D), (K, Dv), (H, Dv))
         )
         for length in {layout.length(rank) for rank in range(layout.P)}
     }
@@ -370,14 +371,17 @@ def check_amounts(
             f"{tokens} tokens on {ranks} ranks",
             f"{tokens} ranks or fewer, or {ranks} tokens",
         )
-    amounts = {} if sizes is None else {name: getattr(sizes, name) for name in "BHKD"}
+    amounts = (
+        {} if sizes is None else {name: getattr(sizes, name) for name in "BHKD"} | {"Dv": sizes.value_dim}
+    )
     amounts |= dict(zip(("rows of a tile", "keys of a tile"), tile or (), strict=False))
     for name, value in amounts.items():
         if value > MOST_OF_A_SIZE:
             raise CostError(f"{name} <= {MOST_OF_A_SIZE:,}", shown(value), f"{MOST_OF_A_SIZE}")
-    if sizes is not None and sizes.B * sizes.H * sizes.D * tokens >= 2**56:
-        got = f"{sizes.B} × {sizes.H} × {tokens} × {sizes.D}"
-        raise CostError("q of fewer than 2^56 elements, B × H × S × D", got, "a smaller batch")
+    largest = 0 if sizes is None else max(sizes.D, sizes.value_dim)
+    if sizes is not None and sizes.B * sizes.H * largest * tokens >= 2**56:
+        got = f"{sizes.B} × {sizes.H} × {tokens} × {largest}"
+        raise CostError("q and out of fewer than 2^56 elements, B × H × S × D", got, "a smaller batch")
 
 
 def estimated_cpu_s(ranks: int, backward: bool) -> float:

@@ -22,7 +22,7 @@ def element_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention layer: B sequences, H query heads, K key/value heads, D head dim.
+    """One attention layer: B sequences, H query heads, K key/value heads, D head dim; Dv that of v, D if None.
 
     Raises: CostError for sizes below one, an unknown dtype, or if K does not divide H.
     """
@@ -33,10 +33,13 @@ class Attention:
     D: int = 128
     dtype: str = "bfloat16"
     causal: bool = True
+    Dv: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("B", "H", "K", "D"):
+        for name in ("B", "H", "K", "D", "Dv"):
             value = getattr(self, name)
+            if name == "Dv" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CostError(f"{name} >= 1, an integer", f"{name}={value!r}")
         if self.H % self.K:
@@ -48,6 +51,11 @@ class Attention:
         element_bytes(self.dtype)
 
     @property
+    def value_dim(self) -> int:
+        """Return the head dim of v and of the output."""
+        return self.D if self.Dv is None else self.Dv
+
+    @property
     def block_bytes_per_token(self) -> int:
-        """Return the bytes that K and V of one token take: 2·B·K·D·e."""
-        return 2 * self.B * self.K * self.D * element_bytes(self.dtype)
+        """Return the bytes that K and V of one token take: B·K·(D + Dv)·e."""
+        return self.B * self.K * (self.D + self.value_dim) * element_bytes(self.dtype)

@@ -6,12 +6,12 @@ back; the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward coun
 
 Is communication hidden? Seconds of a block and of a hop, and the tokens per rank that hide a hop.
 
-A block of c queries against c keys takes 4·B·H·D·c² FLOPs; meanwhile K and V of c tokens travel,
-2·B·K·D·e·c bytes of e each. With F FLOP/s and B bytes/s one way,
+A block of c queries against c keys takes 2·B·H·(D + Dv)·c² FLOPs, with Dv the head dim of v, D as a rule; meanwhile K
+and V of c tokens travel, B·K·(D + Dv)·e·c bytes of e each. With F FLOP/s and B bytes/s one way,
 
-    4·H·D·c² / F  >=  2·K·D·e·c / B      ⇔      c  >=  e·F / (2·B) · K/H
+    2·H·(D + Dv)·c² / F  >=  K·(D + Dv)·e·c / B      ⇔      c  >=  e·F / (2·B) · K/H
 
-A balanced causal layout leaves half of every block to compute, so c doubles. Batch and head dim
+A balanced causal layout leaves half of every block to compute, so c doubles. Batch and head dims
 fall out. Source: arXiv 2310.01889, section 3 (there e = 2 and K = H: c >= F/B).
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.sizes import Attention, element_bytes
@@ -59,8 +59,8 @@ def state_bytes(dtype: str) -> int:
 
 
 def gradient_bytes_per_token(sizes: Attention) -> int:
-    """Return the bytes that dK and dV of one token take on the wire: 2·B·K·D·4."""
-    return 2 * sizes.B * sizes.K * sizes.D * state_bytes(sizes.dtype)
+    """Return the bytes that dK and dV of one token take on the wire: B·K·(D + Dv)·4."""
+    return sizes.B * sizes.K * (sizes.D + sizes.value_dim) * state_bytes(sizes.dtype)
 
 
 def ring_traffic(
@@ -128,13 +128,13 @@ def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False)
     """
     _check_degrees(S, P)
     heads = shared_heads(sizes, P)
-    per_token = sizes.B * sizes.D * element_bytes(sizes.dtype)
-    query = -(-S // P) * (P - 1) * per_token * (sizes.H // P)
-    block = -(-S // P) * (P - 1) * per_token * heads
     if P == 1:
         return Traffic((), 0)
-    home = block // element_bytes(sizes.dtype) * state_bytes(sizes.dtype) if P > sizes.K else block
-    before, after = (query, query + 2 * home) if backward else (query + 2 * block, query)
+    size, sent = element_bytes(sizes.dtype), -(-S // P) * (P - 1) * sizes.B
+    query, out = (sent * (sizes.H // P) * dim * size for dim in (sizes.D, sizes.value_dim))
+    block = sent * heads * (sizes.D + sizes.value_dim)
+    home = block * (state_bytes(sizes.dtype) if P > sizes.K else size)
+    before, after = (out, query + home) if backward else (query + block * size, out)
     return Traffic((before, after), 4 * (P - 1))
 
 
@@ -147,9 +147,7 @@ def hybrid_traffic(sizes: Attention, S: int, ring: int, ulysses: int, *, backwar
     """
     _check_degrees(S, ring * ulysses)
     outer = ulysses_traffic(sizes, -(-S // ring), ulysses, backward=backward)
-    inner = Attention(
-        sizes.B, sizes.H // ulysses, shared_heads(sizes, ulysses), sizes.D, sizes.dtype, sizes.causal
-    )
+    inner = replace(sizes, H=sizes.H // ulysses, K=shared_heads(sizes, ulysses))
     hops = ring_traffic(inner, S, ring, backward=backward)
     around = (outer.by_step_bytes[:1], outer.by_step_bytes[1:])
     return Traffic((*around[0], *hops.by_step_bytes, *around[1]), outer.messages + hops.messages)

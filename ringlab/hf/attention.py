@@ -18,7 +18,7 @@ from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
 from ringlab.hf.context import guard_the_loss, held, raise_everywhere
 from ringlab.hf.masks import LayerMask, layer_mask
 from ringlab.mask import Mask
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 # Arguments of a model's forward that transformers passes down to attention, and that do not change it.
 _HARMLESS = {
@@ -36,13 +36,13 @@ def attend(
     module: nn.Module,
     query: Query,
     key: KeyValue,
-    value: KeyValue,
+    value: Value,
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
     **more: Any,
-) -> tuple[Float[Tensor, "B Lq H D"], None]:
+) -> tuple[Float[Tensor, "B Lq H Dv"], None]:
     """Return this rank's rows of attention over the whole sequence, and None for the weights.
 
     query, key and value are this rank's shards, rotated by global positions.

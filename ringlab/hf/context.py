@@ -133,7 +133,7 @@ def _unshifted() -> TrainingError:
     )
 
 
-TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_oss")
+TESTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_oss", "deepseek_v3")
 """Model types whose loss and gradients were compared with those of one process."""
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ringlab.errors import ShapeError
 from ringlab.merge import state_dtype
 from ringlab.nn.context import Context
+from ringlab.types import KeyValue, Out, Query, Sinks, Value
 
 
 def rotation(
@@ -44,6 +45,11 @@ class ContextParallelAttention(nn.Module):
     differ. Under tensor parallelism the projections return this rank's heads only, and the layer computes
     with those.
 
+    value_dim: the head dim of v, if it is another than that of q and k.
+    sinks: whether each query head has a learned logit, `sinks` (H,), that takes weight and gives no value. Over a ring it
+    counts once, and its gradient is summed over the ranks like all others. Tensor parallelism does not split it: a rank
+    with some of the heads is refused by `ring_attention`.
+
     Raises: ShapeError if K/V heads do not divide the query heads, or the head dim is odd.
 
     >>> ContextParallelAttention(width=16, heads=4, kv_heads=2)(torch.zeros(1, 8, 16)).shape
@@ -57,6 +63,8 @@ class ContextParallelAttention(nn.Module):
         kv_heads: int | None = None,
         head_dim: int | None = None,
         *,
+        value_dim: int | None = None,
+        sinks: bool = False,
         qk_norm: bool = False,
         rope_base: float = 10_000.0,
     ) -> None:
@@ -69,10 +77,12 @@ class ContextParallelAttention(nn.Module):
                 "an even head dim, to be turned in pairs", f"{D}", "give head_dim= another value"
             )
         self.heads, self.kv_heads, self.head_dim, self.rope_base = heads, kv_heads, D, rope_base
+        self.value_dim = value_dim or D
         self.q = nn.Linear(width, heads * D, bias=False)
         self.k = nn.Linear(width, kv_heads * D, bias=False)
-        self.v = nn.Linear(width, kv_heads * D, bias=False)
-        self.out = nn.Linear(heads * D, width, bias=False)
+        self.v = nn.Linear(width, kv_heads * self.value_dim, bias=False)
+        self.out = nn.Linear(heads * self.value_dim, width, bias=False)
+        self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
         self.q_norm = nn.RMSNorm(D, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(D, eps=1e-6) if qk_norm else nn.Identity()
 
@@ -83,15 +93,32 @@ class ContextParallelAttention(nn.Module):
         """
         if context is not None:
             context.check_tokens(x)
-        q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
+        q, k = (_heads(project(x), self.head_dim) for project in (self.q, self.k))
+        v = _heads(self.v(x), self.value_dim)
         positions = torch.arange(x.shape[1]) if context is None else context.positions
         turn = rotation(positions.to(x.device), self.head_dim, self.rope_base)
         q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
-        if context is None:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            out = context.attend(q, k, v)
+        attend = _attend_alone if context is None else context.attend
+        out = attend(q, k, v, self.sinks)
         return self.out(out.transpose(1, 2).flatten(2))
 
-    def _heads(self, x: Float[Tensor, "B L HD"]) -> Float[Tensor, "B H L D"]:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+def _heads(x: Float[Tensor, "B L HD"], dim: int) -> Float[Tensor, "B H L D"]:
+    return x.unflatten(-1, (-1, dim)).transpose(1, 2)
+
+
+def _attend_alone(q: Query, k: KeyValue, v: Value, sinks: Sinks | None) -> Out:
+    """Return causal attention over a whole sequence, by torch.
+
+    torch's own takes no sinks. Here a sink is a first key with value 0, which every row sees; it is 1 in a dim of its own,
+    where each query has its head's logit and the other keys have 0. A first query, left out again, keeps the mask square.
+    """
+    if sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    scale = q.shape[-1] ** -0.5
+    logits = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
+    q = F.pad(torch.cat([q, logits], dim=-1), (0, 0, 1, 0))
+    sink = F.one_hot(torch.tensor(k.shape[-1], device=k.device)).to(k.dtype).expand(*k.shape[:2], 1, -1)
+    k = torch.cat([sink, F.pad(k, (0, 1))], dim=2)
+    v = F.pad(v, (0, 0, 1, 0))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[:, :, 1:]

@@ -20,6 +20,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.pieces import check_position_ids
 from ringlab.schedules.protocol import Schedule
+from ringlab.types import Sinks
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +107,16 @@ class Context:
         raise error
 
     def attend(
-        self, q: Float[Tensor, "B H L D"], k: Float[Tensor, "B K L D"], v: Float[Tensor, "B K L D"]
-    ) -> Float[Tensor, "B H L D"]:
+        self,
+        q: Float[Tensor, "B H L D"],
+        k: Float[Tensor, "B K L D"],
+        v: Float[Tensor, "B K L Dv"],
+        sinks: Sinks | None = None,
+    ) -> Float[Tensor, "B H L Dv"]:
         """Return this rank's rows of attention over the whole sequence. Raises: as `ring_attention`."""
         out: Tensor = ring_attention(
             q, k, v, ring=self.ring, layout=self.layout, mask=self.mask, schedule=self.schedule, block=self.block,
-            validate=self.validate,
+            validate=self.validate, sinks=sinks,
         )  # fmt: skip
         return out
 

@@ -15,7 +15,7 @@ from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.tilewise import RunningSum
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Value
 
 
 class AllGatherSchedule(BlockSchedule):
@@ -23,9 +23,7 @@ class AllGatherSchedule(BlockSchedule):
 
     name = "allgather"
 
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.distances):
@@ -53,7 +51,7 @@ class ReduceScatterReturn:
         self.call = call
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
         """Keep the sum of `gradients` for the block of `origin`."""
         dk, dv = RunningSum(k), RunningSum(v)
         for gradient in gradients:
@@ -61,7 +59,7 @@ class ReduceScatterReturn:
             dv.add(gradient.keys, gradient.dv)
         self.parts[origin] = dk.value(), dv.value()
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[KeyValue, Value]:
         """Return (dk, dv) of this rank's own block, summed over all ranks."""
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]

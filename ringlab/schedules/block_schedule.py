@@ -21,8 +21,8 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import side_by_side
 from ringlab.merge import state_dtype
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
-from ringlab.schedules.protocol import ForwardResult, GradientReturn
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
 
 _THROUGH_LSE = frozenset({"a gradient of lse"})
 
@@ -31,11 +31,10 @@ class BlockSchedule(ABC):
     """A schedule under which queries stay and K/V blocks come to them, one after the other."""
 
     name: str
+    takes_sinks = True
 
     @abstractmethod
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod
@@ -49,20 +48,24 @@ class BlockSchedule(ABC):
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             call.run(f"attend {step}", attend_to_block, steps, origin, block_k, block_v)
-        partial = steps.partial()
+        partial = call.finish_forward(steps)
         out, lse = partial.out.to(q.dtype), partial.lse
-        return ForwardResult(out, lse, (q, k, v, out, lse))
+        saved = (q, k, v, out, lse)
+        return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
-        q, k, v, out, lse = saved
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+    ) -> Gradients:
+        """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own.
+
+        And the gradient of the sinks from this rank's rows, None without sinks.
+        """
+        q, k, v, out, lse, *sinks = saved
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         rows = BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
         if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
@@ -78,15 +81,24 @@ class BlockSchedule(ABC):
                 call.run(f"attend backward {step}", differentiate_block, steps, origin, block_k, block_v),
             )
         dk, dv = returning.own_gradients()
-        return steps.query_gradient(), dk, dv
+        dsinks = call.ring.compute("dsinks", sink_gradient, sinks[0], lse, delta) if sinks else None
+        return Gradients(steps.query_gradient(), dk, dv, dsinks)
 
 
 @side_by_side
-def row_delta(dout: Query, out: Query, dlse: RowState | None = None) -> RowState:
+def row_delta(dout: Out, out: Out, dlse: RowState | None = None) -> RowState:
     """Return delta = rowsum(dout·out) − dlse, in the state dtype."""
     dtype = state_dtype(out.dtype)
     delta = (dout.to(dtype) * out.to(dtype)).sum(dim=-1)
     return delta if dlse is None else delta - dlse.to(dtype)
+
+
+@side_by_side
+def sink_gradient(sinks: Sinks, lse: RowState, delta: RowState) -> Sinks:
+    """Return −Σ e^(sink − lse)·delta, over batch and rows, of each head; lse counts the sink."""
+    weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    weights = weights.masked_fill(lse == -math.inf, 0.0)  # no key, and a sink of −inf
+    return -(weights * delta).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 class BlockBuffers:
@@ -96,7 +108,7 @@ class BlockBuffers:
         self.lengths, self.longest = call.layout.lengths, call.layout.longest
         self.free: list[tuple[int, tuple[Tensor, ...]]] = []
 
-    def reserve(self, origin: int, *like: Shaped[Tensor, "B _ _ D"]) -> tuple[Tensor, ...]:
+    def reserve(self, origin: int, *like: Shaped[Tensor, "B _ _ _"]) -> tuple[Tensor, ...]:
         """Return buffers for the block of `origin`, with the batch, heads and head dim of `like`."""
         length = self.lengths[origin]
         if self.free and self.free[-1][0] == length:
@@ -123,6 +135,6 @@ class BlockBuffers:
         whole = [(*t.shape[:2], self.longest, t.shape[-1]) for t in like]
         return [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
 
-    def recycle(self, origin: int, tensors: tuple[Shaped[Tensor, "B _ _ D"], ...]) -> None:
+    def recycle(self, origin: int, tensors: tuple[Shaped[Tensor, "B _ _ _"], ...]) -> None:
         """Take back the buffers of the block of `origin`, which was sent on, for blocks to come."""
         self.free.append((self.lengths[origin], tensors))

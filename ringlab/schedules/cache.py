@@ -10,7 +10,7 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Value
 
 GROWTH = 1.5
 """The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
@@ -23,7 +23,8 @@ class ShardedCache:
     the rank with the fewest tokens, the first such rank if there are several. So every rank knows where each token is
     without asking. Gradients do not flow through a cache.
 
-    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). capacity: the number of tokens on
+    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). value_dim: the head dim of v, if it is
+    another. capacity: the number of tokens on
     this rank for which memory is allocated at once.
     Raises: WorldSizeError if `ring` is not a Ring.
 
@@ -44,6 +45,7 @@ class ShardedCache:
         batch: int,
         kv_heads: int,
         head_dim: int,
+        value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         capacity: int = 0,
@@ -55,15 +57,13 @@ class ShardedCache:
         self.ring = ring
         self.lengths: list[int] = [0] * ring.world_size
         """The number of tokens on each rank."""
-        shape = (batch, kv_heads, max(0, capacity), head_dim)
-        self._k = torch.empty(shape, dtype=dtype, device=device)
-        self._v = torch.empty_like(self._k)
+        rows = (batch, kv_heads, max(0, capacity))
+        self._k = torch.empty((*rows, head_dim), dtype=dtype, device=device)
+        self._v = self._k.new_empty((*rows, head_dim if value_dim is None else value_dim))
         self._positions = np.empty(max(0, capacity), np.int64)
 
     @classmethod
-    def of_shards(
-        cls, ring: Ring, layout: Layout, k: KeyValue, v: KeyValue, *, room: int = 0
-    ) -> ShardedCache:
+    def of_shards(cls, ring: Ring, layout: Layout, k: KeyValue, v: Value, *, room: int = 0) -> ShardedCache:
         """Return a cache that holds a prefill: the k and v that `ring_attention` was given.
 
         room: the number of further tokens on this rank for which memory is allocated at once.
@@ -74,9 +74,9 @@ class ShardedCache:
         if layout.P != ring.world_size:
             raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
         length = layout.length(ring.rank)
-        if k.ndim != 4 or k.shape != v.shape or k.shape[2] != length:
+        if k.ndim != 4 or k.shape[:-1] != v.shape[:-1] or k.shape[2] != length:
             raise ShapeError(
-                f"k and v (B, K, {length}, D), the shards of rank {ring.rank} under {layout!r}",
+                f"k (B, K, {length}, D) and v (B, K, {length}, Dv), the shards of rank {ring.rank} under {layout!r}",
                 f"{tuple(k.shape)} and {tuple(v.shape)}",
             )
         B, K, _, D = k.shape
@@ -85,6 +85,7 @@ class ShardedCache:
             batch=B,
             kv_heads=K,
             head_dim=D,
+            value_dim=v.shape[-1],
             dtype=k.dtype,
             device=k.device,
             capacity=length + room,
@@ -121,7 +122,7 @@ class ShardedCache:
         return self._k[..., : self.local_length, :]
 
     @property
-    def v(self) -> KeyValue:
+    def v(self) -> Value:
         """Return this rank's values in the order of their positions; a view."""
         return self._v[..., : self.local_length, :]
 
@@ -130,13 +131,13 @@ class ShardedCache:
         """Return the global positions of this rank's tokens, ascending; a view."""
         return self._positions[: self.local_length]
 
-    def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n D"]) -> None:
+    def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n Dv"]) -> None:
         """Append the next n tokens of every sequence, the same on all ranks; sends nothing.
 
         Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
         """
-        B, K, _, D = self._k.shape
-        for name, x in (("k", k), ("v", v)):
+        for name, x, stored in (("k", k, self._k), ("v", v, self._v)):
+            B, K, _, D = stored.shape
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
                 raise ShapeError(f"{name} of the new tokens as ({B}, {K}, n, {D})", str(tuple(x.shape)))
             if x.dtype != self._k.dtype:

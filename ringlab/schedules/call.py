@@ -11,16 +11,19 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.merge import Partial, merge_into, sink_partial
 from ringlab.plan import Plan, plan
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Sinks, Value
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class Call:
     heads: (H, K) of the whole attention; under a schedule that shares out heads, a rank computes some of them.
     wants_lse: whether the caller asked for lse.
     validate: whether ranks compare their calls.
+    sinks: the logits of its query heads that take weight and give no value, or None.
     name: the name of this call of attention, equal on all ranks, which they compare in backward.
     """
 
@@ -46,6 +50,7 @@ class Call:
     rules: ScoreRules = field(default_factory=ScoreRules)
     validate: bool = False
     name: str = ""
+    sinks: Tensor | None = field(default=None, compare=False)
 
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
         """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
@@ -81,6 +86,13 @@ class Call:
             return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
+    def finish_forward(self, steps: ForwardSteps) -> Partial:
+        """Return the partial over all blocks, after the last one, with the sinks: they count once, not on every rank."""
+        partial = steps.partial()
+        if self.sinks is not None:
+            self.ring.compute("sinks", add_sinks, partial, self.sinks)
+        return partial
+
     def begin_backward(self, rows: BackwardRows, count: int) -> BackwardSteps:
         """Return the backward of `rows` over `count` blocks, before the first.
 
@@ -105,13 +117,19 @@ class Call:
         return self.ring.comm.compute(label, function, self, *args)
 
 
-def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue) -> None:
+@side_by_side
+def add_sinks(partial: Partial, sinks: Sinks) -> None:
+    """Merge the sinks into the rows of `partial`, in place."""
+    merge_into(partial, slice(None), sink_partial(sinks, partial))
+
+
+def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: Value) -> None:
     """Make this rank's rows attend to the block of `origin`."""
     steps.attend(call.tiles(origin), k, v, call.tile_rules(origin))
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue
+    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: Value
 ) -> list[Gradient]:
     """Return the contribution of this rank's rows to the gradients of the block of `origin`."""
     return steps.differentiate(call.tiles(origin), k, v, call.tile_rules(origin))

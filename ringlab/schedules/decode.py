@@ -1,8 +1,8 @@
 """Decode: a few new tokens attend to a K/V cache that is spread over the ranks.
 
 Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are merged:
-gathered and folded in rank order, or along a tree of log2 P exchanges. A message has B·H·n·(D + 1) numbers of the state
-dtype, whatever the length of the sequence. Source of the tree: arXiv 2408.04093.
+gathered and folded in rank order, or along a tree of log2 P exchanges. A message has B·H·n·(Dv + 1) numbers of the state
+dtype, Dv the head dim of v, whatever the length of the sequence. Source of the tree: arXiv 2408.04093.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, RinglabError, ShapeError
 from ringlab.mask import Mask
-from ringlab.merge import Partial, merge, state_dtype
+from ringlab.merge import Partial, merge, sink_partial, state_dtype
 from ringlab.schedules.cache import ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
-from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale
-from ringlab.types import Query
+from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
+from ringlab.types import Query, Sinks
 
 MERGES = ("all-reduce", "tree")
 
@@ -38,6 +38,7 @@ def decode(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     merge: str = ...,
     return_lse: Literal[False] = ...,
@@ -53,6 +54,7 @@ def decode(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     merge: str = ...,
     return_lse: Literal[True],
@@ -67,6 +69,7 @@ def decode(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     merge: str = "all-reduce",
     return_lse: bool = False,
@@ -77,13 +80,15 @@ def decode(
     q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
     mask: causal by default; may have a window or a prefix, not documents.
     scale, softcap, block: as in `ring_attention`.
+    sinks: (H,) logits as in `ring_attention`, the same on all ranks: they are counted once, after the ranks' partials are
+    merged.
     merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
     return_lse: return (out, lse), lse (B, H, n) a natural logarithm.
     validate: whether the ranks compare their calls and the lengths of their caches first, in log2 P rounds of 512 bytes.
 
     Raises: ShapeError for an empty cache or a q that does not fit it, DtypeError, DeviceError, MaskError or
     BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches differ.
-    BackendError for a q that requires gradients: nothing is saved for backward.
+    BackendError for a q or sinks that require gradients: nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, decode
@@ -99,15 +104,18 @@ def decode(
     try:
         _check(q, cache)
         check_scale(scale, q.dtype)
+        check_sinks(sinks, q)
+        _check_gradients(q, sinks)
         visible = _resolve_mask(mask)
         if merge not in MERGES:
             raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
         rules = ScoreRules(softcap)
-        chosen = get_block(block, q, rules.requirements)
+        chosen = get_block(block, q, rules.requirements, cache.v)
     except RinglabError as error:
         refusal = error
     if validate and isinstance(cache, ShardedCache):
         options = "" if refusal else f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
+        options += "" if sinks is None else " sinks"
         agree(cache.ring.comm, "" if refusal else _describe(q, cache, options), refusal, cache.k.device)
     elif refusal is not None:
         raise refusal
@@ -118,6 +126,7 @@ def decode(
     attend = side_by_side(_attend_to_cache) if chosen.thread_safe else _attend_to_cache
     part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
     whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
+    whole = whole if sinks is None else _with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
 
@@ -162,7 +171,7 @@ def _attend_to_cache(
     q: Tensor, cache: ShardedCache, mask: Mask, block: Block, scale: float, rules: ScoreRules
 ) -> Partial:
     """Return the partial of all new rows over this rank's keys."""
-    state, n = RunningPartial(q), q.shape[2]
+    state, n = RunningPartial(q, cache.v.shape[3]), q.shape[2]
     rows = np.arange(cache.length - n, cache.length)
     for tile in cache_tiles(mask, cache.positions, cache.length, n):
         k, v = (x[..., tile.keys, :] for x in (cache.k, cache.v))
@@ -175,12 +184,17 @@ def _attend_to_cache(
 
 
 def _pack(part: Partial) -> Tensor:
-    """Return out and lse as one message, (B, H, n, D + 1)."""
+    """Return out and lse as one message, (B, H, n, Dv + 1)."""
     return torch.cat([part.out, part.lse.unsqueeze(-1)], dim=-1)
 
 
 def _unpack(message: Tensor) -> Partial:
     return Partial(message[..., :-1], message[..., -1])
+
+
+def _with_sinks(whole: Partial, sinks: Sinks) -> Partial:
+    """Return the merge of all ranks' partials and the sinks."""
+    return merge(whole, sink_partial(sinks, whole))
 
 
 def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
@@ -244,12 +258,14 @@ def _check(q: Any, cache: Any) -> None:
         raise DtypeError(f"q in the cache's {cache.k.dtype}", str(q.dtype))
     if q.device != cache.k.device:
         raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
-    if torch.is_grad_enabled() and q.requires_grad:
-        raise BackendError(
-            "decode without gradients",
-            "a q that requires them",
-            "use torch.no_grad(), or ring_attention to train",
-        )
+
+
+def _check_gradients(q: Tensor, sinks: Tensor | None) -> None:
+    """Raise BackendError for tensors that require gradients."""
+    for name, x in (("a q", q), ("sinks", sinks)):
+        if x is not None and torch.is_grad_enabled() and x.requires_grad:
+            remedy = "use torch.no_grad(), or ring_attention to train"
+            raise BackendError("decode without gradients", f"{name} that requires them", remedy)
 
 
 def _resolve_mask(mask: Mask | None) -> Mask:
@@ -269,5 +285,5 @@ def _resolve_mask(mask: Mask | None) -> Mask:
 def _describe(q: Tensor, cache: ShardedCache, options: str) -> str:
     """Return the description of the call that must be equal on all ranks."""
     ranks = str(cache.lengths) if len(cache.lengths) <= 16 else f"#{hash(tuple(cache.lengths)):x}"
-    sizes = f"q {tuple(q.shape)} K={cache.k.shape[1]} {q.dtype} {state_dtype(q.dtype)}"
+    sizes = f"q {tuple(q.shape)} K={cache.k.shape[1]} Dv={cache.v.shape[3]} {q.dtype} {state_dtype(q.dtype)}"
     return f"cache of {cache.length} tokens {ranks} {sizes} {options}"

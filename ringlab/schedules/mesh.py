@@ -55,7 +55,8 @@ class Mesh:
         first = comm.rank - member
         rows = rows_of_ranks(layout, ulysses)
         column = SubGroup(comm, range(member, comm.world_size, ulysses))
-        head = call.rules.first_head + member * call.heads[0] // ulysses
+        share = call.heads[0] // ulysses
+        mine = slice(member * share, (member + 1) * share)
         return cls(
             SubGroup(comm, range(first, first + ulysses)),
             first,
@@ -65,7 +66,8 @@ class Mesh:
                 call,
                 ring=Ring(column),
                 layout=rows.layout,
-                rules=replace(call.rules, first_head=head),
+                rules=replace(call.rules, first_head=call.rules.first_head + mine.start),
+                sinks=None if call.sinks is None else call.sinks[mine],
             ),
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 
 class ForwardResult(NamedTuple):
@@ -27,9 +27,24 @@ class ForwardResult(NamedTuple):
     saved: tuple[Tensor, ...]
 
 
+class Gradients(NamedTuple):
+    """The backward of one rank: the gradients of its shards, in the state dtype, or in q's dtype where that loses nothing.
+
+    dsinks (H,) is this rank's part of the gradient of the sinks: the ranks' parts add up to the whole. None without sinks.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsinks: Tensor | None = None
+
+
 @runtime_checkable
 class Schedule(Protocol):
-    """A way for the rows and the K/V blocks of all ranks to meet, and for gradients to return to the blocks' owners."""
+    """A way for the rows and the K/V blocks of all ranks to meet, and for gradients to return to the blocks' owners.
+
+    One that counts `Call.sinks` says so by an attribute `takes_sinks`; any other is never given them.
+    """
 
     @property
     def name(self) -> str:
@@ -43,16 +58,15 @@ class Schedule(Protocol):
         """
         ...
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+    ) -> tuple[Query, KeyValue, Value] | Gradients:
+        """Return the `Gradients` of this rank's shards; usually `BlockSchedule.backward`.
 
-        Usually `BlockSchedule.backward`.
         saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
         """
         ...
@@ -64,10 +78,10 @@ class GradientReturn(Protocol):
     By default a `RingGradientReturn`.
     """
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
         """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""
         ...
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[KeyValue, Value]:
         """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
         ...

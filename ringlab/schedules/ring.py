@@ -20,7 +20,7 @@ from ringlab.comm.protocol import Work, side_by_side
 from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.tilewise import RunningSum
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Value
 
 
 class RingSchedule(BlockSchedule):
@@ -28,9 +28,7 @@ class RingSchedule(BlockSchedule):
 
     name = "ring"
 
-    def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
         ring, buffers = call.ring, BlockBuffers(call)
         origin = ring.rank
         here: tuple[Tensor, ...] = k, v
@@ -65,7 +63,7 @@ class RingGradientReturn:
         self.work: Work | None = None
         self.sums: tuple[Tensor, Tensor] | None = None
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, and send them on."""
         ring = self.call.ring
         arrived = self._arrived()
@@ -81,7 +79,7 @@ class RingGradientReturn:
             self.work = self._send_home(origin, self.sums)
         self.step += 1
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[KeyValue, Value]:
         """Return (dk, dv) of this rank's own block, once they have arrived."""
         sums = self._arrived() or self.sums
         assert sums is not None
@@ -108,8 +106,8 @@ class RingGradientReturn:
 
 @side_by_side
 def sum_gradients(
-    k: KeyValue, v: KeyValue, gradients: list[Gradient], totals: tuple[KeyValue, KeyValue] | None
-) -> tuple[KeyValue, KeyValue]:
+    k: KeyValue, v: Value, gradients: list[Gradient], totals: tuple[KeyValue, Value] | None
+) -> tuple[KeyValue, Value]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
     dk, dv = RunningSum(k), RunningSum(v)
     if totals is not None:

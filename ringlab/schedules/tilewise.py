@@ -15,7 +15,7 @@ from ringlab.blocks.protocol import BackwardRows, Block, Gradient
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 
 class RunningSum:
@@ -43,24 +43,25 @@ class RunningSum:
 
 
 class RunningPartial:
-    """The partial of some queries over the keys so far.
+    """The partial of some queries over the keys so far; value_dim is the head dim of v.
 
     Memory of rows from `touched` on is uninitialised: they have seen no key, and their first partial is copied.
     """
 
-    def __init__(self, q: Query) -> None:
+    def __init__(self, q: Query, value_dim: int) -> None:
         self.q = q
+        self.shape = (*q.shape[:-1], value_dim)
         self.touched = 0
         self.partial: Partial | None = None
 
     def add(self, rows: slice, part: Partial) -> None:
         """Merge `part` into `rows`; the first part is adopted if it covers all rows."""
         dtype, length = state_dtype(self.q.dtype), self.q.shape[-2]
-        if self.partial is None and part.out.shape == self.q.shape:
+        if self.partial is None and part.out.shape == self.shape:
             self.partial, self.touched = Partial(part.out.to(dtype), part.lse), length
             return
         if self.partial is None:
-            out = torch.empty(self.q.shape, dtype=dtype, device=self.q.device)
+            out = torch.empty(self.shape, dtype=dtype, device=self.q.device)
             self.partial = Partial(out, out.new_empty(self.q.shape[:-1]))
         if rows.start >= self.touched:
             self._fill_with_identity(slice(self.touched, rows.start))
@@ -74,7 +75,7 @@ class RunningPartial:
     def value(self) -> Partial:
         """Return the partial; the identity where nothing was merged."""
         if self.partial is None:
-            return Partial.identity(self.q)
+            return Partial.identity(self.q, self.shape[-1])
         self._fill_with_identity(slice(self.touched, self.q.shape[-2]))
         self.touched = self.q.shape[-2]
         return self.partial
@@ -92,12 +93,12 @@ class TilewiseForward:
 
     def __init__(self, block: Block, q: Query, scale: float) -> None:
         self.block, self.q, self.scale = block, q, scale
-        self.state = RunningPartial(q)
+        self.state: RunningPartial | None = None
 
-    def attend(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
-    ) -> None:
+    def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block."""
+        if self.state is None:  # the first v says how wide out is
+            self.state = RunningPartial(self.q, v.shape[-1])
         for tile in tiles:
             self.state.add(tile.rows, self._tile_partial(tile, k, v, rules))
 
@@ -111,7 +112,8 @@ class TilewiseForward:
         return Partial(part.out.flip(-2), part.lse.flip(-1))
 
     def partial(self) -> Partial:
-        """Return the partial over all blocks so far."""
+        """Return the partial over all blocks so far, at least one."""
+        assert self.state is not None
         return self.state.value()
 
 
@@ -123,7 +125,7 @@ class TilewiseBackward:
         self.dq = RunningSum(rows.q)
 
     def differentiate(
-        self, tiles: tuple[Tile, ...], k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Return the contribution of these queries to the gradients of the next block, one entry for each tile."""
         gradients = []

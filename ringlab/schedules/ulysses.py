@@ -18,9 +18,9 @@ from ringlab.schedules.all_to_all import to_heads, to_tokens
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.mesh import Mesh
-from ringlab.schedules.protocol import ForwardResult
+from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
 
 
 class MeshSchedule:
@@ -31,6 +31,7 @@ class MeshSchedule:
 
     name: str
     between: BlockSchedule
+    takes_sinks = True
 
     def degrees(self, world_size: int) -> tuple[int, int]:
         """Return the number of rows, and of ranks in each. Raises: WorldSizeError."""
@@ -49,7 +50,7 @@ class MeshSchedule:
             )
         self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's rows; backward saves the tensors by heads, as they are here."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
@@ -64,9 +65,9 @@ class MeshSchedule:
         return ForwardResult(out, lse, inside.saved)
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
-        """Return (dq, dk, dv): heads that one rank holds in q's dtype, shared heads in the state dtype."""
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+    ) -> Gradients:
+        """Return dq, dk and dv, heads that one rank holds in q's dtype and shared heads in the state dtype, and dsinks."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
             return self.between.backward(call, saved, dout, dlse)
@@ -74,14 +75,21 @@ class MeshSchedule:
         H, K = call.heads
         [of_heads] = to_heads(mesh, dout, tag="dout to heads")
         dlse = _dlse_of_heads(mesh, dout, dlse) if call.wants_lse else None
-        dq, dk, dv = self.between.backward(mesh.column, saved, of_heads, dlse)
+        dq, dk, dv, dsinks = self.between.backward(mesh.column, saved, of_heads, dlse)
         if K >= mesh.row.world_size:  # complete: rounding here equals rounding at home
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
         home = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
-        return home[0], home[1], home[2]
+        return Gradients(*home, None if dsinks is None else _among_all_heads(mesh, dsinks, H))
 
 
-def _dlse_of_heads(mesh: Mesh, dout: Query, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
+def _among_all_heads(mesh: Mesh, dsinks: Sinks, heads: int) -> Float[Tensor, " heads"]:
+    """Return the gradients of this rank's sinks at their places among those of all heads, 0 elsewhere."""
+    whole, first = dsinks.new_zeros(heads), mesh.row.rank * len(dsinks)
+    whole[first : first + len(dsinks)] = dsinks
+    return whole
+
+
+def _dlse_of_heads(mesh: Mesh, dout: Out, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
     """Return the gradient of lse of this rank's heads, None if it is 0; a rank without one sends zeros, as others may have one."""
     sent = dout.new_zeros(dout.shape[:3], dtype=state_dtype(dout.dtype)) if dlse is None else dlse
     [of_heads] = to_heads(mesh, sent.unsqueeze(-1), tag="dlse to heads")

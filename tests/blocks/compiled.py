@@ -23,7 +23,7 @@ from ringlab.blocks.triton.offline import Compiled, Job, shipped_jobs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FILE = CHECKOUT / "benchmarks/results/kernels/offline.json"
-_SOURCES = ("kernels.py", "scoring.py", "compiling.py", "offline.py", "configs.py")
+_SOURCES = ("kernels.py", "addressing.py", "scoring.py", "compiling.py", "offline.py", "configs.py")
 
 
 def made_from() -> dict[str, str]:

@@ -35,6 +35,7 @@ class Task:
 
     S: int
     D: int = 16
+    Dv: int = 0
     B: int = 1
     H: int = 2
     K: int = 2
@@ -56,7 +57,9 @@ class Task:
     def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
         draw = torch.Generator().manual_seed(self.S + self.D)
-        shapes = [(self.B, heads, self.S, self.D) for heads in (self.H, self.K, self.K, self.H)]
+        Dv = self.Dv or self.D
+        sizes = (self.H, self.D), (self.K, self.D), (self.K, Dv), (self.H, Dv)
+        shapes = [(self.B, heads, self.S, dim) for heads, dim in sizes]
         q, k, v, dout = (torch.randn(shape, generator=draw) for shape in shapes)
         return tuple(x.to(self.dtype) for x in (q * size, k * size, v, dout))  # type: ignore[return-value]
 
@@ -109,13 +112,13 @@ def right(task: Task) -> None:
 
 
 def causal_ring() -> None:
-    """Two ranks of 45 tokens, a head dim that is padded."""
-    right(Task(S=90, D=24, H=1, K=1, P=2))
+    """Two ranks of 45 tokens, head dims that are padded, a narrower one of v."""
+    right(Task(S=90, D=24, Dv=12, H=1, K=1, P=2))
 
 
 def full_ring() -> None:
     """Every tile unmasked but the last, which is ragged; three steps, so that one is neither first nor last."""
-    right(Task(S=123, P=3, H=1, K=1, causal=False, layout="contiguous"))
+    right(Task(S=123, Dv=24, P=3, H=1, K=1, causal=False, layout="contiguous"))  # v has more dims than q
 
 
 def batches() -> None:

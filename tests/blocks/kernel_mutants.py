@@ -14,7 +14,10 @@ from types import ModuleType
 import ringlab.blocks.triton as package
 
 _FOLDER = Path(package.__file__).parent
-_IMPORT = "from ringlab.blocks.triton.scoring import kept, spoil, tanh\n"
+_IMPORTS = {
+    "addressing.py": "from ringlab.blocks.triton.addressing import places, tile\n",
+    "scoring.py": "from ringlab.blocks.triton.scoring import kept, spoil, tanh\n",
+}
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,15 @@ class Mutant:
 
 def source() -> str:
     """Return the text of the kernels in which the functions that they import stand before their own."""
-    kernels, parts = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("kernels.py", "scoring.py"))
-    head, own = kernels.split(_IMPORT)
-    before, first = own.split("# fmt: off\n", 1)
-    functions = parts[parts.index("@triton.jit\n") :]
-    return f"{head}{before}{functions}\n\n# fmt: off\n{first}"
+    kernels = (_FOLDER / "kernels.py").read_text(encoding="utf-8")
+    functions = ""
+    for name, line in _IMPORTS.items():
+        before, after = kernels.split(line)
+        text = (_FOLDER / name).read_text(encoding="utf-8")
+        kernels = before + after
+        functions += text[re.search(r"^(# fmt: off\n)?@triton\.jit", text, re.MULTILINE).start() :] + "\n\n"
+    before, first = kernels.split("# fmt: off\n", 1)
+    return f"{before}{functions}# fmt: off\n{first}"
 
 
 def mutated(source: str, mutant: Mutant) -> str:
@@ -63,7 +70,8 @@ def loaded(source: str, folder: Path) -> ModuleType:
 
 _VISIBLE = "keys[None, :] <= rows[:, None] + shift"
 _VISIBLE_KEYS = "keys[:, None] <= rows[None, :] + shift"
-_CARRIED = "_tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)"
+_CARRIED = "tile(ACC + state * VALUE_DIM, row, VALUE_DIM, owned, BLOCK_M, VALUE_DIM, BLOCK_V, True)"
+_CARRIED_DQ = _CARRIED.replace("VALUE_DIM", "HEAD_DIM").replace("BLOCK_V", "BLOCK_D")
 _DP, _DP_KEYS = (
     f"dp = tl.dot({pair}, input_precision=PRECISION)" for pair in ("dout, tl.trans(v)", "v, tl.trans(dout)")
 )
@@ -138,8 +146,8 @@ FORWARD = (
     Mutant("keys of another batch", "forward_step", "K + batch * k_b", "K", "batches"),
     Mutant(
         "tokens lie head dim after head dim", "forward_step",
-        "q = _tile(q_base, row, q_l,",
-        "q = _tile(q_base, row, HEAD_DIM,",
+        "q = tile(q_base, row, q_l,",
+        "q = tile(q_base, row, HEAD_DIM,",
         "stored_otherwise",
     ),
     Mutant("values lie like keys", "forward_step", "V + batch * v_b", "V + batch * k_b", "stored_otherwise"),
@@ -178,7 +186,15 @@ FORWARD = (
         "causal_ring",
     ),
     Mutant(
-        "masked numbers are not given", "_tile",
+        "values have as many dims as keys", "_attend",
+        "BLOCK_N, VALUE_DIM, BLOCK_V",
+        "BLOCK_N, HEAD_DIM, BLOCK_V",
+        "full_ring",
+    ),
+    Mutant("carried rows lie as far apart as rows of q", "forward_step", _CARRIED, _CARRIED.replace("VALUE_DIM, owned", "HEAD_DIM, owned"), "full_ring"),
+    Mutant("out has the dims of q", "forward_step", "BLOCK_M, VALUE_DIM, BLOCK_V)", "BLOCK_M, HEAD_DIM, BLOCK_V)", "full_ring"),
+    Mutant(
+        "masked numbers are not given", "tile",
         "tl.load(pointers, mask=within[:, None] & deep, other=0.0)",
         "tl.load(pointers, mask=within[:, None] & deep)",
         "causal_ring",
@@ -196,7 +212,7 @@ BACKWARD = (
     Mutant("scores round to the dtype of q", "_add_to_dq", _QK, f"{_QK}.to(q.dtype)", "large_float16"),
     Mutant("lse is taken for units of log 2", "_log2", "lse * 1.4426950408889634", "lse", "causal_ring"),
     Mutant("a step forgets the sum", "backward_dq", "if FIRST:", "if True:", "full_ring"),
-    Mutant("the carried sum is rounded", "backward_dq", _CARRIED, f"{_CARRIED}{_ROUND}", "carried_in_float32"),
+    Mutant("the carried sum is rounded", "backward_dq", _CARRIED_DQ, f"{_CARRIED_DQ}{_ROUND}", "carried_in_float32"),
     Mutant("dP rounds to the dtype of q", "_add_to_dq", _DP, f"{_DP}.to(q.dtype)", "large_products_float16"),
     Mutant(
         "the ragged tail is skipped", "backward_dq",
@@ -216,8 +232,8 @@ BACKWARD = (
     Mutant("dout of another layout in memory", "backward_dq", "dout_l, owned", "q_l, owned", "stored_otherwise"),
     Mutant(
         "the last row of a program is not written", "backward_dq",
-        "deep = owned[:, None]",
-        "deep = (rows < row_stop - 1)[:, None]",
+        "places(row, owned,",
+        "places(row, rows < row_stop - 1,",
         "causal_ring",
     ),
     Mutant("a key is not seen by its own row", "_add_to_dkv", _VISIBLE_KEYS, _VISIBLE_KEYS.replace("<=", "<"), "causal_ring"),
@@ -260,10 +276,12 @@ BACKWARD = (
         "stored_otherwise",
     ),
     Mutant("dK is scaled twice", "backward_dkv", "dk * scale", "dk * scale * scale", "own_scale"),
+    Mutant("dout has the dims of q", "backward_dq", "owned, BLOCK_M, VALUE_DIM, BLOCK_V", "owned, BLOCK_M, HEAD_DIM, BLOCK_V", "full_ring"),
+    Mutant("dV has the dims of dK", "backward_dkv", "places(first, owned, BLOCK_N, VALUE_DIM,", "places(first, owned, BLOCK_N, HEAD_DIM,", "full_ring"),
     Mutant(
         "the last key of a program is not written", "backward_dkv",
-        "deep = owned[:, None]",
-        "deep = (keys < key_stop - 1)[:, None]",
+        "places(first, owned, BLOCK_N, HEAD_DIM,",
+        "places(first, keys < key_stop - 1, BLOCK_N, HEAD_DIM,",
         "causal_ring",
     ),
 )  # fmt: skip

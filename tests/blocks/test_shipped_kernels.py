@@ -14,7 +14,7 @@ import torch
 
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, configs, steps
-from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, table
+from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, choose, table
 from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jobs_of
 from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
@@ -39,6 +39,16 @@ def test_a_sample_compiles_to_what_the_file_says(shipped: dict[Job, Compiled]) -
     ]
     for job, found in zip(sample, compile_all(sample), strict=True):
         assert found == shipped[job]
+
+
+def test_latent_attention_keeps_to_the_budgets() -> None:
+    """192 dims of q and k, 128 of v, as DeepSeek-V3 has them: one kernel for each architecture."""
+    jobs = [
+        Job(kernel, arch, 192, "bfloat16", choose(kernel, arch, 192, "bfloat16"), value_dim=128)
+        for arch, kernel in zip(COMPILED, KERNELS, strict=True)
+    ]
+    for found in compile_all(jobs):
+        assert found.broken() == () and found.spill_bytes == 0, found
 
 
 def test_the_file_is_of_these_kernels() -> None:
@@ -176,7 +186,7 @@ def test_what_is_compiled_is_what_is_launched(
         ]
         assert list(compiled.types.values()) == passed
         assert set(compiled.constants) == {*constants, "BLOCK_M", "BLOCK_N", "PRECISION"}
-        for name in ("HEAD_DIM", "BLOCK_D"):
+        for name in ("HEAD_DIM", "VALUE_DIM", "BLOCK_D", "BLOCK_V"):
             assert compiled.constants[name] == constants[name]
         by_name = dict(zip(compiled.types, arguments, strict=True))
         for name in compiled.aligned:

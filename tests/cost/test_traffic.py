@@ -29,7 +29,8 @@ from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
 
 MHA = Attention(B=2, H=4, K=4, D=8, dtype="float32")
 GQA = Attention(B=1, H=4, K=2, D=16, dtype="bfloat16")
-MQA64 = Attention(B=1, H=3, K=1, D=4, dtype="float64")
+MQA64 = Attention(B=1, H=3, K=1, D=4, dtype="float64", Dv=6)
+MLA = Attention(B=1, H=2, K=2, D=6, dtype="bfloat16", Dv=4)
 LAYOUTS = [
     zigzag(16, 4),
     contiguous(13, 4),  # the last rank owns less
@@ -42,12 +43,13 @@ LAYOUTS = [
 
 def run(sizes: Attention, layout: Layout, schedule: str, backward: bool) -> Trace:
     def program(ring: Ring) -> None:
-        def shard(heads: int) -> Tensor:
-            whole = torch.ones(sizes.B, heads, layout.S, sizes.D, dtype=getattr(torch, sizes.dtype))
+        def shard(heads: int, dim: int) -> Tensor:
+            whole = torch.ones(sizes.B, heads, layout.S, dim, dtype=getattr(torch, sizes.dtype))
             part: Tensor = layout.shard(whole, ring.rank)
             return part.requires_grad_(backward)
 
-        q, k, v = shard(sizes.H), shard(sizes.K), shard(sizes.K)
+        H, K, D = sizes.H, sizes.K, sizes.D
+        q, k, v = shard(H, D), shard(K, D), shard(K, sizes.value_dim)
         out = ring_attention(q, k, v, ring=ring, layout=layout, schedule=schedule, block="naive")
         if backward:
             torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
@@ -63,7 +65,9 @@ FORMULAS: dict[str, Callable[..., Traffic]] = {"ring": ring_traffic, "allgather"
 
 
 @pytest.mark.parametrize("schedule", FORMULAS)
-@pytest.mark.parametrize("sizes", [MHA, GQA, MQA64], ids=["MHA fp32", "GQA bf16", "MQA fp64"])
+@pytest.mark.parametrize(
+    "sizes", [MHA, GQA, MQA64, MLA], ids=["MHA fp32", "GQA bf16", "MQA fp64, Dv > D", "MLA bf16, Dv < D"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 def test_bytes_and_messages_are_those_of_the_real_program(
     schedule: str, sizes: Attention, layout: Layout

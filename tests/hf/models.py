@@ -31,6 +31,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    DeepseekV3Config,
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
@@ -89,9 +90,22 @@ def gpt_oss(**other: Any) -> GptOssConfig:
     return GptOssConfig(**SMALL | experts | rotary | {"head_dim": 8, "sliding_window": WINDOW} | other)
 
 
+def deepseek_v3(**other: Any) -> DeepseekV3Config:
+    """Latent attention: v has fewer dims than q and k. All layers are dense, as in gpt_oss."""
+    dims = {
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+    }
+    experts = {"first_k_dense_replace": SMALL["num_hidden_layers"], "n_routed_experts": 2, "n_group": 1}
+    return DeepseekV3Config(**SMALL | dims | experts | {"topk_group": 1, "num_key_value_heads": 4} | other)
+
+
 FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
     "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2,
-    "gpt-oss": gpt_oss,
+    "gpt-oss": gpt_oss, "deepseek-v3": deepseek_v3,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ringlab.layout import Layout, dealt
 
 @dataclass(frozen=True)
 class Shape:
-    """B, H, K, Lq, Lk, D of an attention problem."""
+    """B, H, K, Lq, Lk, D of an attention problem, and Dv, the head dim of v; as D if it is 0."""
 
     B: int
     H: int
@@ -28,13 +28,14 @@ class Shape:
     Lq: int
     Lk: int
     D: int
+    Dv: int = 0
 
 
 def shapes(longest: int = 24, square: bool = False, fewest_keys: int = 1) -> st.SearchStrategy[Shape]:
     """Small problems with every number of heads per key/value head."""
 
-    def build(B: int, K: int, group: int, Lq: int, Lk: int, D: int) -> Shape:
-        return Shape(B, K * group, K, Lq, Lq if square else Lk, D)
+    def build(B: int, K: int, group: int, Lq: int, Lk: int, D: int, Dv: int) -> Shape:
+        return Shape(B, K * group, K, Lq, Lq if square else Lk, D, Dv)
 
     length = st.integers(1, longest)
     keys = st.integers(fewest_keys, longest)
@@ -46,6 +47,7 @@ def shapes(longest: int = 24, square: bool = False, fewest_keys: int = 1) -> st.
         length,
         keys,
         st.sampled_from([1, 3, 8]),
+        st.sampled_from([0, 2, 5]),
     )
 
 
@@ -54,10 +56,9 @@ def tensors(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and dout, normally distributed and rounded to `dtype`."""
     generator = np.random.default_rng(seed)
-    rows, keys = (shape.B, shape.H, shape.Lq, shape.D), (shape.B, shape.K, shape.Lk, shape.D)
-    q, k, v, dout = (
-        torch.from_numpy(generator.standard_normal(s)).to(dtype) for s in (rows, keys, keys, rows)
-    )
+    rows, keys, Dv = (shape.B, shape.H, shape.Lq), (shape.B, shape.K, shape.Lk), shape.Dv or shape.D
+    sizes = (*rows, shape.D), (*keys, shape.D), (*keys, Dv), (*rows, Dv)
+    q, k, v, dout = (torch.from_numpy(generator.standard_normal(s)).to(dtype) for s in sizes)
     return q, k, v, dout
 
 

@@ -79,7 +79,7 @@ def law_any_split_is_attention(
     q, k, v, _ = tensors(shape, seed)
     scale = temperature * shape.D**-0.5
     edges = sorted({0, shape.Lk, *(cut % shape.Lk for cut in cuts)})
-    state = Partial.identity(q)
+    state = Partial.identity(q, v.shape[-1])
     for start, stop in itertools.pairwise(edges):
         keys = slice(start, stop)
         state = merge(state, Naive().forward(q, k[..., keys, :], v[..., keys, :], causal=False, scale=scale))

@@ -19,16 +19,18 @@ from ringlab.conformance.tolerance import FACTOR, relative_error
 from ringlab.errors import AgreementError, LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.merge import Partial
 from ringlab.nn import Context, ContextParallelAttention, FeedForward, ModelConfig
 from ringlab.nn.attention import rotate, rotation
+from ringlab.schedules import block_schedule, call
 from tests.laws.draw import LAYOUTS, SEEDS
 from tests.nn.ways import gradients_of_a_step
 
 EPSILON = torch.finfo(torch.float64).eps
 
 
-def layer_of(qk_norm: bool, dtype: torch.dtype = torch.float64) -> ContextParallelAttention:
-    layer = ContextParallelAttention(8, heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm)
+def layer_of(qk_norm: bool, dtype: torch.dtype = torch.float64, **more: object) -> ContextParallelAttention:
+    layer = ContextParallelAttention(8, heads=4, kv_heads=2, head_dim=6, qk_norm=qk_norm, **more)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -47,10 +49,17 @@ def run(layer: ContextParallelAttention, x: Tensor, dout: Tensor, context: Conte
     return [out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), dout)]
 
 
-def over_ranks(qk_norm: bool, layout: Layout, whole: Tensor, dout: Tensor, **options: object) -> list[Tensor]:
+def over_ranks(
+    qk_norm: bool,
+    layout: Layout,
+    whole: Tensor,
+    dout: Tensor,
+    more: dict[str, object] | None = None,
+    **options: object,
+) -> list[Tensor]:
     def program(ring: Ring) -> list[Tensor]:
         context = Context(ring, layout, **options)
-        layer = layer_of(qk_norm, whole.dtype)
+        layer = layer_of(qk_norm, whole.dtype, **(more or {}))
         return run(layer, context.shard(whole, dim=1), context.shard(dout, dim=1), context)
 
     shards = VirtualCluster(layout.P, memory=False).run(program).results
@@ -66,6 +75,56 @@ def test_scattered_equals_together(layout: Layout, seed: int, qk_norm: bool) -> 
     scattered = over_ranks(qk_norm, layout, x, dout, block="naive")
     for one, other in zip(scattered, together, strict=True):
         assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
+
+
+def law_sinks_count_once(layout: Layout, seed: int, Dv: int | None, block: str = "naive") -> None:
+    """A layer with sinks over ranks is the layer alone: its output and all gradients, the sinks' first."""
+    x, dout, more = normal(layout.S, seed), normal(layout.S, seed + 1), {"sinks": True, "value_dim": Dv}
+    together = run(layer_of(False, **more), x, dout, None)
+    scattered = over_ranks(False, layout, x, dout, more, block=block)
+    for one, other in zip(scattered, together, strict=True):
+        assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
+
+
+@settings(max_examples=12)
+@given(layout=LAYOUTS, seed=SEEDS, Dv=st.sampled_from([None, 3, 10]))
+def test_sinks_count_once(layout: Layout, seed: int, Dv: int | None) -> None:
+    law_sinks_count_once(layout, seed, Dv)
+
+
+def test_sinks_that_count_on_every_rank_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = call.add_sinks
+    law_sinks_count_once(zigzag(8, 2), 0, None)
+
+    def on_every_rank(partial: Partial, sinks: Tensor) -> None:
+        right(partial, sinks)
+        right(partial, sinks)
+
+    monkeypatch.setattr(call, "add_sinks", on_every_rank)
+    with pytest.raises(AssertionError):
+        law_sinks_count_once(zigzag(8, 2), 0, None)
+
+
+def test_gradients_of_sinks_that_are_summed_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the ring reduces them and the training loop does so again."""
+    right = block_schedule.sink_gradient
+    monkeypatch.setattr(block_schedule, "sink_gradient", lambda *args: 2 * right(*args))
+    with pytest.raises(AssertionError):
+        law_sinks_count_once(zigzag(8, 2), 0, None)
+
+
+@pytest.mark.parametrize("Dv", [6, 3, 10])
+def test_the_layer_alone_has_the_oracles_sinks(Dv: int) -> None:
+    layer, x = layer_of(False, sinks=True, value_dim=Dv), normal(9, 2)
+    assert layer.sinks is not None and layer.sinks.abs().min() > 0
+    q, k = (project(x).unflatten(-1, (-1, 6)).transpose(1, 2) for project in (layer.q, layer.k))
+    v, turn = layer.v(x).unflatten(-1, (-1, Dv)).transpose(1, 2), rotation(torch.arange(9), 6)
+    sinks = layer.sinks.detach().numpy()
+    out, _ = oracle.attention(
+        rotate(q, turn).detach(), rotate(k, turn).detach(), v.detach(), causal=True, sinks=sinks
+    )
+    expected = torch.from_numpy(out).transpose(1, 2).flatten(2) @ layer.out.weight.T
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)

@@ -22,7 +22,7 @@ from tests.laws.draw import Shape, tensors
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention, and how it is spread over ranks."""
+    """An attention, and how it is spread over ranks. Dv: the head dim of v, D if 0."""
 
     layout: Layout
     H: int
@@ -33,10 +33,11 @@ class Problem:
     dtype: torch.dtype = torch.float64
     seed: int = 0
     through_lse: bool = False
+    Dv: int = 0
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v and dout, whole."""
-        shape = Shape(self.B, self.H, self.K, self.layout.S, self.layout.S, self.D)
+        shape = Shape(self.B, self.H, self.K, self.layout.S, self.layout.S, self.D, self.Dv)
         return tensors(shape, self.seed, self.dtype)
 
     def dlse(self) -> Tensor | None:

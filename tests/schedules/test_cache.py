@@ -168,6 +168,12 @@ WRONG: dict[str, tuple[Callable[[ShardedCache], Any], type[RinglabError], str]] 
     "another dtype": (lambda c: decode(query(dtype=torch.float64), c), DtypeError, "torch.float32"),
     "another device": (lambda c: decode(query().to("meta"), c), DeviceError, "meta"),
     "a query that wants gradients": (lambda c: decode(query().requires_grad_(), c), BackendError, "no_grad"),
+    "sinks of other heads": (
+        lambda c: decode(query(), c, sinks=torch.zeros(3)), ShapeError, "sinks as a tensor (4,)",
+    ),
+    "sinks that want gradients": (
+        lambda c: decode(query(), c, sinks=torch.zeros(4, requires_grad=True)), BackendError, "no_grad",
+    ),
     "packed documents": (
         lambda c: decode(query(), c, mask=Mask(documents=(3, 3))), MaskError, "one document",
     ),

@@ -20,7 +20,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.merge import Partial
+from ringlab.merge import Partial, sink_partial
 from ringlab.schedules import decode as module
 from ringlab.schedules.cache import ShardedCache
 from ringlab.schedules.decode import MERGES, CacheTile, cache_tiles, decode
@@ -48,6 +48,8 @@ class Generation:
     dtype: torch.dtype = torch.float64
     block: str = "naive"
     softcap: float | None = None
+    Dv: int = 0
+    sinks: tuple[float, ...] | None = None
 
     @property
     def S(self) -> int:
@@ -55,7 +57,7 @@ class Generation:
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v of all tokens, the generated ones too."""
-        return tensors(Shape(2, self.H, self.K, self.S, self.S, 8), 0, self.dtype)[:3]
+        return tensors(Shape(2, self.H, self.K, self.S, self.S, 8, self.Dv), 0, self.dtype)[:3]
 
 
 def generate(ring: Ring, run: Generation) -> tuple[Tensor, Tensor, list[int]]:
@@ -73,6 +75,7 @@ def generate(ring: Ring, run: Generation) -> tuple[Tensor, Tensor, list[int]]:
             "merge": run.merge,
             "block": run.block,
             "softcap": run.softcap,
+            "sinks": None if run.sinks is None else torch.tensor(run.sinks, dtype=run.dtype),
         }
         found.append(decode(q[..., here, :], cache, return_lse=True, **how))
     out, lse = zip(*found, strict=True)
@@ -91,8 +94,10 @@ def assert_equals_one_process(results: list[Any], run: Generation) -> None:
         assert torch.equal(out, other[0]) and torch.equal(lse, other[1]), "ranks have different bits"
     for step in range(run.steps):
         S = run.prefill.S + (step + 1) * run.new
-        part = q[..., :S, :], k[..., :S, :], v[..., :S, :], torch.zeros_like(q[..., :S, :])
-        how: dict[str, Any] = {"mask": run.mask, "softcap": run.softcap}
+        dout = torch.zeros((*q.shape[:2], S, v.shape[-1]), dtype=q.dtype)
+        part = q[..., :S, :], k[..., :S, :], v[..., :S, :], dout
+        sinks = None if run.sinks is None else torch.tensor(run.sinks, dtype=run.dtype).double().numpy()
+        how: dict[str, Any] = {"mask": run.mask, "softcap": run.softcap, "sinks": sinks}
         true = truth(*part, **how)
         allowed = bounds(*part, true=true, **how)
         here = slice(step * run.new, (step + 1) * run.new)
@@ -106,19 +111,23 @@ def assert_equals_one_process(results: list[Any], run: Generation) -> None:
 @settings(max_examples=40)
 @given(
     st.sampled_from(MAKERS), st.integers(0, 20), st.integers(1, 6), st.integers(1, 4), MASKS,
-    st.sampled_from(MERGES), st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+    st.sampled_from(MERGES), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([0, 3, 11]), st.booleans(),
 )  # fmt: skip
 def test_equals_one_process(
-    make: Any, S: int, P: int, new: int, mask: Mask, merge: str, heads: tuple[int, int]
+    make: Any, S: int, P: int, new: int, mask: Mask, merge: str, heads: tuple[int, int], Dv: int, sunk: bool
 ) -> None:
-    run = Generation(make(S, P), 2, new, *heads, mask, merge)
+    sinks = (0.5, -1.0, 2.0, -1e4)[: heads[0]] if sunk else None
+    run = Generation(make(S, P), 2, new, *heads, mask, merge, Dv=Dv, sinks=sinks)
     assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+
+SINKS = (0.5, -1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize("block", ["naive", "blockwise", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_every_block_and_dtype(block: str, dtype: torch.dtype) -> None:
-    run = Generation(zigzag(61, 4), 2, 1, mask=Mask(window=40), dtype=dtype, block=block)
+    run = Generation(zigzag(61, 4), 2, 1, mask=Mask(window=40), dtype=dtype, block=block, Dv=5, sinks=SINKS)
     assert_equals_one_process(on_virtual_ranks(run).results, run)
 
 
@@ -166,6 +175,27 @@ def test_the_oracle_notices(name: str, merge: str, monkeypatch: pytest.MonkeyPat
         assert_equals_one_process(on_virtual_ranks(run).results, run)
 
 
+@pytest.mark.parametrize("merge", MERGES)
+def test_sinks_that_every_rank_counts_are_noticed(merge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank merges them into its own partial; and nobody does. P = 1 cannot tell the first from what is right."""
+    run = Generation(contiguous(13, 3), 1, 2, merge=merge, sinks=SINKS)
+    assert_equals_one_process(on_virtual_ranks(run).results, run)
+    attend, sinks = module._attend_to_cache, torch.tensor(SINKS, dtype=torch.float64)
+    monkeypatch.setattr(module, "_with_sinks", lambda whole, sinks: whole)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_equals_one_process(on_virtual_ranks(run).results, run)
+
+    def with_its_own(*args: Any) -> Partial:
+        part = attend(*args)
+        return module.merge(part, sink_partial(sinks, part))
+
+    monkeypatch.setattr(module, "_attend_to_cache", with_its_own)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_equals_one_process(on_virtual_ranks(run).results, run)
+    alone = replace(run, prefill=contiguous(13, 1))
+    assert_equals_one_process(on_virtual_ranks(alone).results, alone)
+
+
 def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along the tree, with this rank's own partial first: right up to rounding, and other bits on every rank."""
     run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
@@ -199,9 +229,9 @@ def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) ->
 def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None:
     """On the meter, forward of a token: those of the formula, and at 2,000 tokens as many as at 20."""
     for new in (1, 3):
-        expected = decode_traffic(Attention(2, 4, 2, 8, "float32"), P, new=new, merge=merge)
+        expected = decode_traffic(Attention(2, 4, 2, 8, "float32", Dv=5), P, new=new, merge=merge)
         for S in (20, 2000):
-            run = Generation(striped(S, P), 1, new, merge=merge, dtype=torch.float32)
+            run = Generation(striped(S, P), 1, new, merge=merge, dtype=torch.float32, Dv=5, sinks=SINKS)
             trace = on_virtual_ranks(run).trace
             sent = [[e.bytes_sent for e in trace.exchanges(rank) if e.bytes_sent] for rank in range(P)]
             most = max(sent, key=sum)
@@ -245,7 +275,8 @@ def test_prefill_by_ring() -> None:
 
 
 RUNS = [
-    Generation(zigzag(17, 3), 2, 1, mask=Mask(window=6), merge=merge, dtype=torch.float32) for merge in MERGES
+    Generation(zigzag(17, 3), 2, 1, mask=Mask(window=6), merge=merge, dtype=torch.float32, Dv=3, sinks=SINKS)
+    for merge in MERGES
 ]
 
 

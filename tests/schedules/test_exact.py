@@ -65,9 +65,10 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Any]:
     H = K * draw(st.integers(1, 2))
     while isinstance(schedule, (str, HybridSchedule)) and H % inside:
         H += K
-    return Problem(
-        layout, H, K, draw(masks(S)), B=draw(st.integers(1, 2)), through_lse=draw(st.booleans())
-    ), schedule
+    mask, B, through_lse, Dv = draw(
+        st.tuples(masks(S), st.integers(1, 2), st.booleans(), st.sampled_from([0, 1, 7]))
+    )
+    return Problem(layout, H, K, mask, B=B, through_lse=through_lse, Dv=Dv), schedule
 
 
 @settings(max_examples=60)
@@ -247,8 +248,8 @@ def test_shared_heads_are_summed_in_the_state_dtype(
 
 JOBS = [
     (Problem(zigzag(23, 4), 4, 2), "hybrid(ring=2, ulysses=2)"),
-    (Problem(striped(22, 4), 4, 1, dtype=torch.float32), "ulysses"),
-    (Problem(zigzag(21, 4), 2, 1, Mask(window=4)), "double-ring(node=2)"),
+    (Problem(striped(22, 4), 4, 1, dtype=torch.float32, Dv=7), "ulysses"),
+    (Problem(zigzag(21, 4), 2, 1, Mask(window=4), dtype=torch.bfloat16, Dv=3), "double-ring(node=2)"),
     (Problem(contiguous(3, 4), 8, 2), HybridSchedule(ring=2, between=DoubleRingSchedule(2))),
 ]
 

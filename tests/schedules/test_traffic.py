@@ -81,7 +81,7 @@ def decode_traffic(sizes: Attention, P: int, *, new: int = 1, merge: str = "all-
     Where P is no power of two, a rank that speaks for one beyond it sends it the result too.
     Raises: CostError for an unknown merge.
     """
-    message = sizes.B * sizes.H * new * (sizes.D + 1) * state_bytes(sizes.dtype)
+    message = sizes.B * sizes.H * new * (sizes.value_dim + 1) * state_bytes(sizes.dtype)
     if merge == "all-reduce":
         return Traffic((message * (P - 1),) if P > 1 else (), P - 1)
     if merge != "tree":
@@ -99,14 +99,23 @@ def _nodes(P: int, node: int) -> int:
 
 MHA = Attention(B=2, H=4, K=4, D=4, dtype="float32")
 GQA = Attention(B=1, H=8, K=2, D=4, dtype="bfloat16")
-MQA = Attention(B=1, H=4, K=1, D=4, dtype="float64")
-ALL = pytest.mark.parametrize("sizes", [MHA, GQA, MQA], ids=["MHA fp32", "GQA bf16", "MQA fp64"])
+MQA = Attention(B=1, H=4, K=1, D=4, dtype="float64", Dv=5)
+MLA = Attention(B=1, H=4, K=4, D=6, dtype="bfloat16", Dv=4)
+ALL = pytest.mark.parametrize(
+    "sizes", [MHA, GQA, MQA, MLA], ids=["MHA fp32", "GQA bf16", "MQA fp64, Dv > D", "MLA bf16, Dv < D"]
+)
 
 
 def trace(
     sizes: Attention, layout: Layout, schedule: str, mask: Mask | None = None, return_lse: bool = False
 ) -> Trace:
-    problem = Problem(layout, sizes.H, sizes.K, mask or Mask(), sizes.D, sizes.B, getattr(torch, sizes.dtype))
+    dims: dict[str, Any] = {
+        "D": sizes.D,
+        "Dv": sizes.value_dim,
+        "B": sizes.B,
+        "dtype": getattr(torch, sizes.dtype),
+    }
+    problem = Problem(layout, sizes.H, sizes.K, mask or Mask(), **dims)
     run = VirtualCluster(layout.P, memory=False).run(program, problem, schedule, return_lse)
     return run.trace
 

@@ -16,7 +16,7 @@ from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -57,7 +57,7 @@ class TritonBlock(StepBlock):
         self,
         q: Query,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
@@ -72,12 +72,12 @@ class TritonBlock(StepBlock):
         self,
         rows: BackwardRows,
         k: KeyValue,
-        v: KeyValue,
+        v: Value,
         *,
         causal: bool,
         scale: float,
         rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, KeyValue, Value]:
         """Return the contribution of these rows and keys to (dq, dk, dv).
 
         Raises: ShapeError for a causal tile with more keys than rows.
@@ -97,9 +97,9 @@ class TritonBlock(StepBlock):
     def _launcher(self, q: Tensor, scale: float) -> Launcher:
         arch = _architecture(q.device)
 
-        def config(kernel: str) -> Config:
+        def config(kernel: str, value_dim: int) -> Config:
             given = self.configs.get(kernel)
-            return given or choose(kernel, arch, q.shape[-1], q.dtype, self.precision)
+            return given or choose(kernel, arch, max(q.shape[-1], value_dim), q.dtype, self.precision)
 
         return Launcher(config, float(scale))
 

@@ -23,7 +23,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from ringlab.blocks.triton import kernels
-from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.configs import Config, padded
 from ringlab.blocks.triton.offline import STEPS, Job
 
 _MATRIX = {"mma.sync": r"\bmma\.sync", "tcgen05": r"\btcgen05\.mma", "wgmma": r"\bwgmma\.mma_async"}
@@ -115,10 +115,12 @@ _USUAL = {
 def source(job: Job) -> Source:
     """Return the kernel of `job` with the signature of a call on dense tensors."""
     kernel = getattr(kernels, job.kernel)
-    config, block_d = job.config, max(16, 1 << (job.head_dim - 1).bit_length())
+    config, dims = job.config, (job.head_dim, job.value_dim or job.head_dim)
     sizes = {
-        "HEAD_DIM": job.head_dim,
-        "BLOCK_D": block_d,
+        "HEAD_DIM": dims[0],
+        "VALUE_DIM": dims[1],
+        "BLOCK_D": padded(dims[0]),
+        "BLOCK_V": padded(dims[1]),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
     }
@@ -128,7 +130,7 @@ def source(job: Job) -> Source:
     parameters = inspect.signature(kernel.fn).parameters.values()
     constants = {each.name: known[each.name] for each in parameters if "constexpr" in str(each.annotation)}
     types = {name: _type(name, job.dtype) for name in kernel.arg_names if name not in constants}
-    dense = job.head_dim % 16 == 0
+    dense = all(dim % 16 == 0 for dim in dims)
     aligned = {name for name, type in types.items() if type[0] == "*" or (_is_stride(name) and dense)}
     return Source(kernel, types, constants, frozenset(aligned))
 

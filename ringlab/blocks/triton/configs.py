@@ -105,6 +105,11 @@ def choose_row(
     )
 
 
+def padded(head_dim: int) -> int:
+    """Return the power of two that a head dim is padded to: at least 16, as matrix products need."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
 def architecture(capability: tuple[int, int]) -> str:
     """Return the table for a GPU of compute capability `capability`.
 

@@ -12,7 +12,7 @@ are added in float32; `scale` multiplies float32 scores and is never folded into
 
 With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts in
 `total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide it. Head dims are padded to BLOCK_D, a
-power of two. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are its strides over batch,
+power of two; those of v, out and their gradients are VALUE_DIM, padded to BLOCK_V. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are its strides over batch,
 heads and tokens; the head dim is dense.
 
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
@@ -24,6 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ringlab.blocks.triton.addressing import places, tile
 from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.scoring import kept, spoil, tanh
 
@@ -35,40 +36,17 @@ _COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "see
 
 # fmt: off
 @triton.jit
-def _tile(
-    base, start, stride, within,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
-):
-# fmt: on
-    """Return rows start … start + ROWS of a head; 0 where not `within`, and beyond the head dim."""
-    offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
-    # Advanced in 64 bits once per tile: a long sequence has more than 2^31 elements.
-    pointers = base + tl.cast(start, tl.int64) * stride + offsets
-    deep = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
-    if MASKED:
-        if BLOCK_D == HEAD_DIM:
-            return tl.load(pointers, mask=within[:, None], other=0.0)
-        else:
-            return tl.load(pointers, mask=within[:, None] & deep, other=0.0)
-    else:
-        if BLOCK_D == HEAD_DIM:
-            return tl.load(pointers)
-        else:
-            return tl.load(pointers, mask=deep, other=0.0)
-
-
-# fmt: off
-@triton.jit
 def _attend(
     acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Return the state after one tile of keys, from `key` on. `unit` is log2(e) times the scale, or the cap if SOFTCAP."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
-    k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    k = tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if SOFTCAP:
         scores = tanh(scores * inner)
@@ -88,7 +66,7 @@ def _attend(
         keys_at = tl.load(KEYS_AT + keys, mask=inside, other=0)
         alive = kept(keys_at[None, :], rows_at[:, None], draw)
         p = tl.where(alive, p, 0.0)
-    v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    v = tile(v_base, key, v_l, inside, BLOCK_N, VALUE_DIM, BLOCK_V, MASKED)
     acc = acc * decay[:, None]
     if MASKED and NON_FINITE:
         # 0·NaN = NaN: the value of a hidden key, whose weight is 0, must not reach the row.
@@ -104,9 +82,10 @@ def _attend(
 def forward_step(
     Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
     v_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, NEGATIVE: tl.constexpr,
-    NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    NEGATIVE: tl.constexpr, NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Compute one step of the ring: the rows of Q attend to the block (K, V).
@@ -131,7 +110,7 @@ def forward_step(
     k_base = K + batch * k_b + tl.cast(query_head // GROUP, tl.int64) * k_h
     v_base = V + batch * v_b + tl.cast(query_head // GROUP, tl.int64) * v_h
     q_base = Q + batch * q_b + tl.cast(query_head, tl.int64) * q_h
-    q = _tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    q = tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     if NEGATIVE:
         q = -q
     inner, unit = scale / cap, cap if SOFTCAP else scale
@@ -139,11 +118,11 @@ def forward_step(
     draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
     state = tl.cast(head, tl.int64) * n_rows
     if FIRST:
-        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
         m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
     else:
-        acc = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+        acc = tile(ACC + state * VALUE_DIM, row, VALUE_DIM, owned, BLOCK_M, VALUE_DIM, BLOCK_V, True)
         m = tl.load(M + state + rows, mask=owned, other=-float("inf"))
         total = tl.load(TOTAL + state + rows, mask=owned, other=0.0)
 
@@ -155,17 +134,15 @@ def forward_step(
         for key in tl.range(begin, split, BLOCK_N):
             acc, m, total = _attend(
                 acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-                HEAD_DIM, BLOCK_D, BLOCK_N, False, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
+                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             acc, m, total = _attend(
                 acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-                HEAD_DIM, BLOCK_D, BLOCK_N, True, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
+                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
             )  # fmt: skip
 
-    offsets = tl.cast(row, tl.int64) * HEAD_DIM
-    offsets += tl.arange(0, BLOCK_M)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
-    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    offsets, deep = places(row, owned, BLOCK_M, VALUE_DIM, BLOCK_V)
     if LAST:
         unseen = total == 0.0
         total = tl.where(unseen, 1.0, total)
@@ -173,10 +150,10 @@ def forward_step(
             acc = acc * keep
         out = acc / total[:, None]
         lse = tl.where(unseen, -float("inf"), (m + tl.math.log2(total)) * 0.6931471805599453)
-        tl.store(OUT + state * HEAD_DIM + offsets, out.to(OUT.dtype.element_ty), mask=deep)
+        tl.store(OUT + state * VALUE_DIM + offsets, out.to(OUT.dtype.element_ty), mask=deep)
         tl.store(LSE + state + rows, lse, mask=owned)
     else:
-        tl.store(ACC + state * HEAD_DIM + offsets, acc, mask=deep)
+        tl.store(ACC + state * VALUE_DIM + offsets, acc, mask=deep)
         tl.store(M + state + rows, m, mask=owned)
         tl.store(TOTAL + state + rows, total, mask=owned)
 
@@ -192,15 +169,16 @@ def _log2(lse):
 def _add_to_dq(
     dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
     keep,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Return dQ without the factor scale after one tile of keys. `unit`: as in `_attend`."""
     keys = key + tl.arange(0, BLOCK_N)
     inside = keys < end
-    k = _tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
-    v = _tile(v_base, key, v_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    k = tile(k_base, key, k_l, inside, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)
+    v = tile(v_base, key, v_l, inside, BLOCK_N, VALUE_DIM, BLOCK_V, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if SOFTCAP:
         scores = tanh(scores * inner)
@@ -224,9 +202,9 @@ def _add_to_dq(
 def backward_dq(
     Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
     v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Add one block's part to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
@@ -251,15 +229,15 @@ def backward_dq(
     v_base = V + batch * v_b + key_head * v_h
     q_base = Q + batch * q_b + query_head * q_h
     dout_base = DOUT + batch * dout_b + query_head * dout_h
-    q = _tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
-    dout = _tile(dout_base, row, dout_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    q = tile(q_base, row, q_l, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    dout = tile(dout_base, row, dout_l, owned, BLOCK_M, VALUE_DIM, BLOCK_V, True)
     state = tl.cast(head, tl.int64) * n_rows
     lse = _log2(tl.load(LSE + state + rows, mask=owned, other=float("inf")))
     delta = tl.load(DELTA + state + rows, mask=owned, other=0.0)
     if FIRST:
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     else:
-        dq = _tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+        dq = tile(ACC + state * HEAD_DIM, row, HEAD_DIM, owned, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     inner, unit = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
     rows_at = tl.load(ROWS_AT + rows, mask=owned, other=0) if DROPOUT else rows
     draw = (batch, first_head + query_head, seed_low, seed_high, dropped)
@@ -272,17 +250,17 @@ def backward_dq(
         for key in tl.range(begin, split, BLOCK_N):
             dq = _add_to_dq(
                 dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
-                KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, False, PRECISION, SOFTCAP, DROPOUT,
+                KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, PRECISION, SOFTCAP,
+                DROPOUT,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             dq = _add_to_dq(
                 dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
-                KEYS_AT, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_N, True, PRECISION, SOFTCAP, DROPOUT,
+                KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, PRECISION, SOFTCAP,
+                DROPOUT,
             )  # fmt: skip
 
-    offsets = tl.cast(row, tl.int64) * HEAD_DIM
-    offsets += tl.arange(0, BLOCK_M)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
-    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    offsets, deep = places(row, owned, BLOCK_M, HEAD_DIM, BLOCK_D)
     if LAST:
         tl.store(DQ + state * HEAD_DIM + offsets, (dq * scale).to(DQ.dtype.element_ty), mask=deep)
     else:
@@ -294,15 +272,16 @@ def backward_dq(
 def _add_to_dkv(
     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, unit, inner, ROWS_AT,
     keys_at, draw, keep,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Return dK without the factor scale, and dV without keep, after one tile of rows; scores are keys × rows."""
     rows = row + tl.arange(0, BLOCK_M)
     inside = rows < end
-    q = _tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
-    dout = _tile(dout_base, row, dout_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
+    q = tile(q_base, row, q_l, inside, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)
+    dout = tile(dout_base, row, dout_l, inside, BLOCK_M, VALUE_DIM, BLOCK_V, MASKED)
     if MASKED:
         lse = tl.load(lse_base + rows, mask=inside, other=float("inf"))
         delta = tl.load(delta_base + rows, mask=inside, other=0.0)
@@ -338,8 +317,9 @@ def backward_dkv(
     Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
     v_l, dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, first_head, seed_low, seed_high, dropped, scale,
     cap, keep,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
 ):
 # fmt: on
     """Write what the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
@@ -361,10 +341,10 @@ def backward_dkv(
     key_heads = H // GROUP
     batch = tl.cast(head // key_heads, tl.int64)
     key_head = tl.cast(head % key_heads, tl.int64)
-    k = _tile(K + batch * k_b + key_head * k_h, key, k_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
-    v = _tile(V + batch * v_b + key_head * v_h, key, v_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    k = tile(K + batch * k_b + key_head * k_h, key, k_l, owned, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v = tile(V + batch * v_b + key_head * v_h, key, v_l, owned, BLOCK_N, VALUE_DIM, BLOCK_V, True)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
     inner, unit = scale / cap, (cap if SOFTCAP else scale) * 1.4426950408889634
     keys_at = tl.load(KEYS_AT + keys, mask=owned, other=0) if DROPOUT else keys
 
@@ -383,18 +363,18 @@ def backward_dkv(
             for row in tl.range(begin, split, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, keys, q_l, dout_l,
-                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, True, PRECISION,
-                    SOFTCAP, DROPOUT,
+                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_M,
+                    True, PRECISION, SOFTCAP, DROPOUT,
                 )  # fmt: skip
             for row in tl.range(split, end, BLOCK_M):
                 dk, dv = _add_to_dkv(
                     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l,
-                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, BLOCK_D, BLOCK_M, False, PRECISION,
-                    SOFTCAP, DROPOUT,
+                    unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_M,
+                    False, PRECISION, SOFTCAP, DROPOUT,
                 )  # fmt: skip
 
-    offsets = (tl.cast(head, tl.int64) * n_keys + key) * HEAD_DIM
-    offsets += tl.arange(0, BLOCK_N)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
-    deep = owned[:, None] & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    first = tl.cast(head, tl.int64) * n_keys + key
+    offsets, deep = places(first, owned, BLOCK_N, HEAD_DIM, BLOCK_D)
     tl.store(DK + offsets, dk * scale, mask=deep)
+    offsets, deep = places(first, owned, BLOCK_N, VALUE_DIM, BLOCK_V)
     tl.store(DV + offsets, dv * keep if DROPOUT else dv, mask=deep)

@@ -45,7 +45,7 @@ class Job:
     """One kernel to compile; the function `source(job)` of the module `sources` returns the kernel itself.
 
     step: which step of a ring, for a kernel that starts a state in the first one and finishes it in the last.
-    scores: the score rule, "softcap", "dropout" or "" for none.
+    scores: the score rule, "softcap", "dropout" or "" for none. value_dim: the head dim of v; 0 as head_dim.
     """
 
     kernel: str
@@ -56,6 +56,7 @@ class Job:
     step: str = "middle"
     scores: str = ""
     sources: str = SOURCES
+    value_dim: int = 0
 
 
 @dataclass(frozen=True)

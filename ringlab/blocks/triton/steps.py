@@ -12,13 +12,13 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.blocks.protocol import BackwardRows, Gradient
-from ringlab.blocks.triton.configs import Config
+from ringlab.blocks.triton.configs import Config, padded
 from ringlab.blocks.triton.visits import check_tiles, key_visits, row_visits
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 LOG2_E = math.log2(math.e)
 Tiles = tuple[Tile, ...]
@@ -26,9 +26,12 @@ Tiles = tuple[Tile, ...]
 
 @dataclass(frozen=True)
 class Launcher:
-    """Launches kernels for tensors of one kind; `config` returns a kernel's launch configuration, by its name."""
+    """Launches kernels for tensors of one kind.
 
-    config: Callable[[str], Config]
+    config: returns a kernel's launch configuration, by its name and the head dim of v.
+    """
+
+    config: Callable[[str, int], Config]
     scale: float
 
     def launch(
@@ -39,7 +42,7 @@ class Launcher:
 
         from ringlab.blocks.triton import kernels
 
-        config = self.config(kernel)
+        config = self.config(kernel, constants["VALUE_DIM"])
         constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": config.precision}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         try:
@@ -105,7 +108,7 @@ class TritonForward:
         self.state: tuple[Tensor, ...] = ()
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
-    def attend(self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES) -> None:
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block in one launch, or in none where there is nothing to compute.
 
         rules: those of all rows and all keys of the block.
@@ -115,12 +118,12 @@ class TritonForward:
         _check_step(self.step, self.count, tiles, self.q, k, v)
         first, last = self.step == 0, self.step == self.count - 1
         self.step += 1
-        q = self.q
+        q, shape = self.q, (*self.q.shape[:-1], v.shape[-1])
         if first and not last:
-            acc = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+            acc = torch.empty(shape, dtype=torch.float32, device=q.device)
             self.state = acc, acc.new_empty(q.shape[:-1]), acc.new_empty(q.shape[:-1])
         if last:
-            self.out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            self.out = torch.empty(shape, dtype=q.dtype, device=q.device)
             self.lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         if q.numel() and (tiles or first or last):
             self._launch(tiles, dense(k), dense(v), first, last, rules)
@@ -134,7 +137,7 @@ class TritonForward:
     def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules) -> None:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
-        config = self.launcher.config("forward_step")
+        config = self.launcher.config("forward_step", v.shape[-1])
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, q.device
         ).on_this_stream()
@@ -149,7 +152,7 @@ class TritonForward:
             len(visits.programs),
             B * H,
             (*arguments, len(visits.programs), L, H, *ruled.draw, abs(scale), ruled.cap, ruled.keep),
-            **sizes(q, k),
+            **sizes(q, k, v),
             **ruled.flags,
             FIRST=first,
             LAST=last,
@@ -170,7 +173,7 @@ class TritonBackward:
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
     def differentiate(
-        self, tiles: Tiles, k: KeyValue, v: KeyValue, rules: TileRules = PLAIN_RULES
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
         """Return the contribution of these rows to the gradients of the next block, in float32: one for all keys, or none.
 
@@ -200,7 +203,7 @@ class TritonBackward:
         self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules
     ) -> None:
         B, H, L, _ = self.q.shape
-        config = self.launcher.config("backward_dq")
+        config = self.launcher.config("backward_dq", v.shape[-1])
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, self.q.device
         ).on_this_stream()
@@ -214,7 +217,7 @@ class TritonBackward:
             len(visits.programs),
             B * H,
             (*arguments, len(visits.programs), L, H, *ruled.draw, *factors),
-            **sizes(self.q, k),
+            **sizes(self.q, k, v),
             **ruled.flags,
             FIRST=first,
             LAST=last,
@@ -223,7 +226,7 @@ class TritonBackward:
     def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules) -> Gradient:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-        config = self.launcher.config("backward_dkv")
+        config = self.launcher.config("backward_dkv", v.shape[-1])
         visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
         ruled = RuleArguments.of(rules, visits.programs)
         arguments = (*self._inputs(k, v), dk, dv, *visits, *ruled.positions, *self._strides(k, v))
@@ -233,7 +236,7 @@ class TritonBackward:
             len(visits.programs),
             B * K,
             (*arguments, len(visits.programs), L, Lk, H, *ruled.draw, *factors),
-            **sizes(self.q, k),
+            **sizes(self.q, k, v),
             **ruled.flags,
         )
         return Gradient(slice(0, Lk), dk, dv)
@@ -250,8 +253,8 @@ def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Te
     if step >= count:
         raise BackendError(f"{count} steps, the number given before the first", "one more")
     _check_kinds(q, k=k, v=v)
-    if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-        raise _misfit("q (B, H, L, D), and k and v both (B, K, L, D)", q=q, k=k, v=v)
+    if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise _misfit("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv)", q=q, k=k, v=v)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
     check_tiles(tiles, q.shape[2], k.shape[2])
@@ -261,9 +264,13 @@ def _check_rows(rows: BackwardRows) -> None:
     """Raise for rows whose dout, lse and delta do not fit q."""
     q, dout, lse, delta = rows.q, rows.dout, rows.lse, rows.delta
     _check_kinds(q, dout=dout)
-    if dout.shape != q.shape or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
+    if dout.shape[:3] != q.shape[:3] or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
         raise _misfit(
-            "dout like q (B, H, L, D), and lse and delta (B, H, L)", q=q, dout=dout, lse=lse, delta=delta
+            "dout (B, H, L, Dv) like q (B, H, L, D), and lse and delta (B, H, L)",
+            q=q,
+            dout=dout,
+            lse=lse,
+            delta=delta,
         )
     if {lse.device, delta.device} != {q.device}:
         devices = f"q on {q.device}, lse on {lse.device}, delta on {delta.device}"
@@ -299,12 +306,8 @@ def strides(x: Float[Tensor, "B H L D"]) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def sizes(q: Query, k: KeyValue) -> dict[str, int]:
+def sizes(q: Query, k: KeyValue, v: Value) -> dict[str, int]:
     """Return the kernel constants that follow from the shapes."""
-    D = q.shape[-1]
-    return {"GROUP": q.shape[1] // k.shape[1], "HEAD_DIM": D, "BLOCK_D": padded(D)}
-
-
-def padded(head_dim: int) -> int:
-    """Return the power of two that a head dim is padded to: at least 16, as matrix products need."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+    D, Dv = q.shape[-1], v.shape[-1]
+    dims = {"HEAD_DIM": D, "VALUE_DIM": Dv, "BLOCK_D": padded(D), "BLOCK_V": padded(Dv)}
+    return {"GROUP": q.shape[1] // k.shape[1], **dims}

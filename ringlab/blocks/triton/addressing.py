@@ -1,0 +1,43 @@
+"""Device functions that say where a tile's numbers lie in memory: tiles are loaded, and results stored, by them."""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ringlab.blocks.triton.interpreter import repair
+
+repair()  # before a kernel is defined; does nothing where kernels are compiled
+
+
+# fmt: off
+@triton.jit
+def tile(
+    base, start, stride, within,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):
+# fmt: on
+    """Return rows start … start + ROWS of a head; 0 where not `within`, and beyond the head dim."""
+    offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+    # Advanced in 64 bits once per tile: a long sequence has more than 2^31 elements.
+    pointers = base + tl.cast(start, tl.int64) * stride + offsets
+    deep = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    if MASKED:
+        if BLOCK_D == HEAD_DIM:
+            return tl.load(pointers, mask=within[:, None], other=0.0)
+        else:
+            return tl.load(pointers, mask=within[:, None] & deep, other=0.0)
+    else:
+        if BLOCK_D == HEAD_DIM:
+            return tl.load(pointers)
+        else:
+            return tl.load(pointers, mask=deep, other=0.0)
+
+
+@triton.jit
+def places(row, owned, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Return offsets of rows, `row` the first, in a dense tensor; and which are of `owned` rows and within the head dim."""
+    offsets = tl.cast(row, tl.int64) * DIM
+    offsets += tl.arange(0, ROWS)[:, None] * DIM + tl.arange(0, BLOCK)[None, :]
+    return offsets, owned[:, None] & (tl.arange(0, BLOCK) < DIM)[None, :]
