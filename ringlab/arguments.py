@@ -19,6 +19,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import autocast_dtype
 from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
@@ -73,6 +74,8 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
     rules = call.rules
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} D={q.shape[3]} {q.dtype}"
+    autocast = autocast_dtype(q.device.type)
+    sizes += "" if autocast is None else f" autocast={autocast}"
     ruled = (
         f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
     )

@@ -19,7 +19,6 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
 from ringlab.arguments import Arguments, check_arguments, describe_arguments
@@ -29,6 +28,14 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import (
+    as_autocast,
+    differentiable_once,
+    outside_graphs,
+    refuse_transforms,
+    without_autocast,
+    witness,
+)
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import KeyValue, Out, Query, RowState, Sinks
@@ -136,21 +143,32 @@ def ring_attention(
     >>> torch.allclose(out.double(), torch.from_numpy(ringlab.oracle.attention(q, k, v, causal=True).out), atol=1e-5)
     True
     """
-    given = Arguments(
+    given = (
         q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, sinks, block, schedule,
         return_lse, validate,
     )  # fmt: skip
+    return _outside_graphs(*given) if torch.compiler.is_compiling() else _attend(*given)
+
+
+def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `ring_attention` returns, for its arguments in its order."""
+    given = Arguments(*as_autocast(q, k, v), *options)
     try:
+        refuse_transforms()
         chosen_schedule, call = check_arguments(given)
     except (RinglabError, ValueError) as refusal:
         refuse_call(given, refusal)
         raise
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
-    out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
-    if sinks is not None:
-        out, lse = with_sinks(out, lse, sinks)
-    return (out, lse) if return_lse else out
+    qkv = given.q, given.k, given.v
+    out, lse = _RingAttention.apply(*qkv, witness(*qkv), chosen_schedule, call)
+    if given.sinks is not None:
+        out, lse = with_sinks(out, lse, given.sinks)
+    return (out, lse) if given.return_lse else out
+
+
+_outside_graphs = outside_graphs(_attend)
 
 
 def with_sinks(out: Out, lse: RowState, sinks: Sinks) -> tuple[Out, RowState]:
@@ -190,10 +208,11 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Query, k: KeyValue, v: KeyValue, schedule: Schedule, call: Call
+        ctx: Any, q: Query, k: KeyValue, v: KeyValue, empty: Tensor | None, schedule: Schedule, call: Call
     ) -> tuple[Tensor, Tensor]:
-        out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*saved)
+        with without_autocast(q.device.type):
+            out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
+        ctx.save_for_backward(*saved, empty)
         ctx.schedule, ctx.call = schedule, call
         ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
         # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
@@ -206,13 +225,14 @@ class _RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        dout = ctx.no_gradient() if dout is None else dout
-        agree_on_backward(ctx.call, dout.device)
-        gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
-        dq, dk, dv = (x.to(dout.dtype) for x in gradients)
-        return dq, dk, dv, None, None
+        *saved, empty = ctx.saved_tensors
+        given = ctx.no_gradient() if dout is None else dout
+        with torch.no_grad(), without_autocast(given.device.type):
+            agree_on_backward(ctx.call, given.device)
+            made = ctx.schedule.backward(ctx.call, tuple(saved), given.contiguous(), dlse)
+            gradients = tuple(x.to(given.dtype) for x in made)
+        return *differentiable_once(gradients, empty, dout, dlse), None, None, None
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:
