@@ -3,22 +3,18 @@
 autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
 create_graph=True      the gradients are right, and raise if they are differentiated
 torch.func, forward    refused
-torch.compile          the call is left out of the compiled graph, because it communicates
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ringlab.errors import GradientError
-
-T = TypeVar("T", bound=Callable[..., Any])
 
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -86,7 +82,7 @@ def witness(*inputs: Shaped[Tensor, "B ..."]) -> Shaped[Tensor, " 0"] | None:
 
 
 def differentiable_once(
-    gradients: tuple[Float[Tensor, "..."], ...], *causes: Tensor | None
+    gradients: tuple[Float[Tensor, "..."], ...], *causes: Shaped[Tensor, "..."] | None
 ) -> tuple[Float[Tensor, "..."], ...]:
     """Return the gradients; if torch records backward, they depend on `causes` and raise when they are differentiated.
 
@@ -113,12 +109,3 @@ class _Once(torch.autograd.Function):
             "leave attention out of the penalty, or compute it on one process with "
             "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
         )
-
-
-def outside_graphs(function: T) -> T:
-    """Return `function`, before and after which torch.compile ends a graph instead of tracing it.
-
-    As torch.compiler.disable, which would load the compiler, two seconds, for programs that do not compile anything.
-    """
-    made: T = torch._disable_dynamo(function)
-    return made
