@@ -31,6 +31,7 @@ from ringlab.mask import Mask
 from ringlab.modes import (
     as_autocast,
     differentiable_once,
+    outside_transforms,
     refuse_transforms,
     without_autocast,
     witness,
@@ -153,7 +154,7 @@ def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Ten
     """Return what `ring_attention` returns, for its arguments in its order."""
     given = Arguments(*as_autocast(q, k, v), *options)
     try:
-        refuse_transforms()
+        refuse_transforms(given.q, given.k, given.v)
         chosen_schedule, call = check_arguments(given)
     except (RinglabError, ValueError) as refusal:
         refuse_call(given, refusal)
@@ -189,7 +190,8 @@ def refuse_call(given: Arguments, refusal: Exception) -> None:
     """Report to the other ranks why this rank refuses its call. Raises: `refusal`, if ranks compare their calls."""
     if given.validate and isinstance(given.ring, Ring):
         device = given.q.device if isinstance(given.q, Tensor) else "cpu"
-        agree(given.ring.comm, "", refusal, device)
+        with outside_transforms():
+            agree(given.ring.comm, "", refusal, device)
 
 
 def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ringlab.errors import GradientError
 
@@ -47,24 +48,21 @@ def without_autocast(kind: str) -> AbstractContextManager[Any]:
     return nullcontext() if autocast_dtype(kind) is None else torch.autocast(kind, enabled=False)
 
 
-def refuse_transforms() -> None:
-    """Return if torch computes nothing but values and backward gradients.
+def refuse_transforms(*tensors: Any) -> None:
+    """Return if torch computes nothing but values and backward gradients of the tensors.
 
-    Raises: GradientError inside a transform of torch.func, or a level of forward-mode differentiation.
+    Raises: GradientError inside a transform of torch.func, or for a tensor with a forward-mode tangent.
 
-    >>> def program(x):
-    ...     refuse_transforms()
-    >>> torch.func.vmap(program)(torch.zeros(3))
+    >>> torch.func.vmap(refuse_transforms)(torch.zeros(3))
     Traceback (most recent call last):
     ringlab.errors.GradientError: needed: attention over a ring outside torch.func and forward-mode differentiation
        got: a call inside torch.func.vmap
     remedy: loss.backward() or torch.autograd.grad for gradients, the batch axis instead of vmap
     """
     found = None
-    if torch._C._are_functorch_transforms_active():  # torch has no public name for it, nor for the next line
-        level = torch._C._functorch.peek_interpreter_stack()
-        found = f"torch.func.{level.key().name.lower()}"
-    elif torch.autograd.forward_ad._current_level >= 0:
+    if _transformed():
+        found = f"torch.func.{torch._C._functorch.peek_interpreter_stack().key().name.lower()}"
+    elif forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
         found = "torch.autograd.forward_ad"
     if found is not None:
         raise GradientError(
@@ -72,6 +70,23 @@ def refuse_transforms() -> None:
             f"a call inside {found}",
             "loss.backward() or torch.autograd.grad for gradients, the batch axis instead of vmap",
         )
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Return a context in which tensors are made, and can be sent, as if no transform of torch.func went on."""
+    if not _transformed():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # no public name either
+
+    return temporarily_clear_interpreter_stack()
+
+
+def _transformed() -> bool:
+    return bool(torch._C._are_functorch_transforms_active())  # torch has no public name for it
+
+
+def _has_tangent(x: Any) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 def witness(*inputs: Shaped[Tensor, "B ..."]) -> Shaped[Tensor, " 0"] | None:
