@@ -79,8 +79,8 @@ def sdpa_over(
                 agree(ring.comm, "", refusal, query.device)
             raise refusal
         out: Tensor = ring_attention(
-            query, key, value, ring=ring, layout=layout, mask=mask or Mask(causal=is_causal), scale=scale,
-            schedule=schedule, block=block, validate=validate,
+            query, key, value, ring=ring, layout=layout, causal=is_causal or mask is not None, mask=mask,
+            scale=scale, schedule=schedule, block=block, validate=validate,
         )  # fmt: skip
         return out
 
