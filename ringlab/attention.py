@@ -107,7 +107,8 @@ def ring_attention(
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
     q, k, v: this rank's shards under `layout`, (B, H, L, D) and twice (B, K, L, D) with H % K == 0. K/V travel as they
-    are, never repeated for query heads.
+    are, never repeated for query heads. Under autocast they are cast as torch's own attention casts them. Heads and
+    tokens in each other's place are noticed only if their numbers differ.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a window, a prefix or packed documents; every block and schedule honours all of it.
     scale: D^−½ by default.
@@ -129,8 +130,10 @@ def ring_attention(
     ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
     otherwise reach the wrong call unnoticed.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
-    is called wrongly, AgreementError on all others, before any data moves.
+    Derivatives are first ones, backward: torch.compile ends its graphs here, and GradientError refuses the rest.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
+    rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2310.01889.
 
     >>> import torch
