@@ -1,4 +1,4 @@
-"""Torch's modes around a model of transformers over a ring: autocast, torch.compile; and generate() is refused."""
+"""A model of transformers over a ring under autocast; and generate() inside the context is refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
-from ringlab import VirtualCluster, hf, launch, zigzag
+from ringlab import VirtualCluster, hf, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import FACTOR
 from ringlab.errors import MaskError
@@ -20,14 +19,11 @@ LAYOUT = zigzag(S, P)
 Step = tuple[float, dict[str, Tensor]]
 
 
-def step(
-    ring: Ring, compiled: bool = False, autocast: bool = False, config: LlamaConfig | None = None
-) -> Step:
-    """This rank's share of the loss, and its gradients."""
-    model, batch = build(config or llama(), "ringlab"), batch_of(S)
-    called = torch.compile(model, backend="eager") if compiled else model
-    with hf.context(ring, LAYOUT) as context, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = called(**hf.shard_batch(context, batch.input_ids, labels=batch.labels)).loss
+def step(ring: Ring) -> Step:
+    """This rank's share of the loss under autocast, and its gradients."""
+    model, batch = build(llama(), "ringlab"), batch_of(S)
+    with hf.context(ring, LAYOUT) as context, torch.autocast("cpu", torch.bfloat16):
+        loss = model(**hf.shard_batch(context, batch.input_ids, labels=batch.labels)).loss
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
@@ -42,31 +38,20 @@ def alone(dtype: torch.dtype = torch.float32, autocast: bool = False) -> Step:
 
 
 def test_autocast_is_as_exact_as_on_one_process() -> None:
-    """In a Llama q and k are float32 there and v is bfloat16, because rotary embedding is not cast."""
-    _, true = alone(torch.float64)
-    _, plain = alone(autocast=True)
-    shares = VirtualCluster(P, memory=False).run(step, False, True).results
-    found = {name: sum(gradients[name] for _, gradients in shares) for name in true}
-    for name, best in true.items():
-        assert all(gradients[name].dtype == torch.float32 for _, gradients in shares)
-        size = float(best.abs().max())
-        allowed = FACTOR * float((plain[name] - best).abs().max()) + torch.finfo(torch.bfloat16).eps * size
-        assert float((found[name] - best).abs().max()) <= allowed, name  # type: ignore[union-attr]
+    """In a Llama q and k are float32 there and v is bfloat16, because rotary embedding is not cast.
+
+    All gradients together, since each rounding to bfloat16 is large and a single gradient may have luck.
+    """
+    (_, true), (_, plain) = alone(torch.float64), alone(autocast=True)
+    shares = [gradients for _, gradients in VirtualCluster(P, memory=False).run(step).results]
+    assert all(x.dtype == torch.float32 for gradients in shares for x in gradients.values())
+    found = {name: shares[0][name] + shares[1][name] for name in true}
+    assert distance(found, true) <= FACTOR * distance(plain, true)
+    assert distance(shares[0], true) > 5 * FACTOR * distance(plain, true)  # half of it, which is a mistake
 
 
-def eager_and_compiled(ring: Ring) -> tuple[Step, Step]:
-    one = llama(num_hidden_layers=1)
-    return step(ring, config=one), step(ring, compiled=True, config=one)
-
-
-def test_a_compiled_model_has_the_same_bits() -> None:
-    """On processes, since torch cannot trace the checks of shapes that tests install in this one."""
-    for (loss, plain), (compiled, found) in launch(
-        eager_and_compiled, P, memory=False, timeout=300.0
-    ).results:
-        assert compiled == loss
-        assert found.keys() == plain.keys()
-        assert all(torch.equal(found[name], x) for name, x in plain.items())
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return float(torch.cat([(one[name] - x).flatten() for name, x in other.items()]).norm())
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["a whole prompt", "a shard"])
