@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "ring_attention": "ringlab.attention",
+    "sdpa_over": "ringlab.sdpa",
     "contiguous": "ringlab.layout",
     "striped": "ringlab.layout",
     "zigzag": "ringlab.layout",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ringlab.merge import Partial as Partial
     from ringlab.schedules.cache import ShardedCache as ShardedCache
     from ringlab.schedules.decode import decode as decode
+    from ringlab.sdpa import sdpa_over as sdpa_over
 
 
 def __getattr__(name: str) -> Any:

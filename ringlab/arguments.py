@@ -27,6 +27,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import autocast_dtype
 from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
@@ -95,6 +96,8 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
     dims = f"D={q.shape[3]}" if q.shape[3] == v.shape[3] else f"D={q.shape[3]} Dv={v.shape[3]}"
     sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} {dims} {q.dtype}"
+    autocast = autocast_dtype(q.device.type)
+    sizes += "" if autocast is None else f" autocast={autocast}"
     ruled = (
         f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
     )

@@ -14,11 +14,15 @@ from ringlab.errors import ShapeError
 def sequence_axis(x: Any, dim: int, length: int, whose: str, remedy: str = "") -> int:
     """Return axis `dim` of `x`, counted from the front.
 
-    Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message.
+    Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message. If another
+    axis has as many, the remedy names that one.
     """
     if not -x.ndim <= dim < x.ndim:
         raise ShapeError(f"an axis {dim}", f"shape {tuple(x.shape)}", "name the sequence axis with dim=")
     if x.shape[dim] != length:
+        fitting = [axis for axis, size in enumerate(x.shape) if size == length]
+        if fitting:
+            remedy = f"name the sequence axis: {' or '.join(f'dim={axis}' for axis in fitting)}"
         raise ShapeError(f"{length} tokens on axis {dim} {whose}", f"shape {tuple(x.shape)}", remedy)
     return dim % x.ndim
 
@@ -35,6 +39,11 @@ def take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
     if _is_torch(x):
         return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
     return np.take(x, order, axis=axis)
+
+
+def has_gradient(x: Any) -> bool:
+    """Return whether `x` is a tensor whose use autograd records now."""
+    return _is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 
 def _is_torch(x: Any) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
 from ringlab.arguments import Arguments, check_arguments, describe_arguments
@@ -29,6 +28,14 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import (
+    as_autocast,
+    differentiable_once,
+    outside_transforms,
+    refuse_transforms,
+    without_autocast,
+    witness,
+)
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Gradients, Schedule
 from ringlab.types import KeyValue, Query, Sinks, Value
@@ -100,7 +107,9 @@ def ring_attention(
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
     q, k, v: this rank's shards under `layout`, (B, H, L, D) and twice (B, K, L, D) with H % K == 0. K/V travel as they
-    are, never repeated for query heads. v may have another head dim, as with latent attention; out has that of v.
+    are, never repeated for query heads. v may have another head dim, as with latent attention; out has that of v. Under
+    autocast they are cast as torch's own attention casts them. Heads and tokens in each other's place are noticed only if
+    their numbers differ.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a window, a prefix or packed documents; every block and schedule honours all of it.
     scale: D^−½ by default.
@@ -121,8 +130,10 @@ def ring_attention(
     ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
     otherwise reach the wrong call unnoticed.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
-    is called wrongly, AgreementError on all others, before any data moves.
+    Derivatives are first ones, backward: torch.compile ends its graphs here, and GradientError refuses the rest.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
+    rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2310.01889.
 
     >>> import torch
@@ -135,26 +146,43 @@ def ring_attention(
     >>> torch.allclose(out.double(), torch.from_numpy(ringlab.oracle.attention(q, k, v, causal=True).out), atol=1e-5)
     True
     """
-    given = Arguments(
+    attend = _outside_graphs if torch.compiler.is_compiling() else _attend
+    return attend(
         q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, sinks, block, schedule,
         return_lse, validate,
     )  # fmt: skip
+
+
+def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `ring_attention` returns, for its arguments in its order."""
+    given = Arguments(*as_autocast(q, k, v), *options)
     try:
+        refuse_transforms(given.q, given.k, given.v)
         chosen_schedule, call = check_arguments(given)
     except (RinglabError, ValueError) as refusal:
         refuse_call(given, refusal)
         raise
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
-    out, lse = _RingAttention.apply(q, k, v, sinks, chosen_schedule, call)
-    return (out, lse) if return_lse else out
+    qkv, sinks = (given.q, given.k, given.v), given.sinks
+    cause = witness(*qkv) if sinks is None else witness(*qkv, sinks)
+    out, lse = _RingAttention.apply(*qkv, sinks, cause, chosen_schedule, call)
+    return (out, lse) if given.return_lse else out
+
+
+_outside_graphs = torch._disable_dynamo(_attend)
+"""`_attend`, before and after which torch.compile ends a graph, because attention over a ring communicates.
+
+As torch.compiler.disable, but without loading the compiler, two seconds, in programs that compile nothing.
+"""
 
 
 def refuse_call(given: Arguments, refusal: Exception) -> None:
     """Report to the other ranks why this rank refuses its call. Raises: `refusal`, if ranks compare their calls."""
     if given.validate and isinstance(given.ring, Ring):
         device = given.q.device if isinstance(given.q, Tensor) else "cpu"
-        agree(given.ring.comm, "", refusal, device)
+        with outside_transforms():
+            agree(given.ring.comm, "", refusal, device)
 
 
 def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
@@ -176,10 +204,18 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Query, k: KeyValue, v: Value, sinks: Sinks | None, schedule: Schedule, call: Call
+        ctx: Any,
+        q: Query,
+        k: KeyValue,
+        v: Value,
+        sinks: Sinks | None,
+        empty: Tensor | None,
+        schedule: Schedule,
+        call: Call,
     ) -> tuple[Tensor, Tensor]:
-        out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*saved)
+        with without_autocast(q.device.type):
+            out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
+        ctx.save_for_backward(*saved, empty)
         ctx.schedule, ctx.call = schedule, call
         ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
         # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
@@ -192,15 +228,16 @@ class _RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        dout = ctx.no_gradient() if dout is None else dout
-        agree_on_backward(ctx.call, dout.device)
-        *gradients, dsinks = Gradients(
-            *ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
-        )
-        dq, dk, dv = (x.to(dout.dtype) for x in gradients)
-        return dq, dk, dv, dsinks, None, None
+        *saved, empty = ctx.saved_tensors
+        given = ctx.no_gradient() if dout is None else dout
+        with torch.no_grad(), without_autocast(given.device.type):
+            agree_on_backward(ctx.call, given.device)
+            made = Gradients(*ctx.schedule.backward(ctx.call, tuple(saved), given.contiguous(), dlse))
+            gradients = tuple(x.to(given.dtype) for x in made[:3])
+        gradients += () if made.dsinks is None else (made.dsinks,)
+        dq, dk, dv, *dsinks = differentiable_once(gradients, empty, dout, dlse)
+        return dq, dk, dv, dsinks[0] if dsinks else None, None, None, None
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:

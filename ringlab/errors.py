@@ -81,6 +81,10 @@ class TrainingError(RinglabError, ValueError):
     """Training cannot go on with a batch, a recipe or a checkpoint."""
 
 
+class GradientError(RinglabError, RuntimeError):
+    """A derivative is asked for that attention over a ring does not have."""
+
+
 class CommError(RinglabError, RuntimeError):
     """Base of all errors of communication between ranks."""
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.arrays import concatenate, sequence_axis, take
-from ringlab.errors import LayoutError, WorldSizeError
+from ringlab.arrays import concatenate, has_gradient, sequence_axis, take
+from ringlab.errors import GradientError, LayoutError, WorldSizeError
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,35 @@ class Layout:
             axis = sequence_axis(part, dim, self.length(rank), f"from rank {rank} of {self!r}")
         joined = concatenate(list(shards), axis)
         return take(joined, self._order, axis)
+
+    def gather(self, ring: Any, x: Any, dim: int = -2) -> Any:
+        """Return the whole sequence in global order, on every rank, from the shards `x` of all ranks.
+
+        `ring` is the `Ring` of these ranks, `x` a tensor or a tuple. No gradient passes, so tensors must be detached.
+        Raises: WorldSizeError for a ring of another size; ShapeError if `x` is not this rank's shard; GradientError for a
+        tensor with a gradient.
+
+        >>> import torch
+        >>> from ringlab import VirtualCluster
+        >>> layout = zigzag(8, P=2)
+        >>> def program(ring):
+        ...     return layout.gather(ring, torch.from_numpy(layout.positions(ring.rank)), dim=0).tolist()
+        >>> VirtualCluster(2).run(program).results
+        [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
+        """
+        if isinstance(x, tuple):
+            return tuple(self.gather(ring, part, dim) for part in x)
+        if ring.world_size != self.P:
+            raise WorldSizeError(f"a ring of {self.P} ranks for {self!r}", f"{ring.world_size} ranks")
+        axis = sequence_axis(
+            x, dim, self.length(ring.rank), f"of rank {ring.rank} for {self!r}", "pass a shard"
+        )
+        if has_gradient(x):
+            raise GradientError(
+                "a tensor without a gradient", "one that requires it", "gather(ring, x.detach())"
+            )
+        shapes = [(*x.shape[:axis], length, *x.shape[axis + 1 :]) for length in self.lengths]
+        return self.unshard(ring.all_gather(x, shapes), dim)
 
     @cached_property
     def _order(self) -> np.ndarray:

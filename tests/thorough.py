@@ -194,6 +194,10 @@ THOROUGH = {
     "tests/test_attention_non_finite.py::test_a_query": "tests/test_attention_non_finite.py::test_a_nan_in_a_key",
     "tests/test_attention_non_finite.py::test_what": "tests/test_attention_non_finite.py::test_a_nan_in_a_key",
     "tests/test_attention_refuses.py::test_processes": VIRTUAL,
+    "tests/trainer/test_compile.py": "tests/trainer/test_modes.py::test_a_way_of_calling_changes_no_bit without torch.compile",
+    "tests/trainer/test_groups.py": "tests/trainer/test_modes.py::test_micro_batches_in_flight on virtual ranks",
+    "tests/trainer/test_sdpa.py::test_processes": "tests/trainer/test_sdpa.py::test_it_is_torchs_own on virtual ranks",
+    "tests/trainer/test_sdpa.py::test_the_script": "tests/trainer/test_sdpa.py::test_it_is_torchs_own",
     "tests/viz/": "only here: the notebooks draw these pictures, and make test runs them",
 }  # fmt: skip
 

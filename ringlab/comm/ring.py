@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
 from ringlab.comm.protocol import AnyTensor, Comm, Tensors, Work
-from ringlab.errors import ShapeError
+from ringlab.errors import BackendError, ShapeError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 
 class Ring:
     """Rank `rank` of `world_size` ranks in a circle; sends go to `next`, receives come from `previous`.
+
+    Programs receive one from `VirtualCluster`, `launch` or `connect`, or make one by `Ring.of_group`.
+
+    Raises: BackendError for something else than a transport.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -30,10 +38,39 @@ class Ring:
     """
 
     def __init__(self, comm: Comm) -> None:
+        if not isinstance(comm, Comm):
+            raise BackendError(
+                "a transport of ringlab.comm",
+                f"a {type(comm).__name__}",
+                "Ring.of_group for a process group or a DeviceMesh",
+            )
         self.comm = comm
         self.rank, self.world_size = comm.rank, comm.world_size
         self.next = (self.rank + 1) % self.world_size
         self.previous = (self.rank - 1) % self.world_size
+
+    @classmethod
+    def of_group(cls, group: ProcessGroup | DeviceMesh | None = None, timeout: float = 600.0) -> Ring:
+        """Return the ring of the processes of a group that the program opened itself, in the order of their ranks.
+
+        group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or None for all
+        processes. Every process of the group calls this. Calls for one group share a transport. The group stays the
+        program's own to close.
+        timeout: seconds that a message may take, the time for which other ranks save or evaluate included.
+
+        Raises: BackendError if no process group is open, for something else than a group, or for a group that cannot carry
+        CPU tensors, as headers are; WorldSizeError for a mesh of several dimensions, or a group without this process.
+
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
+        >>> Ring.of_group(mesh["cp"])
+        Ring(rank=0, world_size=1, over DistributedComm)
+        >>> dist.destroy_process_group()
+        """
+        from ringlab.comm.processes.group import comm_of_group
+
+        return cls(comm_of_group(group, timeout))
 
     def __repr__(self) -> str:
         return f"Ring(rank={self.rank}, world_size={self.world_size}, over {type(self.comm).__name__})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 from ringlab.attention import ring_attention
 from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
 from ringlab.hf.context import guard_the_loss, held, raise_everywhere
-from ringlab.hf.masks import LayerMask, layer_mask
+from ringlab.hf.masks import GENERATION, LayerMask, layer_mask
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query, Value
 
@@ -26,12 +27,13 @@ _HARMLESS = {
     "shift_labels",
 }  # fmt: skip
 _REMEDIES = {
-    "use_cache": "use_cache=False; generation with a cache is no part of ringlab.hf",
+    "use_cache": GENERATION,
     "output_attentions": "no rank has the weights; ask for them on one process, with attn_implementation='eager'",
 }
 _CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
+@torch.compiler.disable
 def attend(
     module: nn.Module,
     query: Query,

@@ -73,16 +73,20 @@ PER_TOKEN = ("Model", "ForCausalLM")
 _GUARDED = "ringlab_guards_it"
 
 
-def _refused(module: nn.Module) -> str | None:
-    """Return the name of transformers' class if the module is a model that combines tokens, else None."""
-    if not isinstance(module, PreTrainedModel):
-        return None
-    name = next(c.__name__ for c in type(module).__mro__ if c.__module__.startswith("transformers."))
+def _refused(model: PreTrainedModel) -> str | None:
+    """Return the name of transformers' class if the model combines tokens, else None."""
+    name = next(c.__name__ for c in type(model).__mro__ if c.__module__.startswith("transformers."))
     return None if name.endswith(PER_TOKEN) else name
 
 
 def _look(module: nn.Module, _: Any) -> None:
-    around, name = held_or_none(), _refused(module)
+    if isinstance(module, PreTrainedModel):
+        _look_at_model(module)
+
+
+@torch.compiler.disable
+def _look_at_model(model: PreTrainedModel) -> None:
+    around, name = held_or_none(), _refused(model)
     if around is None or name is None:
         return
     error = BackendError(
@@ -90,7 +94,7 @@ def _look(module: nn.Module, _: Any) -> None:
         name,
         "run its base model over the ring, and let the ranks agree on what is pooled: the last token is on one of them",
     )
-    raise_everywhere(around, error, next(module.parameters()).device)
+    raise_everywhere(around, error, next(model.parameters()).device)
 
 
 @contextmanager
@@ -114,6 +118,7 @@ def guard_the_loss() -> None:
 
 
 def _guarded(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @torch.compiler.disable
     @wraps(loss)
     def of_a_shard(*args: Any, **named: Any) -> Tensor:
         around = held_or_none()

@@ -28,6 +28,10 @@ _PACKED = masking_utils.packed_sequence_mask_function(_ID).__code__
 _ALL = getattr(masking_utils, "bidirectional_mask_function", None)
 _REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
 _REMAPPED = _REMAP(masking_utils.causal_mask_function, _ID).__code__ if _REMAP else None
+GENERATION = (
+    "generate outside of ringlab.hf.context, after model.set_attn_implementation('sdpa'): "
+    "ringlab.hf runs no generation, and no cache (use_cache=False)"
+)
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
@@ -84,6 +88,7 @@ class LayerMask:
         self.checked = ids
 
 
+@torch.compiler.disable
 def layer_mask(
     batch_size: int,
     kv_length: int,
@@ -182,13 +187,13 @@ def _check_lengths(found: Held, q_length: int | None, kv_length: int, q_offset: 
         raise MaskError(
             "as many keys as queries, from the first token on",
             f"{q_length} queries from {q_offset}, {kv_length} keys from {kv_offset}: a cache, or a mask longer than the input",
-            "use_cache=False; generation with a cache is no part of ringlab.hf",
+            GENERATION,
         )
     if q_length != owned:
         raise MaskError(
             f"the {owned} tokens that rank {context.ring.rank} owns under {context.layout!r}",
             f"{q_length} tokens",
-            "give the model the batch from ringlab.hf.shard_batch",
+            f"the batch from ringlab.hf.shard_batch; if generate() called the model: {GENERATION}",
         )
 
 

@@ -78,8 +78,8 @@ class MeshSchedule:
         dq, dk, dv, dsinks = self.between.backward(mesh.column, saved, of_heads, dlse)
         if K >= mesh.row.world_size:  # complete: rounding here equals rounding at home
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
-        home = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
-        return Gradients(*home, None if dsinks is None else _among_all_heads(mesh, dsinks, H))
+        dq, dk, dv = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
+        return Gradients(dq, dk, dv, None if dsinks is None else _among_all_heads(mesh, dsinks, H))
 
 
 def _among_all_heads(mesh: Mesh, dsinks: Sinks, heads: int) -> Float[Tensor, " heads"]:

@@ -198,7 +198,7 @@ def join(
     Raises: BackendError if a process group is open already; TransportTimeout if the ranks do not connect.
     """
     if dist.is_initialized():
-        raise BackendError("no process group yet", "one is open", "use Ring(DistributedComm()) on it")
+        raise BackendError("no process group yet", "one is open", "use ringlab.Ring.of_group() on it")
     if transport != "gloo" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     # NCCL's watchdog ends a process whose message takes longer than the group's limit: that of messages, too.

@@ -1,0 +1,69 @@
+"""`comm_of_group`: a transport over a process group that the program made itself, or over a dimension of its DeviceMesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.errors import BackendError, WorldSizeError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_comms: dict[dist.ProcessGroup, DistributedComm] = {}
+
+
+def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) -> DistributedComm:
+    """Return this process's end of the transport over `group`, the same one at every call.
+
+    One transport for each group, because it counts the calls of attention that ranks compare in backward.
+
+    Raises: BackendError for something else than a group, without torch.distributed, or for a group that cannot carry CPU
+    tensors; WorldSizeError for a mesh of several dimensions, or a group that this process is not in.
+    """
+    found = _process_group(group)
+    for closed in _comms.keys() - dist.distributed_c10d._world.pg_map.keys():
+        del _comms[closed]
+    if found not in _comms:
+        _comms[found] = DistributedComm(found, timeout)
+    _comms[found].timeout = timeout
+    return _comms[found]
+
+
+def _process_group(group: Any) -> dist.ProcessGroup:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise BackendError(
+            "a process group of torch.distributed",
+            "none is open",
+            "torch.distributed.init_process_group(), or ringlab.connect() under torchrun, which opens one",
+        )
+    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):  # a DeviceMesh, without importing it
+        group = _group_of_mesh(group)
+    if group is None:
+        group = dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise WorldSizeError(
+            f"a group that rank {dist.get_rank()} is in",
+            "a group of other ranks",
+            "only its members make its ring",
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise BackendError(
+            "a process group, a DeviceMesh of one dimension, or None for all processes",
+            f"a {type(group).__name__}",
+            'such as Ring.of_group(mesh["cp"])',
+        )
+    return group
+
+
+def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        raise WorldSizeError(
+            "a mesh of one dimension",
+            f"{mesh.ndim} dimensions" + (f", {', '.join(names)}" if names else ""),
+            f"mesh[{names[-1]!r}]" if names else "name the dimensions, and take one of them: mesh['cp']",
+        )
+    return mesh.get_group()

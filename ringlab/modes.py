@@ -1,0 +1,126 @@
+"""The modes of torch in which a program may call attention over a ring, each honoured or refused by name.
+
+autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
+create_graph=True      the gradients are right, and raise if they are differentiated
+torch.func, forward    refused
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ringlab.errors import GradientError
+
+
+def as_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Return the tensors in the dtype of the autocast that is on, as torch's own attention would take them.
+
+    Without autocast, and for float64, they stay as they are. What is no tensor stays as it is, too.
+
+    >>> q, k = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [x.dtype for x in as_autocast(q, k)]
+    [torch.bfloat16, torch.float64]
+    """
+    return tuple(_cast(x) if isinstance(x, Tensor) else x for x in tensors)
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """Return the dtype of the autocast that is on for this kind of device, or None."""
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def _cast(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    dtype = autocast_dtype(x.device.type)
+    exempt = dtype is None or not x.is_floating_point() or x.dtype == torch.float64
+    return x if exempt else x.to(dtype)
+
+
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Return a context in which products on this kind of device keep the dtype that their code chose."""
+    return nullcontext() if autocast_dtype(kind) is None else torch.autocast(kind, enabled=False)
+
+
+def refuse_transforms(*tensors: Any) -> None:
+    """Return if torch computes nothing but values and backward gradients of the tensors.
+
+    Raises: GradientError inside a transform of torch.func, or for a tensor with a forward-mode tangent.
+
+    >>> torch.func.vmap(refuse_transforms)(torch.zeros(3))
+    Traceback (most recent call last):
+    ringlab.errors.GradientError: needed: attention over a ring outside torch.func and forward-mode differentiation
+       got: a call inside torch.func.vmap
+    remedy: loss.backward() or torch.autograd.grad for gradients, the batch axis instead of vmap
+    """
+    found = None
+    if _transformed():
+        found = f"torch.func.{torch._C._functorch.peek_interpreter_stack().key().name.lower()}"
+    elif forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        found = "torch.autograd.forward_ad"
+    if found is not None:
+        raise GradientError(
+            "attention over a ring outside torch.func and forward-mode differentiation",
+            f"a call inside {found}",
+            "loss.backward() or torch.autograd.grad for gradients, the batch axis instead of vmap",
+        )
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Return a context in which tensors are made, and can be sent, as if no transform of torch.func went on."""
+    if not _transformed():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # no public name either
+
+    return temporarily_clear_interpreter_stack()
+
+
+def _transformed() -> bool:
+    return bool(torch._C._are_functorch_transforms_active())  # torch has no public name for it
+
+
+def _has_tangent(x: Any) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def witness(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
+    """Return an empty tensor that depends on `inputs` and holds none of their memory; None if no gradient is wanted."""
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
+        return None
+    return torch.cat([x[:0].reshape(0) for x in inputs])
+
+
+def differentiable_once(
+    gradients: tuple[Float[Tensor, "..."], ...], *causes: Shaped[Tensor, "..."] | None
+) -> tuple[Float[Tensor, "..."], ...]:
+    """Return the gradients; if torch records backward, they depend on `causes` and raise when they are differentiated.
+
+    Only so can a loss on gradients, such as a gradient penalty, not be wrong in silence.
+    """
+    if not torch.is_grad_enabled():
+        return gradients
+    made: tuple[Tensor, ...] = _Once.apply(len(gradients), *gradients, *causes)
+    return made
+
+
+class _Once(torch.autograd.Function):
+    """Passes gradients on, and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[:count] if x is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise GradientError(
+            "first derivatives of attention over a ring",
+            "a loss that depends on gradients of it: a second derivative",
+            "leave attention out of the penalty, or compute it on one process with "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+        )

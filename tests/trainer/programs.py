@@ -1,0 +1,124 @@
+"""All that tests ask of four processes with groups of their own, in one start: meshes, rings, DDP, FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ringlab import ring_attention, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.errors import RinglabError
+from tests.schedules.problems import Problem, program
+from tests.trainer.model import Gradients, Model, gradients, share_over
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+BATCHES = (0, 1)
+"""The seed of each replica's batch: a mesh has two replicas, each a ring of two ranks."""
+RANKS = 4
+
+
+def four(ring: Ring, problem: Problem) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    rows = Ring.of_group(mesh["cp"])
+    return {
+        "rows": [program(rows, replace(problem, dtype=dtype), "ring") for dtype in DTYPES],
+        "columns": program(Ring.of_group(mesh.get_group("dp")), problem, "ring"),
+        "all": program(Ring.of_group(), replace(problem, layout=zigzag(problem.layout.S, RANKS)), "ring"),
+        "both": both_at_once((Ring.of_group(mesh["dp"]), rows), problem),
+        "autocast": step_under_autocast(rows),
+        "kept": Ring.of_group(mesh.get_group("cp")).comm is rows.comm,
+        "closed": over_groups_that_are_closed(problem),
+        "refused": refusals(mesh),
+        "trained": {name: train(mesh) for name, train in TRAINERS.items()},
+    }
+
+
+def both_at_once(rings: tuple[Ring, Ring], problem: Problem) -> list[tuple[Tensor, ...]]:
+    """A call over each of two rings, both in flight before the first goes back."""
+    layout = problem.layout
+    shards = [layout.shard(problem.tensors(), ring.rank) for ring in rings]
+    leaves = [tuple(x.requires_grad_() for x in shard[:3]) for shard in shards]
+    outs = [
+        ring_attention(*qkv, ring=ring, layout=layout, mask=problem.mask, block="naive")
+        for ring, qkv in zip(rings, leaves, strict=True)
+    ]
+    return [
+        (out.detach(), *torch.autograd.grad(out, qkv, dout))
+        for out, qkv, (*_, dout) in zip(outs, leaves, shards, strict=True)
+    ]
+
+
+def step_under_autocast(ring: Ring) -> Gradients:
+    model = Model()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = share_over(ring, model)
+    loss.backward()
+    return gradients(model)
+
+
+def over_groups_that_are_closed(problem: Problem) -> tuple[Tensor, ...]:
+    """What is computed over a group that follows another one, of the same processes, that was closed."""
+    made: tuple[Tensor, ...] = ()
+    for _ in range(2):
+        pairs = [dist.new_group([first, first + 1]) for first in range(0, RANKS, 2)]
+        mine = pairs[dist.get_rank() // 2]
+        made = program(Ring.of_group(mine), problem, "ring")
+        dist.barrier()
+        dist.destroy_process_group(mine)
+    return made
+
+
+def refusals(mesh: DeviceMesh) -> dict[str, str]:
+    """The errors for what is not a group, of one dimension, that this process is in."""
+    alone = dist.new_group([0])
+    asked: dict[str, Callable[[], Any]] = {
+        "Ring(mesh)": lambda: Ring(mesh["cp"]),  # type: ignore[arg-type]
+        "two dimensions": lambda: Ring.of_group(mesh),
+        "a name": lambda: Ring.of_group("cp"),  # type: ignore[arg-type]
+        "the group of rank 0": lambda: Ring.of_group(alone),
+    }
+    return {name: _answer(ask) for name, ask in asked.items()}
+
+
+def _answer(ask: Callable[[], Any]) -> str:
+    try:
+        return repr(ask())
+    except RinglabError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _step(mesh: DeviceMesh, model: Any, factor: float = RANKS) -> Gradients:
+    """The gradients of the mean loss of the replicas' batches, `factor` times as large before ranks reduce them."""
+    seed = BATCHES[mesh["dp"].get_local_rank()]
+    loss = share_over(Ring.of_group(mesh["cp"]), model, seed) / len(BATCHES)
+    (factor * loss).backward()
+    return gradients(model)
+
+
+def _ddp(recompute: bool | None = None) -> Any:
+    return DistributedDataParallel(Model(recompute).double())
+
+
+def _sharded(mesh: DeviceMesh, recompute: bool | None = None) -> Any:
+    model = Model(recompute).double()
+    for unit in (*model.layers, model):
+        fully_shard(unit, mesh=mesh["dp", "cp"]._flatten("dp_cp"))
+    return model
+
+
+TRAINERS: dict[str, Callable[[DeviceMesh], Gradients]] = {
+    "DDP": lambda mesh: _step(mesh, _ddp()),
+    "DDP, not multiplied": lambda mesh: _step(mesh, _ddp(), factor=1.0),
+    "DDP, checkpoints": lambda mesh: _step(mesh, _ddp(recompute=False)),
+    "DDP, reentrant checkpoints": lambda mesh: _step(mesh, _ddp(recompute=True)),
+    "FSDP2": lambda mesh: _step(mesh, _sharded(mesh)),
+    "FSDP2, checkpoints": lambda mesh: _step(mesh, _sharded(mesh, recompute=False)),
+}
