@@ -1,7 +1,7 @@
 """Schedules that bring K/V to the rows block by block: one forward and one backward for all of them.
 
-Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule` and
-`DoubleRingSchedule`.
+Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule`,
+`DoubleRingSchedule` and `BidirectionalSchedule`.
 
 `BlockBuffers` are the receive buffers of blocks under way, reused once their block has been sent on.
 """
@@ -63,10 +63,7 @@ class BlockSchedule(ABC):
     ) -> tuple[Query, KeyValue, KeyValue]:
         """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
         q, k, v, out, lse = saved
-        delta = call.ring.compute("delta", row_delta, dout, out, dlse)
-        rows = BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
-        if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
-            call.ring.comm.chose(*choice)
+        rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
@@ -79,6 +76,16 @@ class BlockSchedule(ABC):
             )
         dk, dv = returning.own_gradients()
         return steps.query_gradient(), dk, dv
+
+
+def rows_of_backward(
+    call: Call, q: Query, out: Query, lse: RowState, dout: Query, dlse: RowState | None
+) -> BackwardRows:
+    """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
+    delta = call.ring.compute("delta", row_delta, dout, out, dlse)
+    if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
+        call.ring.comm.chose(*choice)
+    return BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
 
 
 @side_by_side

@@ -51,11 +51,12 @@ class Call:
         """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
 
-    def tile_rules(self, origin: int) -> TileRules:
-        """Return the score rules of all of this rank's rows and all keys of the block of `origin`."""
+    def tile_rules(self, origin: int, rank: int | None = None) -> TileRules:
+        """Return the score rules of all rows of `rank`, by default this one, and all keys of the block of `origin`."""
         if not self.rules.requirements:
             return PLAIN_RULES
-        rows, keys = (self.layout.positions(rank) for rank in (self.ring.rank, origin))
+        rank = self.ring.rank if rank is None else rank
+        rows, keys = (self.layout.positions(owner) for owner in (rank, origin))
         return self.rules.of_tile(rows, keys)
 
     @property
@@ -105,13 +106,15 @@ class Call:
         return self.ring.comm.compute(label, function, self, *args)
 
 
-def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue) -> None:
-    """Make this rank's rows attend to the block of `origin`."""
-    steps.attend(call.tiles(origin), k, v, call.tile_rules(origin))
+def attend_to_block(
+    call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue, rank: int | None = None
+) -> None:
+    """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
+    steps.attend(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue
+    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue, rank: int | None = None
 ) -> list[Gradient]:
-    """Return the contribution of this rank's rows to the gradients of the block of `origin`."""
-    return steps.differentiate(call.tiles(origin), k, v, call.tile_rules(origin))
+    """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
+    return steps.differentiate(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
