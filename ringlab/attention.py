@@ -147,7 +147,7 @@ def ring_attention(
         raise
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
-    out, lse = _RingAttention.apply(q, k, v, chosen_schedule, call)
+    out, lse = apply_attention(q, k, v, chosen_schedule, call)
     if sinks is not None:
         out, lse = with_sinks(out, lse, sinks)
     return (out, lse) if return_lse else out
@@ -185,15 +185,24 @@ def record_block(given: Arguments, call: Call) -> None:
         call.ring.comm.chose(*choice)
 
 
+def apply_attention(
+    q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
+) -> tuple[Out, RowState]:
+    """Return (out, lse) of this rank's rows, differentiable in q, k, v and the `weights` of the call's expansion."""
+    out, lse = _RingAttention.apply(q, k, v, schedule, call, *weights)
+    return out, lse
+
+
 class _RingAttention(torch.autograd.Function):
     """The differentiable part: the schedule's forward and backward, and the tensors saved between them."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Query, k: KeyValue, v: KeyValue, schedule: Schedule, call: Call
+        ctx: Any, q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, *weights)  # the weights, so that autograd notices if they change
+        ctx.saved_count = len(saved)
         ctx.schedule, ctx.call = schedule, call
         ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
         # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
@@ -210,9 +219,13 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         dout = ctx.no_gradient() if dout is None else dout
         agree_on_backward(ctx.call, dout.device)
-        gradients = ctx.schedule.backward(ctx.call, ctx.saved_tensors, dout.contiguous(), dlse)
-        dq, dk, dv = (x.to(dout.dtype) for x in gradients)
-        return dq, dk, dv, None, None
+        call, saved = ctx.call, ctx.saved_tensors[: ctx.saved_count]
+        if call.expansion is not None:
+            call = replace(call, expansion=call.expansion.begin_backward())
+        gradients = ctx.schedule.backward(call, saved, dout.contiguous(), dlse)
+        of_weights = () if call.expansion is None else call.expansion.weight_gradients()
+        dq, dk, dv, *rest = (x.to(dout.dtype) for x in (*gradients, *of_weights))
+        return dq, dk, dv, None, None, *rest
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import RingGradientReturn
 from ringlab.schedules.travel import visits
-from ringlab.types import KeyValue
+from ringlab.types import Travelling
 
 Stops = tuple[int, ...]
 
@@ -30,8 +30,8 @@ class BidirectionalSchedule(BlockSchedule):
     name = "bidirectional"
 
     def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         rounds = zip_longest(*(visits(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
         origin, (own_k, own_v) = next(rounds)[0]
         yield origin, own_k, own_v
@@ -58,13 +58,13 @@ class BothWaysReturn:
         near, self.far = _both_ways(call)
         self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, in its direction."""
         distance = (self.ring.rank - origin) % self.ring.world_size
         way = self.of_far if distance in self.far else self.of_near
         way.add_block(origin, k, v, gradients)
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, once both ways have brought their sums."""
         dk, dv = self.of_near.own_gradients()
         if self.far:

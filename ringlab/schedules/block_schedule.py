@@ -22,7 +22,7 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.merge import state_dtype
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import Query, RowState, Travelling
 
 _THROUGH_LSE = frozenset({"a gradient of lse"})
 
@@ -34,8 +34,8 @@ class BlockSchedule(ABC):
 
     @abstractmethod
     def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class BlockSchedule(ABC):
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
@@ -60,7 +60,7 @@ class BlockSchedule(ABC):
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, Travelling, Travelling]:
         """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own."""
         q, k, v, out, lse = saved
         rows = rows_of_backward(call, q, out, lse, dout, dlse)

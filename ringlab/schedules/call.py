@@ -17,10 +17,11 @@ from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.plan import Plan, plan
+from ringlab.schedules.expansion import Expansion
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query
+from ringlab.types import Query, Travelling
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Call:
     wants_lse: whether the caller asked for lse.
     validate: whether ranks compare their calls.
     name: the name of this call of attention, equal on all ranks, which they compare in backward.
+    expansion: makes K and V of a block where others travel in their place; None where K and V do.
     """
 
     ring: Ring
@@ -46,6 +48,7 @@ class Call:
     rules: ScoreRules = field(default_factory=ScoreRules)
     validate: bool = False
     name: str = ""
+    expansion: Expansion | None = None
 
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
         """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
@@ -107,14 +110,20 @@ class Call:
 
 
 def attend_to_block(
-    call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: KeyValue, rank: int | None = None
+    call: Call, steps: ForwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
 ) -> None:
     """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
+    if call.expansion is not None:
+        k, v = call.expansion.expand(k, v)
     steps.attend(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: KeyValue, rank: int | None = None
+    call: Call, steps: BackwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
 ) -> list[Gradient]:
     """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
-    return steps.differentiate(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
+    tiles, rules = call.tiles(origin, rank), call.tile_rules(origin, rank)
+    if call.expansion is None:
+        return steps.differentiate(tiles, k, v, rules)
+    gradients = steps.differentiate(tiles, *call.expansion.expand(k, v), rules)
+    return call.expansion.contract(k, v, gradients)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import Query, RowState, Travelling
 
 
 class ForwardResult(NamedTuple):
@@ -43,13 +43,13 @@ class Schedule(Protocol):
         """
         ...
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, Travelling, Travelling]:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype, or in q's dtype where that loses nothing.
 
         Usually `BlockSchedule.backward`.
@@ -64,10 +64,10 @@ class GradientReturn(Protocol):
     By default a `RingGradientReturn`.
     """
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""
         ...
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
         ...

@@ -25,7 +25,7 @@ from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult
 from ringlab.schedules.ring import RingSchedule, sum_gradients
 from ringlab.schedules.travel import Followers, visits
-from ringlab.types import KeyValue, Query, RowState
+from ringlab.types import Query, RowState, Travelling
 
 _WITHOUT_OUT = frozenset({"queries that travel"})
 
@@ -36,7 +36,7 @@ class QueryRingSchedule(RingSchedule):
     name = "query-ring"
     forward_by_queries = True
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: KeyValue) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
         """Return attention of this rank's queries, which have visited the blocks of all ranks."""
         if not self.forward_by_queries or call.block_count == 1:
             return super().forward(call, q, k, v)
@@ -53,7 +53,7 @@ class QueryRingSchedule(RingSchedule):
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Query, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, KeyValue]:
+    ) -> tuple[Query, Travelling, Travelling]:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype."""
         if call.block_count == 1:
             return super().backward(call, saved, dout, dlse)
@@ -87,7 +87,7 @@ def _against_the_ring(call: Call) -> tuple[int, ...]:
     return tuple(-distance % call.ring.world_size for distance in call.distances)
 
 
-def _partial_of(call: Call, owner: int, q: Query, k: KeyValue, v: KeyValue) -> Partial:
+def _partial_of(call: Call, owner: int, q: Query, k: Travelling, v: Travelling) -> Partial:
     """Return the partial of the rows of `owner` over this rank's own block."""
     steps = call.begin_forward(q, 1)
     attend_to_block(call, steps, call.ring.rank, k, v, owner)
@@ -98,10 +98,10 @@ def _gradients_of(
     call: Call,
     owner: int,
     rows: tuple[Tensor, ...],
-    k: KeyValue,
-    v: KeyValue,
+    k: Travelling,
+    v: Travelling,
     sums: tuple[Tensor, ...] | None,
-) -> tuple[Query, KeyValue, KeyValue]:
+) -> tuple[Query, Travelling, Travelling]:
     """Return dq of the rows of `owner` over this rank's own block, and the block's dk and dv with theirs added."""
     q, dout, lse, delta = rows
     steps = call.begin_backward(BackwardRows(dout, q, None, lse[..., 0], delta[..., 0], through_lse=True), 1)

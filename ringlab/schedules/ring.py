@@ -20,7 +20,7 @@ from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import GradientReturn
 from ringlab.schedules.tilewise import RunningSum
 from ringlab.schedules.travel import Followers, visits
-from ringlab.types import KeyValue
+from ringlab.types import Travelling
 
 
 class RingSchedule(BlockSchedule):
@@ -29,8 +29,8 @@ class RingSchedule(BlockSchedule):
     name = "ring"
 
     def arriving_blocks(
-        self, call: Call, k: KeyValue, v: KeyValue
-    ) -> Iterator[tuple[int, KeyValue, KeyValue]]:
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         for origin, (block_k, block_v) in visits(call, call.distances, k, v, tag="kv"):
             yield origin, block_k, block_v
 
@@ -44,13 +44,13 @@ class RingGradientReturn:
     def __init__(self, call: Call, stops: Sequence[int]) -> None:
         self.call, self.followers = call, Followers(call, stops, "dkv")
 
-    def add_block(self, origin: int, k: KeyValue, v: KeyValue, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, and send them on."""
         label = f"add dkv {self.followers.step}"
         arrived = self.followers.arrived()
         self.followers.send_on(*self.call.ring.compute(label, sum_gradients, k, v, gradients, arrived))
 
-    def own_gradients(self) -> tuple[KeyValue, KeyValue]:
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, once they have arrived."""
         dk, dv = self.followers.own()
         return dk, dv
@@ -58,8 +58,8 @@ class RingGradientReturn:
 
 @side_by_side
 def sum_gradients(
-    k: KeyValue, v: KeyValue, gradients: list[Gradient], totals: tuple[Tensor, ...] | None
-) -> tuple[KeyValue, KeyValue]:
+    k: Travelling, v: Travelling, gradients: list[Gradient], totals: tuple[Tensor, ...] | None
+) -> tuple[Travelling, Travelling]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
     dk, dv = RunningSum(k), RunningSum(v)
     if totals is not None:
