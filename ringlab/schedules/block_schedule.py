@@ -103,7 +103,7 @@ class BlockBuffers:
         self.lengths, self.longest = call.layout.lengths, call.layout.longest
         self.free: list[tuple[int, tuple[Tensor, ...]]] = []
 
-    def reserve(self, origin: int, *like: Shaped[Tensor, "B _ _ D"]) -> tuple[Tensor, ...]:
+    def reserve(self, origin: int, *like: Shaped[Tensor, "B _ _ _"]) -> tuple[Tensor, ...]:
         """Return buffers for the block of `origin`, with the batch, heads and head dim of `like`."""
         length = self.lengths[origin]
         if self.free and self.free[-1][0] == length:
@@ -130,6 +130,6 @@ class BlockBuffers:
         whole = [(*t.shape[:2], self.longest, t.shape[-1]) for t in like]
         return [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
 
-    def recycle(self, origin: int, tensors: tuple[Shaped[Tensor, "B _ _ D"], ...]) -> None:
+    def recycle(self, origin: int, tensors: tuple[Shaped[Tensor, "B _ _ _"], ...]) -> None:
         """Take back the buffers of the block of `origin`, which was sent on, for blocks to come."""
         self.free.append((self.lengths[origin], tensors))
