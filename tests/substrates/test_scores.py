@@ -29,8 +29,9 @@ KINDS: dict[str, dict[str, Any]] = {
 SOME = [case for case in covering() if case.D <= 64]
 JOBS = [
     (case, block, schedule, kind)
-    for number, (case, schedule) in enumerate(itertools.product(SOME, schedules()))
-    if refusal(case, schedule) is None and number % (6 if schedule in EVERY_THIRD else 2) == 1
+    for (index, case), (place, schedule) in itertools.product(enumerate(SOME), enumerate(schedules()))
+    for number in [index + place]
+    if refusal(case, schedule) is None and number % (10 if schedule in EVERY_THIRD else 2) == 1
     for block, kind in [(("naive", "blockwise")[number % 4 // 2], tuple(KINDS)[number % 3])]
 ]
 
