@@ -115,7 +115,8 @@ def ring_attention(
     object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
     to "blockwise", which is recorded too.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
-    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)"; or a schedule object.
+    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional", "multi-ring(rings=4)"; or a
+    schedule object.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm, differentiable too. After a loss on lse, such as a z-loss,
     the backward of block="native" is computed by "blockwise".
     validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
