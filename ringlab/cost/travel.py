@@ -162,6 +162,8 @@ def _along(route: Route, layout: Layout, rank: int) -> list[int]:
     """Return the bytes that `rank` sends at each stop of a route."""
     held = [layout.length((rank - stop) % layout.P) for stop in route.stops]
     last = len(held) - 1
+    if not route.load.following:
+        held = held[:last]
     return [
         (route.load.around * tokens if step < last else 0)
         + (route.load.following * tokens if step >= route.begin and last > 0 else 0)
