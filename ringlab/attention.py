@@ -188,8 +188,11 @@ def record_block(given: Arguments, call: Call) -> None:
 
 def apply_attention(
     q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
-) -> tuple[Out, RowState]:
-    """Return (out, lse) of this rank's rows, differentiable in q, k, v and the `weights` of the call's expansion."""
+) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of this rank's rows, differentiable in q, k, v and the `weights` of the call's expansion.
+
+    lse is empty if the caller did not ask for it and the schedule would have to send it.
+    """
     out, lse = _RingAttention.apply(q, k, v, schedule, call, *weights)
     return out, lse
 
