@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOME = {
     "ring_attention": "ringlab.attention",
     "sdpa_over": "ringlab.sdpa",
+    "latent_attention": "ringlab.latent",
     "contiguous": "ringlab.layout",
     "striped": "ringlab.layout",
     "zigzag": "ringlab.layout",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ringlab.comm.processes.launch import launch as launch
     from ringlab.comm.ring import Ring as Ring
     from ringlab.comm.virtual.cluster import VirtualCluster as VirtualCluster
+    from ringlab.latent import latent_attention as latent_attention
     from ringlab.layout import Layout as Layout
     from ringlab.layout import Run as Run
     from ringlab.layout import contiguous as contiguous

@@ -38,7 +38,7 @@ from ringlab.modes import (
 )
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Gradients, Schedule
-from ringlab.types import KeyValue, Query, Sinks, Value
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
 
 
 @overload
@@ -123,7 +123,8 @@ def ring_attention(
     object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
     to "blockwise", which is recorded too.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
-    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)"; or a schedule object.
+    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional", "multi-ring(rings=4)"; or a
+    schedule object.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm, differentiable too. After a loss on lse, such as a z-loss,
     the backward of block="native" is computed by "blockwise".
     validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
@@ -165,8 +166,7 @@ def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Ten
     call = agree_on_call(given, chosen_schedule, call)
     record_block(given, call)
     qkv, sinks = (given.q, given.k, given.v), given.sinks
-    cause = witness(*qkv) if sinks is None else witness(*qkv, sinks)
-    out, lse = _RingAttention.apply(*qkv, sinks, cause, chosen_schedule, call)
+    out, lse = apply_attention(*qkv, chosen_schedule, call, *(() if sinks is None else (sinks,)))
     return (out, lse) if given.return_lse else out
 
 
@@ -199,6 +199,15 @@ def record_block(given: Arguments, call: Call) -> None:
         call.ring.comm.chose(*choice)
 
 
+def apply_attention(
+    q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
+) -> tuple[Out, RowState]:
+    """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion."""
+    cause = witness(q, k, v, *weights)
+    out, lse = _RingAttention.apply(q, k, v, schedule, call, cause, *weights)
+    return out, lse
+
+
 class _RingAttention(torch.autograd.Function):
     """The differentiable part: the schedule's forward and backward, and the tensors saved between them."""
 
@@ -206,16 +215,17 @@ class _RingAttention(torch.autograd.Function):
     def forward(
         ctx: Any,
         q: Query,
-        k: KeyValue,
-        v: Value,
-        sinks: Sinks | None,
-        empty: Tensor | None,
+        k: Tensor,
+        v: Tensor,
         schedule: Schedule,
         call: Call,
+        empty: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         with without_autocast(q.device.type):
             out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*saved, empty)
+        ctx.save_for_backward(*saved, empty, *weights)  # the weights, so that autograd notices if they change
+        ctx.saved_count = len(saved)
         ctx.schedule, ctx.call = schedule, call
         ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
         # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
@@ -229,15 +239,18 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        *saved, empty = ctx.saved_tensors
-        given = ctx.no_gradient() if dout is None else dout
+        given, call = ctx.no_gradient() if dout is None else dout, ctx.call
+        saved, empty = ctx.saved_tensors[: ctx.saved_count], ctx.saved_tensors[ctx.saved_count]
         with torch.no_grad(), without_autocast(given.device.type):
-            agree_on_backward(ctx.call, given.device)
-            made = Gradients(*ctx.schedule.backward(ctx.call, tuple(saved), given.contiguous(), dlse))
-            gradients = tuple(x.to(given.dtype) for x in made[:3])
+            agree_on_backward(call, given.device)
+            if call.expansion is not None:
+                call = replace(call, expansion=call.expansion.begin_backward())
+            made = Gradients(*ctx.schedule.backward(call, saved, given.contiguous(), dlse))
+            of_weights = () if call.expansion is None else call.expansion.weight_gradients()
+            gradients = tuple(x.to(given.dtype) for x in (*made[:3], *of_weights))
         gradients += () if made.dsinks is None else (made.dsinks,)
-        dq, dk, dv, *dsinks = differentiable_once(gradients, empty, dout, dlse)
-        return dq, dk, dv, dsinks[0] if dsinks else None, None, None, None
+        dq, dk, dv, *rest = differentiable_once(gradients, empty, dout, dlse)
+        return dq, dk, dv, None, None, None, *rest
 
 
 def agree_on_backward(call: Call, device: torch.device) -> None:

@@ -21,6 +21,7 @@ FRONT_DOORS = {
     "ringlab.blocks.protocol.BackwardRows.__init__",
     "ringlab.blocks.triton.steps.TritonBackward.differentiate",
     "ringlab.blocks.triton.steps.TritonForward.attend",
+    "ringlab.latent.latent_attention",
     "ringlab.oracle.attention",
     "ringlab.oracle.gradients",
     "ringlab.schedules.cache.ShardedCache.append",

@@ -88,7 +88,8 @@ class Native(Block):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, Value]:
-        if rules.requirements or rows.through_lse:  # torch's operators compute delta themselves
+        # torch's operators compute delta themselves, from dout and out.
+        if rules.requirements or rows.through_lse or rows.out is None:
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)

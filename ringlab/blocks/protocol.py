@@ -23,11 +23,12 @@ class BackwardRows:
 
     out and lse are the forward's, the sinks counted if there are any, and delta is rowsum(dout·out), less the gradient of lse if there is one; all are over all
     keys, not over one block. through_lse: whether there is a gradient of lse, so that delta does not follow from dout and out.
+    out is None for rows that travel without it; then through_lse is true, and a backend takes delta as it is.
     """
 
     dout: Out
     q: Query
-    out: Out
+    out: Out | None
     lse: RowState
     delta: RowState
     through_lse: bool = False
@@ -39,15 +40,23 @@ class BackwardRows:
             self,
             dout=self.dout.narrow(-2, start, length),
             q=self.q.narrow(-2, start, length),
-            out=self.out.narrow(-2, start, length),
+            out=None if self.out is None else self.out.narrow(-2, start, length),
             lse=self.lse.narrow(-1, start, length),
             delta=self.delta.narrow(-1, start, length),
         )
 
+    def of_heads(self, heads: slice) -> BackwardRows:
+        """Return all rows of some heads; views."""
+        out = None if self.out is None else self.out[:, heads]
+        return replace(
+            self, dout=self.dout[:, heads], q=self.q[:, heads], out=out, lse=self.lse[:, heads], delta=self.delta[:, heads]
+        )  # fmt: skip
+
     def reversed(self) -> BackwardRows:
         """Return the rows in reverse order."""
+        out = None if self.out is None else self.out.flip(-2)
         return replace(
-            self, dout=self.dout.flip(-2), q=self.q.flip(-2), out=self.out.flip(-2), lse=self.lse.flip(-1), delta=self.delta.flip(-1)
+            self, dout=self.dout.flip(-2), q=self.q.flip(-2), out=out, lse=self.lse.flip(-1), delta=self.delta.flip(-1)
         )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ Schedule = Annotated[
     str,
     typer.Option(
         help="How queries meet keys; degrees in parentheses: 'hybrid(ring=4, ulysses=2)'.",
-        metavar="ring|allgather|ulysses|hybrid|double-ring",
+        metavar="ring|allgather|ulysses|hybrid|double-ring|query-ring|burst|bidirectional|multi-ring",
         rich_help_panel=HOW,
     ),
 ]

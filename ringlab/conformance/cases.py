@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ringlab import layout as layouts
 from ringlab.attention import ring_attention
+from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import Results, bounds, truth
 from ringlab.errors import RinglabError, ShapeError, WorldSizeError
@@ -130,6 +131,18 @@ def covering() -> tuple[Case, ...]:
         missing -= set(_pairs(case))
         cases.append(case)
     return tuple(cases)
+
+
+EVERY_THIRD = ("query-ring", "burst", "bidirectional", "multi-ring")
+"""Schedules that share nearly all of their code with the ring: each block computes a third of the cases under them."""
+
+
+def cases_of(schedule: str, block: str) -> tuple[Case, ...]:
+    """Return the cases that `block` computes under `schedule`; the blocks together compute all of them."""
+    cases = covering()
+    if schedule not in EVERY_THIRD or block not in blocks():
+        return cases
+    return cases[blocks().index(block) :: len(blocks())]
 
 
 def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from ringlab.blocks import get_block
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.cases import Case, attend, covering, join, problem, refusal
+from ringlab.conformance.cases import Case, attend, cases_of, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, errors
 from ringlab.errors import BackendError
 from ringlab.schedules import available as schedules
@@ -68,9 +68,13 @@ def jobs(quick: bool = False) -> list[Job]:
     the ring, on virtual ranks, in the dtypes that it computes.
     """
     cases = covering()
-    asked = [(case, s) for case in cases for s in schedules() if refusal(case, s) is None]
-    virtual = [Job("virtual", block, s, case) for case, s in asked for block in blocks()]
-    gloo = [Job("gloo", block, s, case) for case, s in asked if case.P in GLOO_RANKS for block in blocks()]
+    met = {(s, block): set(cases_of(s, block)) for s in schedules() for block in blocks()}
+    asked = [
+        (case, s, block) for case in cases for s in schedules() for block in blocks() if case in met[s, block]
+    ]
+    asked = [job for job in asked if refusal(*job[:2]) is None]
+    virtual = [Job("virtual", block, s, case) for case, s, block in asked]
+    gloo = [Job("gloo", block, s, case) for case, s, block in asked if case.P in GLOO_RANKS]
     triton = [Job("virtual", "triton", "ring", case) for case in cases if _supports("triton", case)]
     if not quick:
         return virtual + triton + gloo

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from ringlab.cost.memory import attention_bytes
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import allgather_traffic, block_s, hybrid_traffic, ring_traffic, shared_heads
+from ringlab.cost.travel import PLAIN_WIDTH, TRAVELLERS, Width, exposed_s, travel_traffic
 from ringlab.errors import CostError
 
 REASONS = ("hidden", "exposed", "memory", "heads")
@@ -148,3 +149,38 @@ def weigh(
         found.append(Option(schedule, ulysses, reason, it.sent_bytes * tokens, held, exposed))
     last = {"memory": 1, "heads": 2}
     return sorted(found, key=lambda it: (last.get(it.reason, 0), it.exposed_s or 0.0))
+
+
+def weigh_travel(
+    sizes: Attention,
+    tokens: int,
+    P: int,
+    rates: tuple[float, float, float],
+    *,
+    links: int = 1,
+    training: bool = True,
+    width: Width = PLAIN_WIDTH,
+) -> list[Option]:
+    """Return the rings of `ringlab.cost.travel` for `tokens` tokens on each of P ranks, by the seconds they expose, then by bytes.
+
+    training: count backward too. rates, links: as for `travel.exposed_s`. Equal ones stay in the order of TRAVELLERS, the plain
+    ring first. held_bytes is None.
+    Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
+
+    >>> [it.schedule for it in weigh_travel(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
+    ['bidirectional', 'multi-ring', 'burst', 'ring', 'query-ring']
+    """
+    candidates(P)
+    if not all(x > 0 for x in (tokens, links, *rates[:2])) or not 0 <= rates[2] < math.inf:
+        raise CostError("tokens, links and rates above zero, latency >= 0", f"{tokens}, {links}, {rates}")
+    found = []
+    for schedule in TRAVELLERS:
+        sent, exposed = 0, 0.0
+        for backward in (False, True)[: 1 + training]:
+            sent += travel_traffic(sizes, schedule, tokens * P, P, backward=backward, width=width).total_bytes
+            exposed += exposed_s(
+                sizes, schedule, tokens, P, rates, links=links, backward=backward, width=width
+            )
+        reason = "exposed" if exposed > 0 else "hidden"
+        found.append(Option(schedule, 1, reason, sent, None, exposed))
+    return sorted(found, key=lambda it: (it.exposed_s, it.sent_bytes))

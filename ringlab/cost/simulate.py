@@ -121,6 +121,10 @@ _ALL_TO_ALL = (
     "an all-to-all is one exchange with each other rank of the group, nearest first, one after another by the "
     "sender's port; NCCL may send to several at once, and a switch that all share may be slower"
 )
+_ONE_PORT = (
+    "both directions, and all strides, share the one port that a rank has inside its node: with a link of its own to each "
+    "other rank they take a fraction of the time, as `network=ringlab.cost.full_mesh.FullMesh(…)` says"
+)
 MESSAGES_ASSUMED = {
     "ring": (_HOPS,),
     "allgather": (
@@ -132,6 +136,10 @@ MESSAGES_ASSUMED = {
     "ulysses": (_ALL_TO_ALL,),
     "hybrid": (_ALL_TO_ALL, _HOPS),
     "double-ring": (_HOPS,),
+    "query-ring": (),
+    "burst": (),
+    "bidirectional": (_ONE_PORT,),
+    "multi-ring": (_ONE_PORT,),
 }
 """Assumptions about messages, by schedule, that may change which schedule is faster."""
 

@@ -5,6 +5,10 @@ allgather    every rank fetches all blocks first
 ulysses      ranks exchange tokens for heads, and back
 hybrid       Ulysses in rows of ranks, and rings through the rows: hybrid(ring=4, ulysses=2)
 double-ring  around inside a node, then on to the next node: double-ring(node=8)
+query-ring   queries travel with their partials, and in backward with their gradients; blocks stay
+burst        blocks travel forward, and queries backward
+bidirectional  blocks come from both sides, in half as many rounds
+multi-ring   heads are dealt to rings of different strides: multi-ring(rings=4)
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from collections.abc import Callable
 
 from ringlab.errors import BackendError
 from ringlab.schedules.allgather import AllGatherSchedule
+from ringlab.schedules.bidirectional import BidirectionalSchedule
 from ringlab.schedules.double_ring import DoubleRingSchedule
 from ringlab.schedules.hybrid import HybridSchedule
+from ringlab.schedules.multi_ring import MultiRingSchedule
 from ringlab.schedules.protocol import Schedule
+from ringlab.schedules.query_ring import BurstSchedule, QueryRingSchedule
 from ringlab.schedules.ring import RingSchedule
 from ringlab.schedules.ulysses import UlyssesSchedule
 
@@ -26,6 +33,10 @@ _SCHEDULES: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
     "ulysses": (UlyssesSchedule, ()),
     "hybrid": (HybridSchedule, ("ring", "ulysses")),
     "double-ring": (DoubleRingSchedule, ("node",)),
+    "query-ring": (QueryRingSchedule, ()),
+    "burst": (BurstSchedule, ()),
+    "bidirectional": (BidirectionalSchedule, ()),
+    "multi-ring": (MultiRingSchedule, ("rings",)),
 }
 """For each name, its class and the degrees that it accepts."""
 
@@ -34,7 +45,7 @@ def available() -> tuple[str, ...]:
     """Return the names of the schedules. Without degrees, a hybrid or double ring has groups of two ranks.
 
     >>> available()
-    ('ring', 'allgather', 'ulysses', 'hybrid', 'double-ring')
+    ('ring', 'allgather', 'ulysses', 'hybrid', 'double-ring', 'query-ring', 'burst', 'bidirectional', 'multi-ring')
     """
     return tuple(_SCHEDULES)
 

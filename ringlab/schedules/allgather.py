@@ -15,7 +15,7 @@ from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.tilewise import RunningSum
-from ringlab.types import KeyValue, Value
+from ringlab.types import Travelling
 
 
 class AllGatherSchedule(BlockSchedule):
@@ -23,7 +23,9 @@ class AllGatherSchedule(BlockSchedule):
 
     name = "allgather"
 
-    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.distances):
@@ -51,7 +53,7 @@ class ReduceScatterReturn:
         self.call = call
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Keep the sum of `gradients` for the block of `origin`."""
         dk, dv = RunningSum(k), RunningSum(v)
         for gradient in gradients:
@@ -59,7 +61,7 @@ class ReduceScatterReturn:
             dv.add(gradient.keys, gradient.dv)
         self.parts[origin] = dk.value(), dv.value()
 
-    def own_gradients(self) -> tuple[KeyValue, Value]:
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, summed over all ranks."""
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]

@@ -1,7 +1,7 @@
 """Schedules that bring K/V to the rows block by block: one forward and one backward for all of them.
 
-Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule` and
-`DoubleRingSchedule`.
+Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule`,
+`DoubleRingSchedule` and `BidirectionalSchedule`.
 
 `BlockBuffers` are the receive buffers of blocks under way, reused once their block has been sent on.
 """
@@ -19,10 +19,10 @@ from torch import Tensor
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import side_by_side
-from ringlab.merge import state_dtype
+from ringlab.merge import Partial, merge_into, sink_partial, state_dtype
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
-from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
+from ringlab.types import Out, Query, RowState, Sinks, Travelling
 
 _THROUGH_LSE = frozenset({"a gradient of lse"})
 
@@ -34,7 +34,9 @@ class BlockSchedule(ABC):
     takes_sinks = True
 
     @abstractmethod
-    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod
@@ -48,15 +50,12 @@ class BlockSchedule(ABC):
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             call.run(f"attend {step}", attend_to_block, steps, origin, block_k, block_v)
-        partial = call.finish_forward(steps)
-        out, lse = partial.out.to(q.dtype), partial.lse
-        saved = (q, k, v, out, lse)
-        return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
+        return finished(call, steps.partial(), q, k, v)
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
@@ -65,11 +64,8 @@ class BlockSchedule(ABC):
 
         And the gradient of the sinks from this rank's rows, None without sinks.
         """
-        q, k, v, out, lse, *sinks = saved
-        delta = call.ring.compute("delta", row_delta, dout, out, dlse)
-        rows = BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
-        if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
-            call.ring.comm.chose(*choice)
+        q, k, v, out, lse, *_ = saved
+        rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
@@ -81,8 +77,38 @@ class BlockSchedule(ABC):
                 call.run(f"attend backward {step}", differentiate_block, steps, origin, block_k, block_v),
             )
         dk, dv = returning.own_gradients()
-        dsinks = call.ring.compute("dsinks", sink_gradient, sinks[0], lse, delta) if sinks else None
-        return Gradients(steps.query_gradient(), dk, dv, dsinks)
+        return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
+
+
+def finished(call: Call, partial: Partial, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+    """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
+    if call.sinks is not None:
+        call.ring.compute("sinks", add_sinks, partial, call.sinks)
+    out, lse = partial.out.to(q.dtype), partial.lse
+    saved = (q, k, v, out, lse)
+    return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
+
+
+@side_by_side
+def add_sinks(partial: Partial, sinks: Sinks) -> None:
+    """Merge the sinks into the rows of `partial`, in place."""
+    merge_into(partial, slice(None), sink_partial(sinks, partial))
+
+
+def gradient_of_sinks(call: Call, saved: tuple[Shaped[Tensor, "..."], ...], delta: RowState) -> Sinks | None:
+    """Return this rank's part of the gradient of the sinks, which are saved after (q, k, v, out, lse); None without."""
+    lse, sinks = saved[4], saved[5:]
+    return call.ring.compute("dsinks", sink_gradient, sinks[0], lse, delta) if sinks else None
+
+
+def rows_of_backward(
+    call: Call, q: Query, out: Out, lse: RowState, dout: Out, dlse: RowState | None
+) -> BackwardRows:
+    """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
+    delta = call.ring.compute("delta", row_delta, dout, out, dlse)
+    if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
+        call.ring.comm.chose(*choice)
+    return BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
 
 
 @side_by_side

@@ -18,12 +18,12 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.merge import Partial, merge_into, sink_partial
 from ringlab.plan import Plan, plan
+from ringlab.schedules.expansion import Expansion
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query, Sinks, Value
+from ringlab.types import Query, Travelling
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class Call:
     validate: whether ranks compare their calls.
     sinks: the logits of its query heads that take weight and give no value, or None.
     name: the name of this call of attention, equal on all ranks, which they compare in backward.
+    expansion: makes K and V of a block where others travel in their place; None where K and V do.
     """
 
     ring: Ring
@@ -51,16 +52,18 @@ class Call:
     validate: bool = False
     name: str = ""
     sinks: Tensor | None = field(default=None, compare=False)
+    expansion: Expansion | None = None
 
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
         """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
 
-    def tile_rules(self, origin: int) -> TileRules:
-        """Return the score rules of all of this rank's rows and all keys of the block of `origin`."""
+    def tile_rules(self, origin: int, rank: int | None = None) -> TileRules:
+        """Return the score rules of all rows of `rank`, by default this one, and all keys of the block of `origin`."""
         if not self.rules.requirements:
             return PLAIN_RULES
-        rows, keys = (self.layout.positions(rank) for rank in (self.ring.rank, origin))
+        rank = self.ring.rank if rank is None else rank
+        rows, keys = (self.layout.positions(owner) for owner in (rank, origin))
         return self.rules.of_tile(rows, keys)
 
     @property
@@ -86,13 +89,6 @@ class Call:
             return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
-    def finish_forward(self, steps: ForwardSteps) -> Partial:
-        """Return the partial over all blocks, after the last one, with the sinks: they count once, not on every rank."""
-        partial = steps.partial()
-        if self.sinks is not None:
-            self.ring.compute("sinks", add_sinks, partial, self.sinks)
-        return partial
-
     def begin_backward(self, rows: BackwardRows, count: int) -> BackwardSteps:
         """Return the backward of `rows` over `count` blocks, before the first.
 
@@ -117,19 +113,21 @@ class Call:
         return self.ring.comm.compute(label, function, self, *args)
 
 
-@side_by_side
-def add_sinks(partial: Partial, sinks: Sinks) -> None:
-    """Merge the sinks into the rows of `partial`, in place."""
-    merge_into(partial, slice(None), sink_partial(sinks, partial))
-
-
-def attend_to_block(call: Call, steps: ForwardSteps, origin: int, k: KeyValue, v: Value) -> None:
-    """Make this rank's rows attend to the block of `origin`."""
-    steps.attend(call.tiles(origin), k, v, call.tile_rules(origin))
+def attend_to_block(
+    call: Call, steps: ForwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
+) -> None:
+    """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
+    if call.expansion is not None:
+        k, v = call.expansion.expand(k, v)
+    steps.attend(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: KeyValue, v: Value
+    call: Call, steps: BackwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
 ) -> list[Gradient]:
-    """Return the contribution of this rank's rows to the gradients of the block of `origin`."""
-    return steps.differentiate(call.tiles(origin), k, v, call.tile_rules(origin))
+    """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
+    tiles, rules = call.tiles(origin, rank), call.tile_rules(origin, rank)
+    if call.expansion is None:
+        return steps.differentiate(tiles, k, v, rules)
+    gradients = steps.differentiate(tiles, *call.expansion.expand(k, v), rules)
+    return call.expansion.contract(k, v, gradients)

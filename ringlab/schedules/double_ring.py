@@ -22,7 +22,7 @@ from ringlab.errors import WorldSizeError
 from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import sum_gradients
-from ringlab.types import KeyValue, Value
+from ringlab.types import Travelling
 
 Pair = tuple[Tensor, Tensor]
 
@@ -58,7 +58,9 @@ class DoubleRingSchedule(BlockSchedule):
         """Return how many blocks arrive: a whole turn for each node in reach of the mask."""
         return self._rings(call).turns * self.node
 
-    def arriving_blocks(self, call: Call, k: KeyValue, v: Value) -> Iterator[tuple[int, KeyValue, Value]]:
+    def arriving_blocks(
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
         rings, buffers = self._rings(call), BlockBuffers(call)
         for turn in range(rings.turns):
             first, onward = (k, v), None
@@ -138,7 +140,7 @@ class DoubleRingGradientReturn:
         """The previous node's sums for the block that is here at a turn's last step."""
         self.home: Pair | None = None
 
-    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that arrive with the block of `origin`, and send them on."""
         ring, rings = self.call.ring, self.rings
         turn, step = divmod(self.blocks_seen, rings.size)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
-from ringlab.types import KeyValue, Out, Query, RowState, Value
+from ringlab.types import Out, Query, RowState, Travelling
 
 
 class ForwardResult(NamedTuple):
@@ -58,13 +58,13 @@ class Schedule(Protocol):
         """
         ...
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
-    ) -> tuple[Query, KeyValue, Value] | Gradients:
+    ) -> tuple[Query, Travelling, Travelling] | Gradients:
         """Return the `Gradients` of this rank's shards; usually `BlockSchedule.backward`.
 
         saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
@@ -78,10 +78,10 @@ class GradientReturn(Protocol):
     By default a `RingGradientReturn`.
     """
 
-    def add_block(self, origin: int, k: KeyValue, v: Value, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""
         ...
 
-    def own_gradients(self) -> tuple[KeyValue, Value]:
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
         ...

@@ -34,6 +34,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 SIZES = Attention(H=4, K=2, D=8, dtype="float32")
 LAYOUTS = [contiguous(50, 4), striped(50, 4), zigzag(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
 SCHEDULES = ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
+SCHEDULES += ["query-ring", "burst", "bidirectional", "multi-ring"]
 IDS = [f"{layout!r}" for layout in LAYOUTS]
 
 

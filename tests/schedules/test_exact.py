@@ -22,12 +22,16 @@ from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.schedules import all_to_all, available, block_schedule, double_ring, get_schedule, mesh, ulysses
 from ringlab.schedules.all_to_all import heads_of
+from ringlab.schedules.bidirectional import BidirectionalSchedule
 from ringlab.schedules.double_ring import DoubleRingSchedule
 from ringlab.schedules.hybrid import HybridSchedule
 from ringlab.schedules.mesh import Rows, rows_of_ranks
+from ringlab.schedules.multi_ring import MultiRingSchedule
+from ringlab.schedules.query_ring import BurstSchedule, QueryRingSchedule
 from ringlab.schedules.ring import RingSchedule
 from ringlab.schedules.ulysses import UlyssesSchedule
 from tests.laws.draw import MAKERS
+from tests.schedules.mutants_of_travel import MUTANTS_OF_TRAVEL
 from tests.schedules.problems import Problem, assert_equals_the_oracle, program, solve
 
 
@@ -47,6 +51,9 @@ def masks(S: int) -> st.SearchStrategy[Mask]:
     )
 
 
+TRAVELLING = (QueryRingSchedule(), BurstSchedule(), BidirectionalSchedule(), MultiRingSchedule())
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, Any]:
     """A problem, and a schedule that is offered for it."""
@@ -54,11 +61,12 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Any]:
     P, S = inside * ring, draw(st.integers(1, 20))
     layout = draw(st.sampled_from([*MAKERS, in_another_order]))(S, P)
     if draw(st.booleans()):
-        schedule: Any = DoubleRingSchedule(node=inside)
-        K = draw(st.integers(1, 2))
+        schedule: Any = draw(st.sampled_from([DoubleRingSchedule(node=inside), *TRAVELLING]))
+        K = draw(st.integers(1, 3))
     else:
         node = draw(st.sampled_from([n for n in (1, 2, 3) if ring % n == 0]))
-        schedule = HybridSchedule(ulysses=inside, between=DoubleRingSchedule(node))
+        between = draw(st.sampled_from([DoubleRingSchedule(node), *TRAVELLING[:-1]]))
+        schedule = HybridSchedule(ulysses=inside, between=between)
         K = draw(st.sampled_from([k for k in range(1, 5) if k % inside == 0 or inside % k == 0]))
         if ring == 1:
             schedule = draw(st.sampled_from([schedule, "ulysses"]))
@@ -91,6 +99,20 @@ def test_rows_of_one_rank_are_the_ring_and_one_column_is_ulysses() -> None:
             assert torch.equal(a, b), (one, other)
 
 
+def test_queries_meet_blocks_in_the_order_of_the_ring() -> None:
+    """So where one tile holds what two ranks share, their forward is the ring's, bit for bit."""
+    problem = Problem(contiguous(21, 4), 8, 2, dtype=torch.float32)
+    ring, by_queries = (solve(problem, name) for name in ("ring", "query-ring"))
+    assert torch.equal(ring.out, by_queries.out) and torch.equal(ring.lse, by_queries.lse)
+
+
+@pytest.mark.parametrize("schedule", ["query-ring", "burst"])
+def test_native_backward_of_queries_that_travel_is_recorded(schedule: str) -> None:
+    run = VirtualCluster(2, memory=False).run(program, Problem(zigzag(8, 2), 2, 2), schedule, False, "native")
+    said = ("block='native' with queries that travel", "blockwise")
+    assert said in {(each.asked, each.chosen) for each in run.trace.choices()}
+
+
 def test_rows_of_one_rank_keep_the_order_in_which_it_stores_its_tokens() -> None:
     problem = Problem(in_another_order(21, 3), 4, 2)
     for schedule in (HybridSchedule(ulysses=1), HybridSchedule(ring=3), "ring"):
@@ -109,7 +131,16 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
+    "schedule",
+    [
+        "ring",
+        "allgather",
+        "ulysses",
+        "hybrid(ring=2, ulysses=2)",
+        "double-ring(node=2)",
+        "burst",
+        "multi-ring",
+    ],
 )
 @pytest.mark.parametrize("block", ["native", "blockwise", "naive"])
 def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
@@ -134,12 +165,22 @@ def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
     true = oracle.gradients(q, k, v, dout, dlse=whole.numpy(), causal=True)
     for name, found, right in zip(("dq", "dk", "dv"), zip(*run.results, strict=True), true, strict=True):
         torch.testing.assert_close(layout.unshard(found).numpy(), right, rtol=1e-10, atol=1e-10, msg=name)
-    said = ("block='native' with a gradient of lse", "blockwise")
+    why = "queries that travel" if schedule == "burst" else "a gradient of lse"
+    said = (f"block='native' with {why}", "blockwise")
     assert (said in {(each.asked, each.chosen) for each in run.trace.choices()}) is (block == "native")
 
 
 @pytest.mark.parametrize(
-    "schedule", ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
+    "schedule",
+    [
+        "ring",
+        "allgather",
+        "ulysses",
+        "hybrid(ring=2, ulysses=2)",
+        "double-ring(node=2)",
+        "query-ring",
+        "multi-ring",
+    ],
 )
 @pytest.mark.parametrize("block", ["native", "naive"])
 def test_the_lse_that_is_returned_may_be_changed_in_place(schedule: str, block: str) -> None:
@@ -212,6 +253,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
         ulysses, "_dlse_of_heads", lambda mesh, dout, dlse: dlse.new_zeros(1, 1, 16),
         "ulysses", Problem(zigzag(16, 4), 4, 2, through_lse=True),
     ),
+    **MUTANTS_OF_TRAVEL,
     "the double ring does not go as far as the window": (
         double_ring._NodeRings, "_nodes_in_reach", lambda self, call: 1,
         DoubleRingSchedule(2), Problem(contiguous(16, 4), 2, 1, Mask(window=6)),
@@ -251,6 +293,10 @@ JOBS = [
     (Problem(striped(22, 4), 4, 1, dtype=torch.float32, Dv=7), "ulysses"),
     (Problem(zigzag(21, 4), 2, 1, Mask(window=4), dtype=torch.bfloat16, Dv=3), "double-ring(node=2)"),
     (Problem(contiguous(3, 4), 8, 2), HybridSchedule(ring=2, between=DoubleRingSchedule(2))),
+    (Problem(zigzag(23, 4), 4, 2, through_lse=True), "burst"),
+    (Problem(striped(22, 4), 4, 2, dtype=torch.bfloat16), "query-ring"),
+    (Problem(contiguous(22, 4), 4, 2, Mask(window=7)), "bidirectional"),
+    (Problem(zigzag(21, 4), 4, 2, dtype=torch.float32), "multi-ring(rings=2)"),
 ]
 
 
@@ -268,6 +314,10 @@ WRONG: dict[str, tuple[Any, int, int, type[RinglabError], str]] = {
     ),
     "query heads that do not split": ("ulysses", 4, 4, ShapeError, "H=4 query and K=4"),
     "key/value heads that do not split": ("ulysses", 6, 2, ShapeError, "rows of 1 ranks"),
+    "more rings than strides": ("multi-ring(rings=3)", 4, 4, WorldSizeError, "at most 2 rings through 3 ranks"),
+    "more rings than heads": ("multi-ring(rings=2)", 4, 1, ShapeError, "K=1 key/value heads"),
+    "rings of none": ("multi-ring(rings=0)", 4, 4, WorldSizeError, "rings= a number ≥ 1"),
+    "a degree of a ring of queries": ("burst(rings=2)", 4, 4, BackendError, "without degrees"),
     "an unknown degree": ("hybrid(tensor=2)", 4, 4, BackendError, "schedule='hybrid(ring=2, ulysses=2)'"),
     "a degree twice": ("double-ring(node=3, node=3)", 4, 4, BackendError, "node=2"),
     "an invalid degree": ("double-ring(node=x)", 4, 4, BackendError, "node=x"),

@@ -212,7 +212,10 @@ def test_ranks_that_do_not_fill_nodes_are_refused(bad: Callable[[], Any]) -> Non
         bad()
 
 
-@pytest.mark.parametrize("schedule", ["ring", "allgather", "double-ring(node=2)"])
+SAVING = ["ring", "allgather", "double-ring(node=2)", "query-ring", "bidirectional", "multi-ring"]
+
+
+@pytest.mark.parametrize("schedule", SAVING)
 def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
     """Windows that reach one rank back: one hop in place of seven; the double ring saves whole nodes."""
     layout, mask = contiguous(64, 8), Mask(window=8)
@@ -223,6 +226,10 @@ def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
         "ring": (1 + 1 + 2) / (7 + 7 + 8),
         "allgather": 3 / 21,
         "double-ring(node=2)": (3 + 3 + 4) / 22,
+        "bidirectional": (1 + 1 + 2) / (7 + 7 + 8),
+        "multi-ring": (1 + 1 + 2) / (7 + 7 + 8),
+        # Of a row in float32: q, and out with lse home; back q, dout, lse and delta, and dq home.
+        "query-ring": (4 + 2 * 5 + 10 + 2 * 4) / (7 * 4 + 8 * 5 + 7 * 10 + 8 * 4),
     }
     assert share == pytest.approx(expected[schedule])
 
@@ -235,6 +242,10 @@ PEAKS = {
     "ulysses": (6.0, 14.8),
     "hybrid(ulysses=2)": (9.1, 19.5),
     "double-ring(node=2)": (8.1, 18.5),
+    "bidirectional": (10.1, 22.5),
+    "multi-ring": (5.3, 12.7),
+    "burst": (6.1, 17.1),
+    "query-ring": (5.6, 17.1),
 }
 """Forward, and with backward: in tensors of S/P tokens, as large as q's shard."""
 

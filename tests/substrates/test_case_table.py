@@ -11,7 +11,7 @@ import torch
 from ringlab import VirtualCluster, launch
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import AXES, MASKS, Case, attend, covering, join, problem, refusal
+from ringlab.conformance.cases import AXES, MASKS, Case, attend, cases_of, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, Results, errors, truth
 from ringlab.errors import RinglabError
 from ringlab.schedules import available as schedules
@@ -51,9 +51,16 @@ def refused(ring: Ring, case: Case, block: str, schedule: str) -> RinglabError |
     return None
 
 
-@pytest.mark.parametrize("schedule", schedules())
-@pytest.mark.parametrize("block", blocks())
-@pytest.mark.parametrize("case", covering(), ids=str)
+TABLE = [(case, block, s) for block in blocks() for s in schedules() for case in cases_of(s, block)]
+
+
+def test_every_schedule_meets_every_case_and_block() -> None:
+    for schedule in schedules():
+        met = {(case, block) for case, block, its in TABLE if its == schedule}
+        assert {case for case, _ in met} == set(covering()) and {block for _, block in met} == set(blocks())
+
+
+@pytest.mark.parametrize(("case", "block", "schedule"), sorted(TABLE, key=str), ids=str)
 def test_virtual_ranks(case: Case, block: str, schedule: str) -> None:
     if kind := refusal(case, schedule):
         for error in VirtualCluster(case.P, memory=False).run(refused, case, block, schedule).results:
@@ -96,7 +103,7 @@ def jobs_for(world_size: int) -> list[Job]:
     assert len(cases) >= 5
     some = itertools.product(cases[::3], ("blockwise", "native"), schedules())
     jobs = [(case, "naive", schedule) for case in cases for schedule in schedules()] + list(some)
-    return [job for job in jobs if refusal(job[0], job[2]) is None]
+    return [job for job in jobs if refusal(job[0], job[2]) is None and job[0] in cases_of(job[2], job[1])]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import Case, attend, covering, inputs, join, refusal
+from ringlab.conformance.cases import EVERY_THIRD, Case, attend, covering, inputs, join, refusal
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules, TileRules
@@ -29,8 +29,9 @@ KINDS: dict[str, dict[str, Any]] = {
 SOME = [case for case in covering() if case.D <= 64]
 JOBS = [
     (case, block, schedule, kind)
-    for number, (case, schedule) in enumerate(itertools.product(SOME, schedules()))
-    if refusal(case, schedule) is None and number % 2
+    for (index, case), (place, schedule) in itertools.product(enumerate(SOME), enumerate(schedules()))
+    for number in [index + place]
+    if refusal(case, schedule) is None and number % (10 if schedule in EVERY_THIRD else 2) == 1
     for block, kind in [(("naive", "blockwise")[number % 4 // 2], tuple(KINDS)[number % 3])]
 ]
 

@@ -46,7 +46,7 @@ class Links(Protocol):
         ...
 
     def port(self, source: Ranks, to: Ranks) -> np.ndarray:
-        """Return the port by which `source` sends, 0 or 1; messages on the same port queue."""
+        """Return the number of the port by which `source` sends, from 0; messages on the same port queue."""
         ...
 
 
@@ -201,7 +201,8 @@ class _Clock:
         nbytes = program.sent_bytes[self.messages.sends]
         self.transfer = nbytes / network.bytes_per_s(sender, receiver)
         self.latency = np.broadcast_to(network.latency_s(sender, receiver), (count,))
-        port = sender * 2 + network.port(sender, receiver)
+        of_sender = network.port(sender, receiver)
+        port = sender * (1 + of_sender.max(initial=0)) + of_sender
         self.queue = np.argsort(port, kind="stable")  # by port, then in order of posting
         self.head, self.tail = (
             np.searchsorted(port[self.queue], np.unique(port), side=side) for side in ("left", "right")

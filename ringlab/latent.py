@@ -1,0 +1,146 @@
+"""`latent_attention`: multi-head latent attention over a ring in which the latent travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ringlab.agreement import agree
+from ringlab.arguments import Arguments, check_arguments, describe_arguments
+from ringlab.attention import apply_attention, record_block, refuse_call
+from ringlab.blocks.protocol import Block
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.schedules.block_schedule import BlockSchedule
+from ringlab.schedules.call import Call
+from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
+from ringlab.schedules.protocol import Schedule
+from ringlab.types import Query
+
+
+def latent_attention(
+    q: Query,
+    latent: Float[Tensor, "B Lq R"],
+    k_rope: Float[Tensor, "B Lq Dr"],
+    w_k: UpKeys,
+    w_v: UpValues,
+    *,
+    ring: Ring,
+    layout: Layout,
+    causal: bool = True,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    block: str | Block = "auto",
+    schedule: str | Schedule = "ring",
+    return_lse: bool = False,
+    validate: bool = True,
+) -> Any:
+    """Return this rank's rows of attention whose keys and values are made from a latent; differentiable in all five.
+
+    Head h has the keys [latent·w_k[h]ᵀ, k_rope] and the values latent·w_v[h]ᵀ: R + Dr numbers of a token travel in place of
+    H·(Dn + Dr + Dv). Each rank makes K and V of the block that is here, and again in backward.
+    q: (B, H, L, Dn + Dr), the last Dr rotated, as k_rope is, by global positions.
+    w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. Each rank has the gradients of its own rows: sum them
+    over the ranks.
+    scale: (Dn + Dr)^−½ by default. schedule: one that brings blocks to the rows or rows to the blocks, so neither "ulysses"
+    nor "hybrid" nor "multi-ring", which deal K/V heads. The others are as for `ring_attention`; out is (B, H, L, Dv).
+
+    Raises: the errors of `ring_attention`, on the ranks that it says; BackendError for a schedule that deals heads.
+    Source: arXiv 2405.04434, section 2.1.
+
+    >>> import torch
+    >>> import ringlab
+    >>> layout = ringlab.zigzag(16, 2)
+    >>> q, latent, k_rope = torch.randn(1, 4, 16, 12), torch.randn(1, 16, 6), torch.randn(1, 16, 4)
+    >>> w_k, w_v = torch.randn(4, 8, 6), torch.randn(4, 8, 6)
+    >>> def program(ring):
+    ...     own = layout.shard((q, latent, k_rope), ring.rank)
+    ...     return latent_attention(*own, w_k, w_v, ring=ring, layout=layout)
+    >>> out = layout.unshard(ringlab.VirtualCluster(2).run(program).results)
+    >>> k = torch.cat((latent[:, None] @ w_k.mT, k_rope[:, None].expand(-1, 4, -1, -1)), dim=-1)
+    >>> weights = (q @ k.mT * 12**-0.5).masked_fill(torch.ones(16, 16).triu(1) > 0, -torch.inf).softmax(-1)
+    >>> torch.allclose(out, weights @ (latent[:, None] @ w_v.mT), atol=1e-5)
+    True
+    """
+    keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
+    values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
+    given = Arguments(
+        q, keys, values, ring, layout, causal, mask, scale, None, 0.0, None, None, block, schedule,
+        return_lse, validate,
+    )  # fmt: skip
+    weights = w_k, w_v
+    try:
+        _check_latent(q, latent, k_rope, *weights)
+        chosen, call = check_arguments(given)
+        if not isinstance(chosen, BlockSchedule):
+            needed = "a schedule in which whole blocks or rows travel"
+            raise BackendError(needed, f"schedule='{chosen.name}', which deals heads", "schedule='ring'")
+    except (RinglabError, ValueError) as refusal:
+        refuse_call(given, refusal)
+        raise
+    call = _agree(given, chosen, call, latent, k_rope, weights)
+    record_block(given, call)
+    expansion = LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1])
+    call = replace(call, expansion=expansion)
+    out, lse = apply_attention(q, latent[:, None], k_rope[:, None], chosen, call, *weights)
+    return (out, lse) if return_lse else out
+
+
+def _stand_in(q: Any, latent: Any, head_dim: int) -> Any:
+    """Return keys or values as they will be made: their shape, dtype and device, without memory, to be checked beside q."""
+    tensors = isinstance(q, Tensor) and isinstance(latent, Tensor) and q.ndim == 4 and latent.ndim == 3
+    if not tensors:
+        return latent
+    return latent.new_empty(()).expand(*latent.shape[:1], q.shape[1], latent.shape[1], head_dim)
+
+
+def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
+    """Raise for tensors that do not make keys for q."""
+    named = {"q": q, "latent": latent, "k_rope": k_rope, "w_k": w_k, "w_v": w_v}
+    shapes = ", ".join(
+        f"{n} {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}" for n, x in named.items()
+    )
+    needed = "q (B, H, L, Dn + Dr), latent (B, L, R), k_rope (B, L, Dr), w_k (H, Dn, R) and w_v (H, Dv, R)"
+    fit = all(isinstance(x, Tensor) and x.ndim == (4 if n == "q" else 3) for n, x in named.items())
+    if fit:
+        H, D, R, Dv = q.shape[1], q.shape[3], latent.shape[2], w_v.shape[1]
+        fit = (
+            latent.shape[:2] == k_rope.shape[:2]
+            and w_k.shape == (H, D - k_rope.shape[2], R)
+            and w_v.shape == (H, Dv, R)
+            and Dv >= 1
+        )
+    if not fit:
+        raise ShapeError(needed, shapes)
+    if len({x.dtype for x in named.values()}) > 1:
+        dtypes = {name: x.dtype for name, x in named.items()}
+        raise DtypeError(
+            "q, the latent and the weights of one dtype", str(dtypes), "convert them with .to(dtype)"
+        )
+    if len({x.device for x in named.values()}) > 1:
+        devices = {name: str(x.device) for name, x in named.items()}
+        raise DeviceError(
+            "q, the latent and the weights on one device", str(devices), "move them with .to(device)"
+        )
+
+
+def _agree(
+    given: Arguments,
+    schedule: Schedule,
+    call: Call,
+    latent: Tensor,
+    k_rope: Tensor,
+    weights: tuple[Tensor, ...],
+) -> Call:
+    """Return the call with a name, once all ranks make the same one. Raises: AgreementError if they do not."""
+    if call.validate:
+        grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
+        sizes = f" latent={latent.shape[-1]}+{k_rope.shape[-1]} Dv={weights[1].shape[1]} of_latent={grad}"
+        agree(call.ring.comm, describe_arguments(given, schedule, call) + sizes, None, given.q.device)
+    return replace(call, name=call.ring.comm.name_call())

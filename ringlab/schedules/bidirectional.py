@@ -1,0 +1,73 @@
+"""The ring in both directions at once: blocks of ranks behind come from the previous rank, those of ranks ahead from the next.
+
+Each round brings two blocks, one over each direction of the links, and is hidden behind the computation of two. So there are
+half as many rounds as in a ring, with as many bytes and messages. dK and dV follow their blocks; each way ends on the opposite
+side of the ring, and its sums go home from there in one message. Where a rank's sends share one port, nothing is gained.
+
+TokenRing uses both directions otherwise: K/V stay, q goes one way, and each partial result goes straight back to its
+owner, all P − 1 of them; here results stay where their rows are.
+Source: arXiv 2412.20501, section 3, for the idea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from ringlab.blocks.protocol import Gradient
+from ringlab.schedules.block_schedule import BlockSchedule
+from ringlab.schedules.call import Call
+from ringlab.schedules.ring import RingGradientReturn
+from ringlab.schedules.travel import visits
+from ringlab.types import Travelling
+
+Stops = tuple[int, ...]
+
+
+class BidirectionalSchedule(BlockSchedule):
+    """Four receive buffers instead of a ring's two, and half as many rounds."""
+
+    name = "bidirectional"
+
+    def arriving_blocks(
+        self, call: Call, k: Travelling, v: Travelling
+    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        rounds = zip_longest(*(visits(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
+        origin, (own_k, own_v) = next(rounds)[0]
+        yield origin, own_k, own_v
+        for blocks in rounds:
+            for origin, (block_k, block_v) in filter(None, blocks):
+                yield origin, block_k, block_v
+
+    def gradient_return(self, call: Call) -> BothWaysReturn:
+        return BothWaysReturn(call)
+
+
+def _both_ways(call: Call) -> tuple[Stops, Stops]:
+    """Return the visible distances up to half the ring, and the others, nearest first from the other side."""
+    P = call.ring.world_size
+    near = tuple(distance for distance in call.distances[1:] if 2 * distance <= P)
+    return near, call.distances[: len(near) : -1]
+
+
+class BothWaysReturn:
+    """`GradientReturn` of both directions. The sums of a rank's own block wait for those that come home."""
+
+    def __init__(self, call: Call) -> None:
+        self.ring = call.ring
+        near, self.far = _both_ways(call)
+        self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)
+
+    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+        """Add `gradients` to the sums that follow the block of `origin`, in its direction."""
+        distance = (self.ring.rank - origin) % self.ring.world_size
+        way = self.of_far if distance in self.far else self.of_near
+        way.add_block(origin, k, v, gradients)
+
+    def own_gradients(self) -> tuple[Travelling, Travelling]:
+        """Return (dk, dv) of this rank's own block, once both ways have brought their sums."""
+        dk, dv = self.of_near.own_gradients()
+        if self.far:
+            of_far_k, of_far_v = self.of_far.own_gradients()
+            dk, dv = dk + of_far_k, dv + of_far_v
+        return dk, dv

@@ -1,0 +1,145 @@
+"""Several rings at once: the K/V heads are dealt to rings that go from rank to rank in different strides.
+
+A ring of stride s sends from rank r to r + s; it meets all P ranks where s and P have no common divisor. Rings of different
+strides share no link between two ranks, so that where each pair of ranks has a link of its own, m rings take an m-th of a
+ring's time. Where all sends of a rank share one port, as behind a switch, they take the same time as one. Bytes are the
+ring's, in m times as many messages. Of P − 1 links of a rank, as many are used as there are numbers below P without a common
+divisor with it: all if P is prime, 4 of 7 if P = 8. (TASP's Hamiltonian cycles use all links for every P but 4 and 6; and
+it cuts blocks by tokens, where here each ring has whole heads, so that all rings keep the layout's balance.)
+Source: arXiv 2509.26541, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.schedules.block_schedule import add_sinks, gradient_of_sinks, rows_of_backward
+from ringlab.schedules.call import Call, attend_to_block, differentiate_block
+from ringlab.schedules.protocol import ForwardResult, Gradients
+from ringlab.schedules.ring import RingGradientReturn
+from ringlab.schedules.travel import visits
+from ringlab.types import KeyValue, Out, Query, RowState, Value
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One of the rings: its stride, the stops of its blocks, and the heads that travel and attend on it."""
+
+    call: Call
+    stride: int
+    stops: tuple[int, ...]
+    heads: slice
+    kv_heads: slice
+
+    def visits(self, k: KeyValue, v: Value) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Yield (origin, (k, v)) of the blocks of this ring, as they arrive."""
+        own = k[:, self.kv_heads], v[:, self.kv_heads]
+        return visits(self.call, self.stops, *own, tag=f"kv {self.stride}:")
+
+
+@dataclass(frozen=True)
+class MultiRingSchedule:
+    """As many rings as `rings`, by default as K/V heads and ranks allow.
+
+    Raises: WorldSizeError for a number of rings that is not an integer ≥ 1.
+    """
+
+    rings: int | None = None
+    takes_sinks = True
+
+    def __post_init__(self) -> None:
+        if self.rings is not None and (not isinstance(self.rings, int) or self.rings < 1):
+            raise WorldSizeError("rings= a number ≥ 1 of rings", repr(self.rings))
+
+    @property
+    def name(self) -> str:
+        """Return the name with the number of rings, if it was given."""
+        return "multi-ring" if self.rings is None else f"multi-ring(rings={self.rings})"
+
+    def check(self, heads: int, kv_heads: int, world_size: int) -> None:
+        """Return if there are heads and strides for so many rings. Raises: ShapeError, WorldSizeError."""
+        rings, most = self.rings or 1, len(strides(world_size))
+        if rings > most:
+            raise WorldSizeError(
+                f"at most {most} rings through {world_size} ranks for schedule '{self.name}'",
+                f"{rings}",
+                f"rings={most}, or 'multi-ring', which takes as many as there are",
+            )
+        if rings > kv_heads:
+            raise ShapeError(
+                f"a key/value head for each ring of schedule '{self.name}'",
+                f"K={kv_heads} key/value heads",
+                f"rings={kv_heads}, or 'multi-ring', which takes as many as there are",
+            )
+
+    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
+        """Return attention of this rank's queries, each head's over the blocks of its own ring."""
+        lanes = self._lanes(call)
+        steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.stops)) for lane in lanes]
+        for number, blocks in enumerate(zip(*(lane.visits(k, v) for lane in lanes), strict=True)):
+            for lane, forward, (origin, (block_k, block_v)) in zip(lanes, steps, blocks, strict=True):
+                label = f"attend {number}, stride {lane.stride}"
+                lane.call.run(label, attend_to_block, forward, origin, block_k, block_v)
+        parts = [forward.partial() for forward in steps]
+        if call.sinks is not None:
+            for lane, part in zip(lanes, parts, strict=True):
+                call.ring.compute("sinks", add_sinks, part, call.sinks[lane.heads])
+        out = torch.cat([part.out.to(q.dtype) for part in parts], dim=1)
+        lse = torch.cat([part.lse for part in parts], dim=1)
+        saved = (q, k, v, out, lse)
+        return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
+
+    def backward(
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+    ) -> Gradients:
+        """Return (dq, dk, dv) of this rank's shards; each ring brings home the sums of its own heads."""
+        q, k, v, out, lse, *_ = saved
+        lanes = self._lanes(call)
+        rows = rows_of_backward(call, q, out, lse, dout, dlse)
+        steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.stops)) for lane in lanes]
+        returns = [RingGradientReturn(lane.call, lane.stops) for lane in lanes]
+        for number, blocks in enumerate(zip(*(lane.visits(k, v) for lane in lanes), strict=True)):
+            for lane, backward, returning, (origin, (block_k, block_v)) in zip(
+                lanes, steps, returns, blocks, strict=True
+            ):
+                label = f"attend backward {number}, stride {lane.stride}"
+                returning.add_block(
+                    origin,
+                    block_k,
+                    block_v,
+                    lane.call.run(label, differentiate_block, backward, origin, block_k, block_v),
+                )
+        own = zip(*(returning.own_gradients() for returning in returns), strict=True)
+        dk, dv = (torch.cat(parts, dim=1) for parts in own)
+        dq = torch.cat([backward.query_gradient() for backward in steps], dim=1)
+        return Gradients(dq, dk, dv, gradient_of_sinks(call, saved, rows.delta))
+
+    def _lanes(self, call: Call) -> list[Lane]:
+        """Return the rings, with K/V heads dealt as evenly as they can be."""
+        (H, K), P = call.heads, call.ring.world_size
+        rings = self.rings or min(K, len(strides(P)))
+        bounds = [K * number // rings for number in range(rings + 1)]
+        lanes = []
+        for stride, first, last in zip(strides(P), bounds, bounds[1:], strict=False):
+            stops = tuple(d for step in range(P) if (d := stride * step % P) in call.distances)
+            rules = replace(call.rules, first_head=call.rules.first_head + first * H // K)
+            heads = slice(first * H // K, last * H // K)
+            lanes.append(Lane(replace(call, rules=rules), stride, stops, heads, slice(first, last)))
+        return lanes
+
+
+def strides(world_size: int) -> tuple[int, ...]:
+    """Return the strides of rings through all ranks, the two of neighbours first.
+
+    >>> strides(8)
+    (1, 7, 3, 5)
+    """
+    found = (stride for stride in range(1, world_size) if gcd(stride, world_size) == 1)
+    return tuple(sorted(found, key=lambda stride: (min(stride, world_size - stride), stride))) or (1,)

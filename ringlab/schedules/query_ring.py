@@ -1,0 +1,126 @@
+"""Rings in which queries travel and K/V stay: forward, backward, or both.
+
+Forward, q makes P − 1 hops; its partial (out, lse) follows one step behind, is merged at every stop, and goes home with the
+P-th hop. In backward q, dout, lse and delta make P − 1 hops, and the sum dq follows and goes home; dk and dv stay. Queries
+go against the ring's direction, so that rows meet blocks in the ring's order: their own, then the previous rank's. Under a
+mask that hides whole distances they skip the ranks of whose keys they see nothing.
+
+"burst" lets K/V travel forward and queries backward, which is the fewest bytes if H = K; with grouped heads, K/V are fewer
+both ways (`ringlab.cost.travel`). out does not travel: delta stands for it. So block="native", which needs out, has the
+backward computed by "blockwise".
+Source: arXiv 2509.19836, section 3.1.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ringlab.blocks import block_choice
+from ringlab.blocks.protocol import BackwardRows
+from ringlab.comm.protocol import side_by_side
+from ringlab.merge import Partial, merge_into, state_dtype
+from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
+from ringlab.schedules.call import Call, attend_to_block, differentiate_block
+from ringlab.schedules.protocol import ForwardResult, Gradients
+from ringlab.schedules.ring import RingSchedule, sum_gradients
+from ringlab.schedules.travel import Followers, visits
+from ringlab.types import Out, Query, RowState, Travelling
+
+_WITHOUT_OUT = frozenset({"queries that travel"})
+
+
+class QueryRingSchedule(RingSchedule):
+    """Queries travel forward and backward, their partials and gradients behind them."""
+
+    name = "query-ring"
+    forward_by_queries = True
+
+    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+        """Return attention of this rank's queries, which have visited the blocks of all ranks."""
+        if not self.forward_by_queries or call.block_count == 1:
+            return super().forward(call, q, k, v)
+        stops = _against_the_ring(call)
+        partials = Followers(call, stops, "partial")
+        for step, (owner, (rows,)) in enumerate(visits(call, stops, q, tag="q")):
+            part = call.run(f"attend {step}", _partial_of, owner, rows, k, v)
+            merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
+            partials.send_on(*merged)
+            del part, merged  # they would stay alive while the next rows are computed
+        out, lse = partials.own()
+        return finished(call, Partial(out, lse[..., 0]), q, k, v)
+
+    def backward(
+        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+    ) -> Gradients:
+        """Return (dq, dk, dv) of this rank's shards, in the state dtype."""
+        if call.block_count == 1:
+            return super().backward(call, saved, dout, dlse)
+        q, k, v, out, lse, *_ = saved
+        if choice := block_choice(call.block.name, call.block, _WITHOUT_OUT):
+            call.ring.comm.chose(*choice)
+        delta = call.ring.compute("delta", row_delta, dout, out, dlse)
+        del out
+        stops = _against_the_ring(call)
+        sums: tuple[Tensor, ...] | None = None
+        dqs = Followers(call, stops, "dq")
+        own = q, dout, lse[..., None], delta[..., None]
+        for step, (owner, rows) in enumerate(visits(call, stops, *own, tag="rows")):
+            dq, *both = call.run(f"attend backward {step}", _gradients_of, owner, rows, k, v, sums)
+            sums = tuple(both)
+            dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))
+            del dq
+        assert sums is not None
+        return Gradients(dqs.own()[0], sums[0], sums[1], gradient_of_sinks(call, saved, delta))
+
+
+class BurstSchedule(QueryRingSchedule):
+    """K/V travel forward; in backward queries do, with dout, lse, delta and dq."""
+
+    name = "burst"
+    forward_by_queries = False
+
+
+def _against_the_ring(call: Call) -> tuple[int, ...]:
+    """Return the stops of queries: a rank whose block they see at distance d is d ranks behind."""
+    return tuple(-distance % call.ring.world_size for distance in call.distances)
+
+
+def _partial_of(call: Call, owner: int, q: Query, k: Travelling, v: Travelling) -> Partial:
+    """Return the partial of the rows of `owner` over this rank's own block."""
+    steps = call.begin_forward(q, 1)
+    attend_to_block(call, steps, call.ring.rank, k, v, owner)
+    return steps.partial()
+
+
+def _gradients_of(
+    call: Call,
+    owner: int,
+    rows: tuple[Tensor, ...],
+    k: Travelling,
+    v: Travelling,
+    sums: tuple[Tensor, ...] | None,
+) -> tuple[Query, Travelling, Travelling]:
+    """Return dq of the rows of `owner` over this rank's own block, and the block's dk and dv with theirs added."""
+    q, dout, lse, delta = rows
+    steps = call.begin_backward(BackwardRows(dout, q, None, lse[..., 0], delta[..., 0], through_lse=True), 1)
+    dk, dv = sum_gradients(k, v, differentiate_block(call, steps, call.ring.rank, k, v, owner), sums)
+    return steps.query_gradient(), dk, dv
+
+
+@side_by_side
+def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of rows over the keys so far, in the state dtype; lse has a last axis of one."""
+    if arrived is None:
+        return part.out.to(state_dtype(part.out.dtype)), part.lse[..., None]
+    out, lse = arrived
+    merge_into(Partial(out, lse[..., 0]), slice(0, out.shape[-2]), part)
+    return out, lse
+
+
+@side_by_side
+def _added(dq: Query, arrived: tuple[Tensor, ...] | None) -> Query:
+    """Return dq of rows over the keys so far, in the state dtype."""
+    if arrived is None:
+        return dq.to(state_dtype(dq.dtype))
+    return arrived[0].add_(dq)

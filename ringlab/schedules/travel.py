@@ -1,0 +1,96 @@
+"""Tensors that travel from rank to rank, and sums that follow them and then go home.
+
+A route is its `stops`: distances in ranks, modulo P, from the owner to each rank in turn, the owner first. (0, 1, 2) goes two
+ranks ahead, (0, P − 1, P − 2) two ranks back, and (0, 3, 6) in steps of three. All ranks take the same route at once, so
+that after step i each holds the tensors of the rank that is stops[i] behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ringlab.comm.protocol import Work
+from ringlab.schedules.block_schedule import BlockBuffers
+from ringlab.schedules.call import Call
+
+Tensors = tuple[Tensor, ...]
+
+
+def visits(
+    call: Call, stops: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
+) -> Iterator[tuple[int, Tensors]]:
+    """Yield (owner, tensors) at each stop: `own` first, then what arrives; the next hop is posted before each is yielded."""
+    ring, buffers = call.ring, BlockBuffers(call)
+    owner, here = ring.rank, own
+    from_neighbour = tuple(stops) == tuple(range(len(stops)))
+    for step, (stop, following) in enumerate(pairwise(stops)):
+        next_owner = ring.origin(following)
+        into = buffers.reserve(next_owner, *own)
+        # From neighbour to neighbour, a transport may fetch a block from its owner. Past ranks that see nothing
+        # of it, it goes by a message; every rank keeps its own (step 0) and gives up those of others.
+        route: dict[str, Any] = (
+            {"hops": step} if from_neighbour else {"give": step > 0, "stride": following - stop}
+        )
+        work = ring.post(*here, into=into, tag=f"{tag} {step}", **route)
+        yield owner, here
+        arrived = work.wait()
+        if step > 0:  # at step 0 it is this rank's own shard
+            buffers.recycle(owner, here)
+        owner, here = next_owner, arrived
+    yield owner, here
+
+
+class Followers:
+    """Tensors that follow a traveller one step behind, change at every stop, and go home after the last.
+
+    At each stop: `arrived`, then `send_on` with what has become of it; after the last stop `own`.
+    """
+
+    def __init__(self, call: Call, stops: Sequence[int], tag: str) -> None:
+        self.call, self.stops, self.tag = call, tuple(stops), tag
+        self.step = 0
+        self.buffers = BlockBuffers(call)
+        self.work: Work | None = None
+        self.sent: Tensors | None = None
+
+    def arrived(self) -> Tensors | None:
+        """Return what follows the traveller that is here, once it has arrived; None at the first stop."""
+        if self.work is None or self.sent is None:
+            return None
+        tensors = self.work.wait()
+        self.buffers.recycle(self.call.ring.origin(self.stops[self.step - 1]), self.sent)
+        return tensors
+
+    def send_on(self, *tensors: Shaped[Tensor, "B _ _ _"]) -> None:
+        """Send `tensors` after the traveller; after the last stop, send them to their owner."""
+        ring, stops, step = self.call.ring, self.stops, self.step
+        self.sent, self.step = tensors, step + 1
+        if step + 1 < len(stops):
+            into = self.buffers.reserve(ring.origin(stops[step + 1]), *tensors)
+            stride = stops[step + 1] - stops[step]
+            self.work = ring.post(*tensors, into=into, give=True, stride=stride, tag=f"{self.tag} {step}")
+        elif stops[step] % ring.world_size:
+            self.work = self._send_home(tensors)
+
+    def own(self) -> Tensors:
+        """Return what this rank's own traveller has gathered, once it has come home."""
+        tensors = self.arrived() or self.sent
+        assert tensors is not None
+        return tensors
+
+    def _send_home(self, tensors: Tensors) -> Work:
+        """Send what is complete to its owner, which is the next rank if the traveller went all the way around."""
+        ring, last = self.call.ring, self.stops[-1]
+        into = self.buffers.reserve(ring.rank, *tensors)
+        return ring.comm.hand_over(
+            send=tuple(x.contiguous() for x in tensors),
+            to=ring.origin(last),
+            receive=into,
+            source=ring.origin(-last),
+            tag=f"{self.tag} {self.step - 1}",
+        )

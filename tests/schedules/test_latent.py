@@ -1,0 +1,239 @@
+"""Latent attention against its definition in float64, on virtual ranks and processes; what it sends; and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster, latent_attention, launch
+from ringlab.comm.ring import Ring
+from ringlab.cost.sizes import Attention
+from ringlab.cost.travel import Width, travel_traffic
+from ringlab.errors import AgreementError, BackendError, DtypeError, LayoutError, RinglabError, ShapeError
+from ringlab.layout import contiguous, striped, zigzag
+from ringlab.mask import Mask
+from ringlab.schedules.expansion import LatentExpansion
+from tests.laws.draw import MAKERS
+from tests.schedules.latent import Problem, beyond, join, program, solve
+
+SCHEDULES = ("ring", "allgather", "double-ring(node=1)", "query-ring", "burst", "bidirectional")
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    S, P = draw(st.integers(1, 20)), draw(st.integers(1, 4))
+    mask = draw(
+        st.sampled_from(
+            [Mask(), Mask(causal=False), Mask(window=1 + S // 3), Mask(documents=(S // 2, S - S // 2))]
+        )
+    )
+    Dn, Dr = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    sizes = {"H": draw(st.integers(1, 3)), "B": draw(st.integers(1, 2)), "R": draw(st.integers(1, 6))}
+    value = draw(st.integers(1, Dn + Dr))
+    layout = draw(st.sampled_from(MAKERS))(S, P)
+    return Problem(layout, Dn=Dn, Dr=Dr, Dv=value, mask=mask, through_lse=draw(st.booleans()), **sizes)
+
+
+@settings(max_examples=30)
+@given(problems(), st.sampled_from(SCHEDULES))
+def test_latent_attention_is_its_definition(problem: Problem, schedule: str) -> None:
+    assert not beyond(solve(problem, schedule), problem)
+
+
+JOBS = [
+    (Problem(zigzag(17, 2), B=2, through_lse=True), "ring", "naive"),
+    (Problem(contiguous(24, 2), dtype=torch.float32, mask=Mask(window=5)), "bidirectional", "native"),
+    (Problem(striped(33, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16), "allgather", "blockwise"),
+    (Problem(zigzag(20, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16, through_lse=True), "burst", "native"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block", ["blockwise", "native", "triton"])
+def test_lower_precisions(block: str, dtype: torch.dtype) -> None:
+    problem = Problem(zigzag(24, 2), 2, 12, 4, 8, 16, dtype=dtype)
+    assert not beyond(solve(problem, "ring", block), problem)
+
+
+def solve_all(ring: Ring) -> list[tuple[Tensor, ...]]:
+    return [program(ring, *job) for job in JOBS]
+
+
+def test_processes() -> None:
+    """Within the bounds on gloo, and the virtual cluster's results bit for bit."""
+    mine, its = launch(solve_all, 2, threads=1), VirtualCluster(2, memory=False).run(solve_all)
+    for job, shards, same in zip(
+        JOBS, zip(*mine.results, strict=True), zip(*its.results, strict=True), strict=True
+    ):
+        assert not beyond(join(job[0], list(shards)), job[0])
+        assert all(
+            torch.equal(a, b) for x, y in zip(shards, same, strict=True) for a, b in zip(x, y, strict=True)
+        )
+
+
+@pytest.mark.parametrize("schedule", ["ring", "bidirectional"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_latent_is_all_that_travels(schedule: str, dtype: str) -> None:
+    problem = Problem(zigzag(23, 4), R=7, Dr=2, dtype=getattr(torch, dtype))
+    trace = VirtualCluster(4, memory=False).run(program, problem, schedule).trace
+    sizes, width = Attention(1, 3, 3, 8, dtype), Width(5, latent=7 + 2)
+    for rank in range(4):
+        there, back = (
+            travel_traffic(sizes, schedule, problem.layout, rank=rank, backward=b, width=width)
+            for b in (False, True)
+        )
+        sent = [e.bytes_sent for e in trace.exchanges(rank)]
+        assert (sum(sent), len(sent)) == (
+            there.total_bytes + back.total_bytes,
+            there.messages + back.messages,
+        )
+
+
+def test_deepseek_sends_a_seventy_first_of_its_keys_and_values() -> None:
+    """128 heads of 128 + 64 and 128, a latent of 512 + 64: 576 numbers of a token in place of 40,960."""
+    sizes = Attention(H=128, K=128, D=192)
+    whole, latent = (
+        travel_traffic(sizes, "ring", 8, 8, width=Width(128, latent=n)).total_bytes for n in (0, 576)
+    )
+    assert whole / latent == 40960 / 576 > 71
+
+
+def test_memory_in_flight_is_that_of_the_latent() -> None:
+    """Twice as many blocks on the way around make no difference, and each of them is a latent."""
+    peaks = []
+    for P in (4, 8):
+        problem = Problem(contiguous(32 * P, P), H=2, Dn=4, Dr=2, Dv=4, R=64, mask=Mask(causal=False))
+        peaks.append(max(m.peak_bytes for m in VirtualCluster(P).run(forward_only, problem).memory))
+    assert abs(peaks[1] - peaks[0]) < 32 * (64 + 2) * 8 / 4
+
+
+def forward_only(ring: Ring, problem: Problem) -> None:
+    own = [problem.layout.shard(x, ring.rank).clone() for x in problem.tensors()[:3]]
+    latent_attention(
+        *own, *problem.tensors()[3:5], ring=ring, layout=problem.layout, mask=problem.mask, block="naive"
+    )
+
+
+right = {name: getattr(LatentExpansion, name) for name in ("expand", "_contract", "begin_backward")}
+
+
+def without_rope(self: LatentExpansion, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    return right["expand"](self, one, torch.zeros_like(other))
+
+
+def heads_in_another_order(self: LatentExpansion, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = right["expand"](self, one, other)
+    return k, v.roll(1, dims=1)
+
+
+def rope_of_one_head(self: LatentExpansion, latent: Tensor, gradient: Any) -> Any:
+    found = right["_contract"](self, latent, gradient)
+    return type(found)(found.keys, found.dk, gradient.dk[:, :1, :, self.w_k.shape[1] :].to(found.dv.dtype))
+
+
+def of_keys_alone(self: LatentExpansion, latent: Tensor, gradient: Any) -> Any:
+    return right["_contract"](self, latent, type(gradient)(gradient.keys, gradient.dk, 0 * gradient.dv))
+
+
+def sums_of_the_last_block(self: LatentExpansion, latent: Tensor, gradient: Any) -> Any:
+    for total in self.weight_gradients():
+        total.zero_()
+    return right["_contract"](self, latent, gradient)
+
+
+def of_the_first_keys(self: LatentExpansion, latent: Tensor, gradient: Any) -> Any:
+    """The gradient of some keys of a block is taken for that of the first ones."""
+    first = slice(0, gradient.dk.shape[-2])
+    found = right["_contract"](self, latent, type(gradient)(first, gradient.dk, gradient.dv))
+    return type(found)(gradient.keys, found.dk, found.dv)
+
+
+WRONG: list[tuple[str, Callable[..., Any]]] = [
+    ("expand", without_rope),
+    ("expand", heads_in_another_order),
+    ("_contract", rope_of_one_head),
+    ("_contract", of_keys_alone),
+    ("_contract", sums_of_the_last_block),
+    ("_contract", of_the_first_keys),
+]
+
+
+@pytest.mark.parametrize(("method", "wrong"), WRONG, ids=lambda it: getattr(it, "__name__", it))
+def test_the_definition_notices(
+    method: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(zigzag(16, 2), mask=Mask(window=5))  # so that some tiles begin inside a block
+    assert not beyond(solve(problem), problem)
+    monkeypatch.setattr(LatentExpansion, method, wrong)
+    assert beyond(solve(problem), problem)
+
+
+def inputs(**changed: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "q": torch.zeros(1, 2, 4, 8), "latent": torch.zeros(1, 4, 5), "k_rope": torch.zeros(1, 4, 2),
+        "w_k": torch.zeros(2, 6, 5), "w_v": torch.zeros(2, 4, 5),
+    }  # fmt: skip
+    return given | changed
+
+
+REFUSED: list[tuple[dict[str, Any], type[RinglabError], str]] = [
+    ({"w_k": torch.zeros(2, 8, 5)}, ShapeError, r"w_k \(2, 8, 5\)"),
+    ({"w_v": torch.zeros(2, 9, 5)}, ShapeError, "Dv ≤ Dn"),
+    ({"k_rope": torch.zeros(1, 2, 4, 2)}, ShapeError, r"k_rope \(B, L, Dr\)"),
+    ({"latent": None}, ShapeError, "latent NoneType"),
+    ({"w_v": torch.zeros(2, 4, 5, dtype=torch.float64)}, DtypeError, "of one dtype"),
+    ({"latent": torch.zeros(1, 3, 5), "k_rope": torch.zeros(1, 3, 2)}, ShapeError, "3"),
+    ({"layout": 3}, LayoutError, "layout="),
+    ({"schedule": "ulysses"}, BackendError, "deals heads"),
+    ({"schedule": "multi-ring"}, BackendError, "deals heads"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "says"), REFUSED)
+def test_a_wrong_call_is_refused_on_every_rank(changed: Any, error: type[RinglabError], says: str) -> None:
+    def of_rank(ring: Ring) -> type:
+        given = {"layout": zigzag(8, 2)} | inputs(**(changed if ring.rank else {}))
+        try:
+            latent_attention(ring=ring, **given)
+        except RinglabError as found:
+            if ring.rank:
+                with pytest.raises(error, match=says):
+                    raise
+            return type(found)
+        return type(None)
+
+    run = VirtualCluster(2, memory=False).run(of_rank)
+    assert run.results == [AgreementError, error] and run.trace.bytes_sent() == 0
+
+
+def test_ranks_with_other_latents_disagree() -> None:
+    def of_rank(ring: Ring) -> None:
+        more = 2 * ring.rank
+        other = {
+            "latent": torch.zeros(1, 4, 5 + more),
+            "w_k": torch.zeros(2, 6, 5 + more),
+            "w_v": torch.zeros(2, 4, 5 + more),
+        }
+        with pytest.raises(AgreementError, match=r"latent=5\+2"):
+            latent_attention(ring=ring, layout=zigzag(8, 2), **inputs(**other))
+
+    VirtualCluster(2, memory=False).run(of_rank)
+
+
+def test_weights_that_change_before_backward_are_noticed() -> None:
+    def of_rank(ring: Ring) -> None:
+        given = inputs()
+        given["w_k"] = given["w_k"].requires_grad_()
+        out = latent_attention(ring=ring, layout=zigzag(4, 1), **given)
+        with torch.no_grad():
+            given["w_k"].add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    VirtualCluster(1, memory=False).run(of_rank)
