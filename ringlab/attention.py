@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.agreement import agree
@@ -38,7 +39,7 @@ from ringlab.modes import (
 )
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Gradients, Schedule
-from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
+from ringlab.types import KeyValue, Query, Sinks, Travelling, Value
 
 
 @overload
@@ -200,9 +201,12 @@ def record_block(given: Arguments, call: Call) -> None:
 
 
 def apply_attention(
-    q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
-) -> tuple[Out, RowState]:
-    """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion."""
+    q: Query, k: Travelling, v: Travelling, schedule: Schedule, call: Call, *weights: Float[Tensor, "..."]
+) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion.
+
+    lse is empty where nobody asked for it and it would have to be sent.
+    """
     cause = witness(q, k, v, *weights)
     out, lse = _RingAttention.apply(q, k, v, schedule, call, cause, *weights)
     return out, lse
@@ -240,7 +244,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         given, call = ctx.no_gradient() if dout is None else dout, ctx.call
-        saved, empty = ctx.saved_tensors[: ctx.saved_count], ctx.saved_tensors[ctx.saved_count]
+        tensors = ctx.saved_tensors  # once: a checkpoint unpacks them at each look
+        saved, empty = tensors[: ctx.saved_count], tensors[ctx.saved_count]
         with torch.no_grad(), without_autocast(given.device.type):
             agree_on_backward(call, given.device)
             if call.expansion is not None:

@@ -141,6 +141,6 @@ def _agree(
     """Return the call with a name, once all ranks make the same one. Raises: AgreementError if they do not."""
     if call.validate:
         grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
-        sizes = f" latent={latent.shape[-1]}+{k_rope.shape[-1]} Dv={weights[1].shape[1]} of_latent={grad}"
+        sizes = f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"
         agree(call.ring.comm, describe_arguments(given, schedule, call) + sizes, None, given.q.device)
     return replace(call, name=call.ring.comm.name_call())

@@ -34,7 +34,7 @@ from ringlab.errors import (
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.merge import Partial, sink_partial
-from ringlab.schedules import block_schedule, call, ulysses
+from ringlab.schedules import block_schedule, ulysses
 from ringlab.schedules.ring import RingSchedule
 from tests.laws.draw import Shape, refute, tensors
 from tests.philox import factors
@@ -206,7 +206,7 @@ def counted_on_every_rank(partial: Partial, sinks: Tensor) -> None:
         right(partial, sinks)
 
 
-right = call.add_sinks
+right = block_schedule.add_sinks
 WRONG = (ignored, with_another_sign, not_in_lse, not_in_out, of_the_next_head, counted_on_every_rank)
 PLAIN = [(Problem(zigzag(8, 2), seed=seed),) for seed in range(3)]
 
@@ -214,7 +214,7 @@ PLAIN = [(Problem(zigzag(8, 2), seed=seed),) for seed in range(3)]
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_the_law_notices(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def law(add_sinks: Callable[..., Any], problem: Problem) -> None:
-        monkeypatch.setattr(call, "add_sinks", add_sinks)
+        monkeypatch.setattr(block_schedule, "add_sinks", add_sinks)
         law_equals_the_oracle(problem, "naive", "ring")
 
     refute(law, right, wrong, PLAIN)
@@ -280,7 +280,7 @@ def test_a_sink_is_merged_like_any_partial_and_one_of_minus_infinity_is_none() -
     rows = Partial(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3))
     rows.lse[0, 1, 2], rows.out[0, 1, 2] = -torch.inf, 0.0
     before = Partial(rows.out.clone(), rows.lse.clone())
-    call.add_sinks(rows, torch.full((2,), -torch.inf))
+    block_schedule.add_sinks(rows, torch.full((2,), -torch.inf))
     assert torch.equal(rows.out, before.out) and torch.equal(rows.lse, before.lse)
     found = block_schedule.sink_gradient(torch.full((2,), -torch.inf), rows.lse, torch.ones(1, 2, 3))
     assert torch.equal(found, torch.zeros(2))
