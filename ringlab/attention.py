@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -31,7 +32,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
-from ringlab.types import KeyValue, Out, Query, RowState, Sinks
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Travelling
 
 
 @overload
@@ -187,7 +188,7 @@ def record_block(given: Arguments, call: Call) -> None:
 
 
 def apply_attention(
-    q: Query, k: Tensor, v: Tensor, schedule: Schedule, call: Call, *weights: Tensor
+    q: Query, k: Travelling, v: Travelling, schedule: Schedule, call: Call, *weights: Float[Tensor, "..."]
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of this rank's rows, differentiable in q, k, v and the `weights` of the call's expansion.
 

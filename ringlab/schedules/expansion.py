@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.merge import state_dtype
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Travelling
 
 Latent = Float[Tensor, "B 1 Lk R"]
 Rope = Float[Tensor, "B 1 Lk Dr"]
@@ -27,11 +27,11 @@ UpValues = Float[Tensor, "H Dv R"]
 class Expansion(Protocol):
     """Makes K and V of a block from the two tensors that travel in their place."""
 
-    def expand(self, one: Tensor, other: Tensor) -> tuple[KeyValue, KeyValue]:
+    def expand(self, one: Travelling, other: Travelling) -> tuple[KeyValue, KeyValue]:
         """Return K and V."""
         ...
 
-    def contract(self, one: Tensor, other: Tensor, gradients: list[Gradient]) -> list[Gradient]:
+    def contract(self, one: Travelling, other: Travelling, gradients: list[Gradient]) -> list[Gradient]:
         """Return the gradients of the two tensors, given those of K and V; those of weights are summed here."""
         ...
 
