@@ -168,7 +168,7 @@ def weigh_travel(
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
     >>> [it.schedule for it in weigh_travel(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
-    ['bidirectional', 'multi-ring', 'burst', 'ring', 'query-ring']
+    ['multi-ring', 'bidirectional', 'burst', 'query-ring', 'ring']
     """
     candidates(P)
     if not all(x > 0 for x in (tokens, links, *rates[:2])) or not 0 <= rates[2] < math.inf:

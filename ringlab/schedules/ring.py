@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
 from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import side_by_side
 from ringlab.schedules.block_schedule import BlockSchedule
@@ -58,7 +56,7 @@ class RingGradientReturn:
 
 @side_by_side
 def sum_gradients(
-    k: Travelling, v: Travelling, gradients: list[Gradient], totals: tuple[Tensor, ...] | None
+    k: Travelling, v: Travelling, gradients: list[Gradient], totals: tuple[Travelling, ...] | None
 ) -> tuple[Travelling, Travelling]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
     dk, dv = RunningSum(k), RunningSum(v)

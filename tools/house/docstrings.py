@@ -25,7 +25,7 @@ KINDS = ("examples", "methods", "raises", "axes")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _ARRAYS = {"Tensor", "ndarray", "NDArray"}
 _WITH_AXES = {"Float", "Int", "Int64", "Bool", "Num", "Shaped", "Inexact", "Complex", "UInt8", "Float32", "Float64", "Integer"}  # fmt: skip
-_ALIASES = {"Query", "KeyValue", "RowState"}
+_ALIASES = {"Query", "KeyValue", "RowState", "Travelling"}
 """Array types of `ringlab.types`, which state axes."""
 _COMMANDS = "cli"
 _NOT_ERRORS = ("NotImplementedError", "StopIteration", "typer.", "SystemExit")
