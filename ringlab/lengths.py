@@ -112,7 +112,9 @@ def integers(values: Any, needed: str = "one integer for each token") -> Int64[n
         raise MaskError(
             needed,
             f"{found.dtype} of shape {found.shape}",
-            "one sequence at a time; ringlab.packing.Packing makes one sequence of all rows" if several else "",
+            "one sequence at a time; ringlab.packing.Packing makes one sequence of all rows"
+            if several
+            else "",
         )
     return found.astype(np.int64)
 
