@@ -14,6 +14,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from ringlab.errors import MaskError
+from ringlab.lengths import (
+    lengths_of_cu_seqlens,
+    lengths_of_position_ids,
+    look_like_cu_seqlens,
+    padding_of_cu_seqlens,
+    runs_of_ids,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,9 @@ class Mask:
             raise MaskError(
                 "documents=, a tuple of lengths in tokens",
                 repr(self.documents),
-                "tuple(lengths); from a document id per token, Mask.of_document_ids(ids)",
+                "these look like cu_seqlens: Mask.of_cu_seqlens(cu_seqlens)"
+                if look_like_cu_seqlens(self.documents)
+                else "tuple(lengths); from a document id per token, Mask.of_document_ids(ids)",
             )
         given = self.prefix if isinstance(self.prefix, tuple) else (self.prefix,)
         if not all(_whole(n) and n >= 0 for n in given):
@@ -100,16 +109,7 @@ class Mask:
         >>> Mask.of_document_ids([7, 7, 7, 9], window=2).documents
         (3, 1)
         """
-        ids = _integers(ids)
-        starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(ids)), bool), ids[1:] != ids[:-1]]))
-        if len(np.unique(ids)) < len(starts):
-            again = next(i for n, i in enumerate(starts) if ids[i] in ids[starts[:n]])
-            raise MaskError(
-                "documents whose tokens are adjacent",
-                f"document {ids[again]} begins again at token {again}",
-                "sort the tokens by document before packing them",
-            )
-        return cls(documents=tuple(np.diff(np.append(starts, len(ids))).tolist()), **other)
+        return cls(documents=tuple(length for _, _, length in runs_of_ids(ids)), **other)
 
     @classmethod
     def of_position_ids(cls, ids: Any, **other: Any) -> Mask:
@@ -122,18 +122,27 @@ class Mask:
         >>> Mask.of_position_ids([0, 1, 2, 0]).documents
         (3, 1)
         """
-        ids = _integers(ids)
-        first = np.concatenate([np.ones(min(1, len(ids)), bool), ids[1:] != ids[:-1] + 1])
-        starts = np.flatnonzero(first)
-        if (ids[starts] != 0).any():
-            wrong = int(starts[ids[starts] != 0][0])
-            before = f"{ids[wrong - 1]} and then " if wrong else ""
-            raise MaskError(
-                "position ids that ascend by one and start again at 0 with each document",
-                f"{before}{ids[wrong]} at token {wrong}",
-                "pass the position ids of the whole sequence in its original order, before sharding",
-            )
-        return cls(documents=tuple(np.diff(np.append(starts, len(ids))).tolist()), **other)
+        return cls(documents=lengths_of_position_ids(ids), **other)
+
+    @classmethod
+    def of_cu_seqlens(cls, cu_seqlens: Any, *, padded: Any = None, **other: Any) -> Mask:
+        """Return the mask of packed documents, given cu_seqlens: 0, and then the end of each document.
+
+        padded: cu_seqlens_padded, if there is padding after documents, as in TransformerEngine's THD. Padding is then
+        a document of its own after each document, so no token of a document sees it.
+        other: further fields of the mask, such as window=.
+        Raises: MaskError for numbers that do not begin with 0 or descend, or a padded place too small for its document.
+
+        >>> Mask.of_cu_seqlens([0, 3, 4]).documents
+        (3, 1)
+        >>> Mask.of_cu_seqlens([0, 3, 4], padded=[0, 4, 8]).documents
+        (3, 1, 1, 3)
+        """
+        lengths = lengths_of_cu_seqlens(cu_seqlens)
+        if padded is not None:
+            padding = padding_of_cu_seqlens(lengths, padded)
+            lengths = tuple(n for pair in zip(lengths, padding, strict=True) for n in pair)
+        return cls(documents=lengths, **other)
 
     def position_ids(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Return each token's position in its document, given global positions: a rank's positions for RoPE."""
@@ -157,9 +166,7 @@ class Mask:
             raise MaskError(
                 f"documents of {S} tokens in all",
                 f"{len(self.documents)} documents of {total} tokens",
-                "pass padding at the end as a document of its own"
-                if total < S
-                else "count a truncated document with the tokens that are left of it",
+                _remedy(self.documents, S),
             )
         return self
 
@@ -196,14 +203,18 @@ def as_mask(causal: bool | Mask) -> Mask:
     return causal if isinstance(causal, Mask) else Mask(causal=bool(causal))
 
 
-def _integers(ids: Any) -> np.ndarray:
-    try:
-        ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
-    except ValueError as error:
-        raise MaskError("one integer for each token", f"{type(ids).__name__}: {error}") from error
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise MaskError("one integer for each token", f"{ids.dtype} of shape {ids.shape}")
-    return ids.astype(np.int64)
+def _remedy(documents: tuple[int, ...], S: int) -> str:
+    """Return the likely reason why documents do not add up to S tokens."""
+    if look_like_cu_seqlens(documents, S):
+        return "these look like cu_seqlens: Mask.of_cu_seqlens(cu_seqlens)"
+    if sum(accumulate(documents)) == S:
+        return "these look like lengths that were given as cu_seqlens: Mask(documents=tuple(lengths))"
+    if sum(documents) > S:
+        return "count a truncated document with the tokens that are left of it"
+    return (
+        "pass padding at the end as a document of its own; "
+        "if it follows every document, Mask.of_cu_seqlens(cu_seqlens, padded=cu_seqlens_padded)"
+    )
 
 
 def _whole(value: object) -> bool:

@@ -48,9 +48,42 @@ def test_document_ids() -> None:
     assert Mask.of_document_ids(ids, window=4) == Mask(window=4, documents=(2, 1, 3))
     with pytest.raises(MaskError, match="document 7 begins again at token 3"):
         Mask.of_document_ids(np.array([7, 7, 2, 7]))
-    for wrong in (ids.double(), ids[None]):
+    assert Mask.of_document_ids(ids[None]) == Mask(documents=(2, 1, 3))
+    for wrong in (ids.double(), ids.reshape(2, 3)):
         with pytest.raises(MaskError, match="one integer for each token"):
             Mask.of_document_ids(wrong)
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, np.array, torch.tensor])
+def test_cu_seqlens(as_given: Any) -> None:
+    cu, padded = as_given([0, 2, 2, 3, 6]), as_given([0, 4, 4, 8, 12])
+    assert Mask.of_cu_seqlens(cu, window=4) == Mask(window=4, documents=(2, 0, 1, 3))
+    assert Mask.of_cu_seqlens(cu, padded=padded).documents == (2, 2, 0, 0, 1, 3, 3, 1)
+    assert Mask.of_cu_seqlens(cu, padded=cu).of_length(6).documents == (2, 0, 0, 0, 1, 0, 3, 0)
+    assert Mask.of_cu_seqlens(torch.tensor([[0, 2, 6]], dtype=torch.int32)).documents == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: Mask.of_cu_seqlens([4, 2, 3]), "these look like lengths"),
+        (lambda: Mask.of_cu_seqlens([0, 5, 2]), "these look like lengths"),
+        (lambda: Mask.of_cu_seqlens([]), "0, and then the end"),
+        (lambda: Mask.of_cu_seqlens([0, 1.5]), "a vector of integers"),
+        (lambda: Mask.of_cu_seqlens([[0, 2], [0, 3]]), "Packing makes one sequence of all rows"),
+        (lambda: Mask.of_cu_seqlens([0, 4, 8], padded=[0, 3, 6]), "were they swapped"),
+        (lambda: Mask.of_cu_seqlens([0, 3, 6], padded=[0, 8]), "of 2 documents, as in cu_seqlens"),
+        (lambda: Mask(documents=torch.tensor([0, 3, 8])), "Mask.of_cu_seqlens"),  # type: ignore[arg-type]
+        (lambda: Mask(documents=[0, 3, 8]), "Mask.of_cu_seqlens"),  # type: ignore[arg-type]
+        (lambda: Mask(documents=(0, 3, 8)).of_length(8), "Mask.of_cu_seqlens"),
+        (lambda: Mask.of_cu_seqlens([0, 3, 8]).of_length(11), "lengths that were given as cu_seqlens"),
+        (lambda: Mask.of_cu_seqlens([0, 3, 6]).of_length(8), "padded=cu_seqlens_padded"),
+    ],
+)
+def test_cu_seqlens_and_lengths_that_were_confused(make: Any, remedy: str) -> None:
+    with pytest.raises(MaskError) as caught:
+        make()
+    assert remedy in str(caught.value)
 
 
 def test_plain_is_what_the_flag_says() -> None:

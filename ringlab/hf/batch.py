@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
-from torch.nn import functional as F
 
 from ringlab.errors import MaskError, ShapeError, TrainingError
 from ringlab.mask import Mask
 from ringlab.nn.context import Context
-from ringlab.nn.loss import IGNORE
+from ringlab.nn.loss import IGNORE, next_tokens
 
 
 def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:
@@ -31,7 +30,7 @@ def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:
             "rows that are packed alike",
             f"position ids of shape {tuple(position_ids.shape)}"
             + " that differ between rows" * (rows.ndim == 2),
-            "pack all documents into one row, as DataCollatorWithFlattening does",
+            "make one row of them: packing = ringlab.packing.Packing.of_batch(batch); packing.pack(input_ids)",
         )
     return Mask.of_position_ids(rows[0], **other)
 
@@ -46,10 +45,10 @@ def shard_batch(
 ) -> dict[str, Any]:
     """Return the keyword arguments of a model's forward on this rank, given WHOLE sequences, (B, S) each.
 
-    labels: as transformers takes them, not shifted, −100 where a token does not count. The model's loss is then this
-    rank's share: the sum over its tokens, divided by the number of tokens that count on all ranks. The whole loss is
-    the SUM over ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism, set
-    "num_items_in_batch" to the number over all replicas.
+    labels: as transformers takes them, not shifted, −100 where a token does not count. No token has a label in another
+    document of the context's mask. The model's loss is then this rank's share: the sum over its tokens, divided by the
+    number of tokens that count on all ranks. The whole loss is the SUM over ranks, and so is the gradient
+    (`ringlab.nn.sum_gradients`). With data parallelism, set "num_items_in_batch" to the number over all replicas.
     position_ids: by default those of the mask's documents, or the global positions if there are none.
     attention_mask: 0 for padding, which must be at the end of rows, under a causal mask. No token that counts sees it
     there. Labels of padding are set to −100, and the model's output for padding is meaningless.
@@ -85,7 +84,7 @@ def shard_batch(
     if attention_mask is not None:
         _check_padding(context, attention_mask)
     if labels is not None:
-        after = _shifted(labels, attention_mask)
+        after = _shifted(labels, attention_mask, context.mask)
         count = int((after != IGNORE).sum())
         if not count:
             raise TrainingError("a batch in which at least one label counts", "every label ignored")
@@ -94,11 +93,11 @@ def shard_batch(
     return batch
 
 
-def _shifted(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the labels shifted by one: each token's label is that of the next token; padding has none."""
+def _shifted(labels: Tensor, attention_mask: Tensor | None, mask: Mask | None) -> Tensor:
+    """Return each token's label: that of the next token of its document. Padding, and the end of a document, have none."""
     if attention_mask is not None:
         labels = labels.masked_fill(attention_mask == 0, IGNORE)
-    return F.pad(labels, (0, 1), value=IGNORE)[:, 1:]
+    return next_tokens(labels, mask)
 
 
 def _positions(context: Context, given: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ringlab.nn.attention import ContextParallelAttention
 from ringlab.nn.context import Context
-from ringlab.nn.loss import IGNORE, loss_share, next_tokens, sum_gradients, valid_tokens
+from ringlab.nn.loss import IGNORE, loss_share, next_tokens, sum_gradients, total_weight, valid_tokens
 from ringlab.nn.mesh import Degrees
 from ringlab.nn.training import Recipe, train, training_step
 from ringlab.nn.transformer import FeedForward, ModelConfig, Transformer
@@ -31,6 +31,7 @@ __all__ = [
     "loss_share",
     "next_tokens",
     "sum_gradients",
+    "total_weight",
     "train",
     "training_step",
     "valid_tokens",

@@ -9,6 +9,7 @@ gives more weight to the tokens of ranks that have few, and is NaN if a rank has
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -23,19 +24,25 @@ IGNORE = -100
 """The label of a token that does not count; torch's own default."""
 
 
-def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None) -> Int[Tensor, "B S"]:
+def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int = 1) -> Int[Tensor, "B S"]:
     """Return the label of each token of WHOLE sequences: the token after it, IGNORE at the end of a document.
 
     Make labels before sharding the sequence: the token after a rank's own is often on another rank.
+    ahead: how far ahead the label is, for multi-token prediction; the last `ahead` tokens of a document have none.
+    Raises: TrainingError for `ahead` below 1.
 
     >>> next_tokens(torch.tensor([[5, 6, 7, 8]]), Mask(documents=(2, 2)))
     tensor([[   6, -100,    8, -100]])
     """
+    if ahead < 1:
+        raise TrainingError("ahead >= 1 token", f"{ahead}", "1 is the next token")
+    S = tokens.shape[1]
     labels = torch.full_like(tokens, IGNORE)
-    labels[:, :-1] = tokens[:, 1:]
+    labels[:, : max(0, S - ahead)] = tokens[:, ahead:]
     if mask is not None and mask.documents:
-        ends = torch.from_numpy(mask.bounds[1:] - 1)
-        labels[:, ends[ends >= 0]] = IGNORE
+        positions = np.arange(S)
+        left = mask.of_length(S).bounds[mask.document_of(positions) + 1] - positions
+        labels[:, torch.from_numpy(left <= ahead).to(tokens.device)] = IGNORE
     return labels
 
 
@@ -54,17 +61,38 @@ def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
     return counted
 
 
+def total_weight(weights: Float[Tensor, "B L"], labels: Int[Tensor, "B L"], *rings: Ring | None) -> float:
+    """Return the sum of the loss weights of all labels that count, on all ranks of the `rings`.
+
+    Raises: TrainingError, on every rank, if it is not above zero.
+
+    >>> total_weight(torch.tensor([[1.0, 0.5, 2.0]]), torch.tensor([[6, 8, IGNORE]]))
+    1.5
+    """
+    own = weights.masked_fill(labels == IGNORE, 0).sum(dtype=torch.float64)
+    if not (total := float(summed(own, *rings))) > 0:
+        raise TrainingError("loss weights with a sum above zero, on all ranks", f"{total}")
+    return total
+
+
 def loss_share(
-    logits: Float[Tensor, "B L vocabulary"], labels: Int[Tensor, "B L"], count: int
+    logits: Float[Tensor, "B L vocabulary"],
+    labels: Int[Tensor, "B L"],
+    count: int | float,
+    weights: Float[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return this rank's part of the loss in nats; the loss is the sum over ranks. 0 without tokens.
+
+    count: `valid_tokens`; with weights, one for each label, `total_weight`.
 
     >>> loss_share(torch.zeros(1, 2, 256), torch.tensor([[6, 8]]), count=4)  # ln 256 · 2 / 4
     tensor(2.7726)
     """
-    logits = logits.to(state_dtype(logits.dtype))
-    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-    return total / count
+    logits, flat = logits.to(state_dtype(logits.dtype)).flatten(0, 1), labels.flatten()
+    if weights is None:
+        return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum") / count
+    each = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="none")
+    return (each * weights.flatten().to(each.dtype)).sum() / count
 
 
 @torch.no_grad()

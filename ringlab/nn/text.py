@@ -59,6 +59,17 @@ def library() -> Text:
     return Text(f"{len(MODULES)} modules of Python {platform.python_version()}", content)
 
 
+@lru_cache(maxsize=1)
+def documents() -> tuple[Text, ...]:
+    """Return every module that lies in the standard library's own folder as a document: lengths as real text has them.
+
+    Most are short and few are long. Their number and lengths depend on the Python version. Raises: as `library`.
+    """
+    library()
+    folder = Path(sysconfig.get_path("stdlib"))
+    return tuple(Text(path.stem, path.read_bytes()) for path in sorted(folder.glob("*.py")))
+
+
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
     """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
 

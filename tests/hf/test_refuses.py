@@ -335,8 +335,9 @@ def test_what_a_rank_is_given() -> None:
     mine = zigzag(S, P).positions(0)
     assert given["position_ids"].tolist() == [PACKED[0, mine].tolist()]
     after = [*BATCH.input_ids[0, 1:10].tolist(), IGNORE, IGNORE, IGNORE]  # tokens 10 and 11 are padding
+    after[4] = IGNORE  # token 5 begins another document
     assert given["labels"].tolist() == given["shift_labels"].tolist() == [[after[i] for i in mine]]
-    assert given["num_items_in_batch"] == 9 and given["attention_mask"].all() and not given["use_cache"]
+    assert given["num_items_in_batch"] == 8 and given["attention_mask"].all() and not given["use_cache"]
 
 
 def test_masks_of_packed_batches() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("words", ("ringlab.moved", "ringlab.errors", "ringlab.types", "ringlab.edits")),
-    ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.arrays", "ringlab.layout", "ringlab.mask", "ringlab.scores",
+    ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.arrays", "ringlab.layout", "ringlab.lengths", "ringlab.mask", "ringlab.scores",
      "ringlab.tile", "ringlab.pieces", "ringlab.plan", "ringlab.merge")),
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),
-    ("all ranks together", ("ringlab.agreement", "ringlab.schedules")),
-    ("the front door", ("ringlab.modes", "ringlab.arguments", "ringlab.attention", "ringlab.sdpa", "ringlab.latent")),
-    ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.conformance", "ringlab.plain_ring", "ringlab.plain_step")),
+    ("all ranks together", ("ringlab.agreement", "ringlab.schedules", "ringlab.serving")),
+    ("the front door", ("ringlab.modes", "ringlab.arguments", "ringlab.attention", "ringlab.sdpa", "ringlab.latent", "ringlab.scan")),
+    ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.packing", "ringlab.conformance", "ringlab.plain_ring", "ringlab.plain_step")),
     ("models and pictures", ("ringlab.hf", "ringlab.viz")),
     ("timings", ("ringlab.bench",)),
     ("commands", ("ringlab.cli",)),

@@ -1,0 +1,119 @@
+"""Problems of assignment, an exact search for small ones, and the program that trains on an assignment's micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.cost.hardware import Link
+from ringlab.cost.sequence_time import Pass, SequenceCosts, shares
+from ringlab.nn import IGNORE, loss_share, sum_gradients
+from ringlab.nn.loss import summed
+from ringlab.packing.assigning import nested_degrees
+from ringlab.packing.assignment import Assignment
+from ringlab.packing.groups import GroupedContext
+from tests.nn.ways import CONFIG, Gradients, gradients_of, model_of
+
+LINK = Link("made up", 1e6, 2e-4, "for tests")
+COSTS = SequenceCosts(
+    1e-5, (Pass(1e-7, 8, 0, 2), Pass(2.5e-7, 16, 8, 2)), LINK, replace(LINK, bytes_per_s=2e5), 2
+)
+"""Linear layers, pairs and hops matter about alike at some hundred tokens; slower links between pairs of ranks."""
+
+
+@st.composite
+def problems(draw: st.DrawFn, most: int = 12) -> tuple[list[int], int, int]:
+    """Lengths, P, and a capacity at which the longest fits on all ranks."""
+    P = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    lengths = draw(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=most))
+    least = max(int(shares(max(lengths), P).max()), 1)
+    return lengths, P, draw(st.integers(least, 3 * least + 100))
+
+
+def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> float:
+    """The optimum: every sequence in every group of every micro-batch, those that can no longer win left out."""
+    groups = [(first, d) for d in nested_degrees(P) for first in range(0, P, d)]
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    time = {(i, d): costs.rank_s(lengths[i], d) for i in order for d in nested_degrees(P)}
+    room = {(i, d): shares(lengths[i], d) for i in order for d in nested_degrees(P)}
+    best = np.inf
+
+    def place(number: int, busy: list[np.ndarray], held: list[np.ndarray]) -> None:
+        nonlocal best
+        if sum(float(each.max()) for each in busy) >= best:
+            return
+        if number == len(order):
+            best = sum(float(each.max()) for each in busy)
+            return
+        for batch in range(len(busy) + 1):  # a new one last; which of several empty ones does not matter
+            new = batch == len(busy)
+            for first, d in groups:
+                if new and first:  # in an empty micro-batch all groups of a degree are alike
+                    continue
+                ranks, i = slice(first, first + d), order[number]
+                tokens = (np.zeros(P, int) if new else held[batch]).copy()
+                tokens[ranks] += room[i, d]
+                if tokens.max() > capacity:
+                    continue
+                seconds = (np.zeros(P) if new else busy[batch]).copy()
+                seconds[ranks] += time[i, d]
+                place(
+                    number + 1,
+                    [*busy[:batch], seconds, *busy[batch + 1 :]],
+                    [*held[:batch], tokens, *held[batch + 1 :]],
+                )
+
+    place(0, [], [])
+    return float(best)
+
+
+# Training on an assignment.
+
+
+def sequences_of(lengths: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randint(CONFIG.vocabulary, (n,), generator=draw) for n in lengths]
+
+
+@lru_cache(maxsize=4)
+def one_process(lengths: tuple[int, ...]) -> tuple[float, Gradients]:
+    """Each sequence by itself, with torch's own attention."""
+    model = model_of()
+    long = [x for x in sequences_of(lengths) if len(x) > 1]
+    each = [torch.nn.functional.cross_entropy(model(x[None])[0, :-1], x[1:], reduction="sum") for x in long]
+    loss = torch.stack(each).sum() / sum(len(x) - 1 for x in long)
+    loss.backward()
+    return loss.item(), gradients_of(model)
+
+
+def step(ring: Ring, assignment: Assignment, schedule: str = "ring") -> tuple[float, Gradients]:
+    """The loss of all sequences and its gradients, micro-batch by micro-batch, on every rank."""
+    model, sequences = model_of(), sequences_of(assignment.lengths)
+    count = sum(max(0, n - 1) for n in assignment.lengths)
+    total = torch.zeros((), dtype=torch.float64)
+    for number in range(len(assignment.micro_batches)):
+        context = GroupedContext.of(ring, assignment, number, block="naive", schedule=schedule)
+        tokens = torch.cat([sequences[i] for i in assignment.sequences(number)])[None]
+        mine = assignment.packing(number).shard(context.layout, ring.rank, tokens=tokens, labels=tokens)
+        share = loss_share(model(mine["tokens"], context), mine["labels"], count)
+        share.backward()
+        total += share.detach()
+    sum_gradients(model, ring)
+    return float(summed(total, ring)), gradients_of(model)
+
+
+def counted(assignment: Assignment) -> int:
+    """The labels that count, as the ranks' shards have them."""
+    found = 0
+    for number in range(len(assignment.micro_batches)):
+        packing, layout = assignment.packing(number), assignment.layout(number)
+        tokens = torch.zeros(1, packing.length, dtype=torch.long)
+        parts = [packing.shard(layout, rank, labels=tokens)["labels"] for rank in range(assignment.P)]
+        found += sum(int((part != IGNORE).sum()) for part in parts)
+    return found

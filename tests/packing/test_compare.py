@@ -1,0 +1,44 @@
+"""Dynamic beside static on lengths of real documents, as a function and as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringlab.cost.hardware import hardware
+from ringlab.cost.models import model
+from ringlab.cost.sequence_time import SequenceCosts
+from ringlab.nn.text import documents
+from ringlab.packing import compare
+from ringlab.packing.__main__ import main
+
+COSTS = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
+
+
+def test_the_librarys_modules_have_long_tailed_lengths() -> None:
+    lengths = np.array([len(document) for document in documents()])
+    assert len(lengths) > 100 and lengths.max() > 5 * np.median(lengths) > 10 * lengths.min()
+
+
+@pytest.mark.parametrize(("P", "capacity", "least"), [(16, 16384, 1.2), (32, 8192, 1.8), (8, 32768, 1.0)])
+def test_real_lengths_are_nearly_balanced(P: int, capacity: int, least: float) -> None:
+    """Within 10 % of the bound, and faster than static where its shares are too short to hide hops."""
+    found = compare([len(document) for document in documents()], P, capacity, COSTS)
+    assert found.least_s <= found.dynamic_s <= 1.1 * found.least_s
+    assert found.speedup >= least
+    for number in range(len(found.dynamic.micro_batches)):
+        assert found.dynamic.tokens(number).max() <= capacity
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("9000 400\n300 500 200")
+    assert main([str(lengths), "--ranks", "4", "--capacity", "4096"]) == 0
+    printed = capsys.readouterr().out
+    assert "5 sequences, 10400 tokens, 4 ranks of 4096 tokens" in printed
+    assert compare([9000, 400, 300, 500, 200], 4, 4096, COSTS).table() in printed
+    assert main([str(lengths), "--ranks", "2"]) == 0 and main([str(lengths), "--ranks", "1"]) == 2
+    assert "a capacity of 9000 tokens" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.txt")]) == 2

@@ -1,0 +1,185 @@
+"""Laws of packing: every form says the same, all that is cut comes back, and labels stay in their documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster, launch
+from ringlab.comm.ring import Ring
+from ringlab.errors import LayoutError, MaskError, ShapeError, TrainingError
+from ringlab.nn import IGNORE, next_tokens
+from ringlab.packing import Packing
+from tests.laws.draw import refute
+from tests.packing.drawn import FORMS, LAYOUT_NAMES, Given, given_batches, values_of
+
+RANKS = st.integers(1, 4)
+
+
+@settings(max_examples=60)
+@given(batch=given_batches(), P=RANKS, name=st.sampled_from(LAYOUT_NAMES))
+def test_what_is_packed_and_cut_comes_back(batch: Given, P: int, name: str) -> None:
+    packing, values = batch.packing, values_of(batch)
+    layout = packing.layout(name, P)
+    shards = [packing.shard(layout, rank, x=values)["x"] for rank in range(P)]
+    whole = packing.unshard(layout, shards)
+    assert np.array_equal(packing.restore(whole, fill=-7), values)
+    for number, document in enumerate(packing.unpack(whole)):
+        assert document.tolist() == values[batch.whose == number].tolist()
+    assert [len(x) for x in packing.unpack(whole)] == list(packing.documents)
+    tensors = [torch.from_numpy(shard) for shard in shards]
+    assert torch.equal(packing.restore(packing.unshard(layout, tensors), fill=-7), torch.from_numpy(values))
+
+
+@settings(max_examples=60)
+@given(batch=given_batches())
+def test_the_mask_lets_tokens_see_their_own_document(batch: Given) -> None:
+    """By the packed sequence's own document ids, padding included: no token of a document sees padding."""
+    packing = batch.packing
+    everyone, ids = np.arange(packing.length), packing.document_ids
+    seen = packing.mask(causal=False).visible(everyone, everyone)
+    real = ids >= 0
+    assert np.array_equal(seen[real], (ids[real, None] == ids[None, :]))
+    assert np.array_equal(np.bincount(ids[real], minlength=len(packing.documents)), packing.documents)
+    assert packing.position_ids[real].tolist() == [i for n in packing.documents for i in range(n)]
+    assert packing.cu_seqlens.dtype == packing.cu_seqlens_padded.dtype == np.int32
+    assert packing.cu_seqlens[-1] == real.sum() and packing.cu_seqlens_padded[-1] == packing.length
+    again = Packing.of_cu_seqlens(packing.cu_seqlens, packing.cu_seqlens_padded)
+    assert again.mask() == packing.mask()
+
+
+Shift = Callable[[Packing, Tensor, int], Tensor]
+
+
+def law_labels_stay_in_their_document(shift: Shift, batch: Given, ahead: int) -> None:
+    """Each document's labels are those that it has alone; padding has none."""
+    packing, values = batch.packing, values_of(batch)
+    labels = shift(
+        packing, torch.from_numpy(np.where(values < 0, 5, values)), ahead
+    )  # padding as a token, as collators may
+    for document, of_document in zip(
+        packing.unpack(packing.pack(values)), packing.unpack(labels), strict=True
+    ):
+        expected = [*document[ahead:].tolist(), *[IGNORE] * ahead][: len(document)]
+        assert of_document.tolist() == expected
+    assert (labels[0][torch.from_numpy(packing.document_ids < 0)] == IGNORE).all()
+
+
+def right(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
+    return packing.next_tokens(labels, ahead)
+
+
+def over_the_end(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
+    """The roll of multi-token prediction that leaks into the next document."""
+    return next_tokens(packing.pack(labels, IGNORE), None, ahead)
+
+
+def one_end_for_all_depths(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
+    """Only the last token of a document is masked, however far ahead the label is."""
+    rolled = over_the_end(packing, labels, ahead)
+    return torch.where(packing.next_tokens(labels) == IGNORE, IGNORE, rolled)
+
+
+def padding_has_labels(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
+    return next_tokens(packing.pack(labels, 5), packing.mask(), ahead)
+
+
+EXAMPLES = [(FORMS[name]([3, 1, 0, 6]), ahead) for name in sorted(FORMS) for ahead in (1, 2)]
+
+
+@settings(max_examples=60)
+@given(batch=given_batches(), ahead=st.integers(1, 4))
+def test_labels_stay_in_their_document(batch: Given, ahead: int) -> None:
+    law_labels_stay_in_their_document(right, batch, ahead)
+    weights = batch.packing.next_weights(values_of(batch) + 10, ahead)[0]
+    labels = batch.packing.next_tokens(torch.from_numpy(values_of(batch)), ahead)[0]
+    assert torch.equal(weights, torch.where(labels == IGNORE, 0, labels + 10))
+
+
+@pytest.mark.parametrize("mutant", [over_the_end, one_end_for_all_depths, padding_has_labels])
+def test_the_law_of_labels_notices(mutant: Shift) -> None:
+    refute(law_labels_stay_in_their_document, right, mutant, EXAMPLES)
+
+
+def gathered(ring: Ring, name: str) -> list[Any]:
+    """A document's tokens on every rank, in three dtypes."""
+    packing = Packing.of_lengths([5, 0, 1, 9]).padded(4)
+    layout, found = packing.layout(name, ring.world_size), []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x = torch.arange(15 * 3, dtype=dtype).reshape(1, 15, 3)
+        mine = packing.shard(layout, ring.rank, x=x)["x"]
+        found.append(torch.equal(packing.restore(packing.gather(layout, ring, mine)), x))
+    return found
+
+
+def test_gather_on_virtual_ranks_and_processes() -> None:
+    for name in LAYOUT_NAMES:
+        assert all(map(all, VirtualCluster(3).run(gathered, name).results))
+    assert all(map(all, launch(gathered, 2, "per_document").results))
+
+
+def test_gradients_go_the_whole_way() -> None:
+    packing = Packing.of_attention_mask([[1, 1, 1], [0, 1, 1]]).padded(4)
+    x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_()
+    layout = packing.layout("zigzag", 2)
+    parts = [packing.shard(layout, rank, x=x)["x"] for rank in range(2)]
+    (packing.restore(packing.unshard(layout, parts)) * torch.arange(1.0, 7.0).reshape(2, 3)).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[1, 2, 3], [0, 5, 6]]
+
+
+def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
+    ids = torch.tensor([[0, 1, 2, 3, 0], [0, 0, 1, 2, 3]])
+    packing = Packing.of_position_ids(ids)
+    assert packing.documents == (4, 1, 1, 4) and packing.shape == (2, 5)
+    assert torch.equal(packing.pack(ids), ids.reshape(1, 10))
+    to_a_multiple = Packing.of_position_ids(
+        [[0, 1, 2, 0, 0, 0]]
+    )  # as trl pads a flattened row: labels are −100 there
+    assert to_a_multiple.documents == (3, 1, 1, 1)
+    same = Packing.of_document_ids([[1, 1], [1, 1]])
+    assert same.documents == (2, 2), "one id in two rows is two documents"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (lambda: Packing.of_attention_mask([[1, 0, 1]]), MaskError, "padding inside row 0"),
+        (lambda: Packing.of_attention_mask([[1, 2, 0]]), MaskError, "of_document_ids(ids, padding=0)"),
+        (lambda: Packing.of_attention_mask(np.ones((1, 1, 4, 4), int)), MaskError, "(rows, columns)"),
+        (lambda: Packing.of_document_ids([[1, 2, 1]]), MaskError, "document 1 begins again"),
+        (lambda: Packing.of_document_ids([[0, 1, 0]]), MaskError, "document 0 begins again"),
+        (lambda: Packing.of_position_ids([[0, 1], [1, 2]]), MaskError, "before sharding"),
+        (lambda: Packing.of_position_ids([[0.0, 1.0]]), MaskError, "one integer for each token"),
+        (lambda: Packing.of_lengths([3, -1]), MaskError, "lengths in tokens"),
+        (lambda: Packing.of_lengths([3]).padded(0), LayoutError, "a multiple >= 1"),
+        (lambda: Packing.of_lengths([3]).pack(torch.zeros(2, 3)), ShapeError, "before packing and sharding"),
+        (lambda: Packing.of_lengths([3]).unpack(torch.zeros(1, 4)), ShapeError, "(1, 3, …)"),
+        (lambda: Packing.of_lengths([3]).layout("folded", 2), LayoutError, "folded"),
+        (
+            lambda: Packing.of_lengths([3]).next_tokens(torch.zeros(1, 3, dtype=int), 0),
+            TrainingError,
+            "ahead >= 1",
+        ),
+        (
+            lambda: Packing.of_lengths([3]).shard(Packing.of_lengths([4]).layout("zigzag", 2), 0),
+            LayoutError,
+            "the 3 tokens of the packing",
+        ),
+    ],
+)
+def test_what_is_refused(wrong: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        wrong()
+    assert words in str(caught.value)
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(Packing.of_lengths([3, 1]).padded(4)) == "Packing(2 documents, 4 tokens, 4 tokens of padding)"
+    assert repr(Packing.of_lengths([])) == "Packing(no documents)" and Packing.of_lengths([]).length == 0
