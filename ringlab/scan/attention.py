@@ -1,0 +1,308 @@
+"""`linear_attention`: linear attention and the gated delta rule over a sequence that is spread over the ranks of a ring.
+
+A state passes from token to token, and so from rank to rank: D · Dv numbers per head, however long the sequence is. The stages
+of a call:
+
+1. check     this rank's arguments                                         `ringlab.scan.arguments`
+2. agree     with all ranks on the call; a wrong one raises on all         `ringlab.agreement`
+3. forward   what each rank's tokens do to a state; states pass; outputs   `ringlab.scan.stretch`, `ringlab.scan.passing`
+4. backward  the same from the last token to the first, with gradients     here: `backward`
+
+Read `ringlab.scan.plain` first: the recurrence, the chunk form and a relay over ranks on one page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ringlab.agreement import agree
+from ringlab.comm.protocol import Comm
+from ringlab.comm.ring import Ring
+from ringlab.errors import RinglabError
+from ringlab.layout import Layout
+from ringlab.merge import state_dtype
+from ringlab.scan import stretch
+from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
+from ringlab.scan.chain import plan_passing
+from ringlab.scan.chunk import Gate, Rows, State, TokenGradients, Tokens, Values
+from ringlab.scan.passing import Passage, pass_states
+
+
+@overload
+def linear_attention(
+    q: Rows,
+    k: Rows,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = ...,
+    beta: Gate | None = ...,
+    scale: float | None = ...,
+    documents: tuple[int, ...] = ...,
+    initial_state: State | None = ...,
+    scan: str = ...,
+    chunk: int = ...,
+    return_state: Literal[False] = ...,
+    validate: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def linear_attention(
+    q: Rows,
+    k: Rows,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = ...,
+    beta: Gate | None = ...,
+    scale: float | None = ...,
+    documents: tuple[int, ...] = ...,
+    initial_state: State | None = ...,
+    scan: str = ...,
+    chunk: int = ...,
+    return_state: Literal[True],
+    validate: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def linear_attention(
+    q: Rows,
+    k: Rows,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = None,
+    beta: Gate | None = None,
+    scale: float | None = None,
+    documents: tuple[int, ...] = (),
+    initial_state: State | None = None,
+    scan: str = "all-gather",
+    chunk: int = 64,
+    return_state: bool = False,
+    validate: bool = True,
+) -> Any:
+    """Return this rank's rows of linear attention over the whole sequence; differentiable.
+
+    Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or under the delta
+    rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
+
+    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k.
+    layout: ranks own stretches of adjacent tokens, as under `contiguous` or `zigzag`.
+    decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None: α = 1.
+    beta: (B, H, L). With it the delta rule, which is stable for keys of length 1 and β from 0 to 2; the caller normalises.
+    scale: D^−½ by default.
+    documents: the lengths of packed documents, in order; the state begins with zeros in each.
+    initial_state: (B, H, D, Dv), before the first token, the same on all ranks; only the first document sees it. Each rank has
+    a part of its gradient: sum it over the ranks.
+    scan: how states pass from rank to rank, one of `ringlab.scan.chain.SCANS`: "relay", P − 1 hops of a state;
+    "all-gather", one round; "doubling", log2 P rounds.
+    chunk: tokens that are computed at once.
+    return_state: return (out, state), state (B, H, D, Dv) after the last token, the same on all ranks, in float32 (float64
+    for float64). Losses on it count for each rank that has one.
+    validate: whether the ranks compare their calls first, forward and backward, as in `ring_attention`.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
+    is called wrongly, AgreementError on all others, before any data moves.
+    Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
+
+    >>> import torch
+    >>> import ringlab
+    >>> layout = ringlab.contiguous(16, 2)
+    >>> q, k, v = torch.randn(3, 1, 4, 16, 8).unbind()
+    >>> decay = -torch.rand(1, 4, 16)
+    >>> def program(ring):
+    ...     shards = layout.shard((q, k, v), ring.rank)
+    ...     return linear_attention(*shards, ring=ring, layout=layout, decay=layout.shard(decay, ring.rank, dim=-1))
+    >>> out = layout.unshard(ringlab.VirtualCluster(2).run(program).results)
+    >>> from ringlab.scan import oracle
+    >>> torch.allclose(out.double(), torch.from_numpy(oracle.linear_attention(q, k, v, decay=decay).out), atol=1e-5)
+    True
+    """
+    given = Arguments(
+        q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
+    )  # fmt: skip
+    try:
+        call = check_arguments(given)
+    except (RinglabError, ValueError) as refusal:
+        if validate and isinstance(ring, Ring):
+            agree(ring.comm, "", refusal, q.device if isinstance(q, Tensor) else "cpu")
+        raise
+    if validate:
+        agree(ring.comm, describe_arguments(given), None, q.device)
+    call = replace(call, name=ring.comm.name_call())
+    shared = v.shape[1] // q.shape[1]
+    q, k = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (q, k))
+    out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
+    return (out, state) if return_state else out
+
+
+class _LinearAttention(torch.autograd.Function):
+    """The differentiable part. It saves the states that enter this rank's elements, and its inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Rows,
+        k: Rows,
+        v: Values,
+        decay: Gate | None,
+        beta: Gate | None,
+        initial_state: State | None,
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        tokens = Tokens(*(None if x is None else x.detach() for x in (q, k, v, decay, beta)))  # type: ignore[arg-type]
+        with torch.autocast(q.device.type, enabled=False):
+            out, state, entering = forward(call, tokens, initial_state)
+        ctx.save_for_backward(q, k, v, decay, beta, *entering)
+        ctx.call, ctx.initial_dtype = call, None if initial_state is None else initial_state.dtype
+        ctx.set_materialize_grads(False)
+        if not call.return_state:
+            ctx.mark_non_differentiable(state)
+        return out, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, decay, beta = ctx.saved_tensors[:5]
+        tokens, call = Tokens(*inputs, decay, beta), ctx.call
+        dout = torch.zeros_like(tokens.v) if dout is None else dout
+        if call.validate:
+            agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
+        found, dinitial = backward(call, tokens, ctx.saved_tensors[5:], dout, dstate)
+        ddecay, dbeta = (None if x is None else y for x, y in ((decay, found.ddecay), (beta, found.dbeta)))
+        return *found[:3], ddecay, dbeta, dinitial.to(ctx.initial_dtype) if ctx.initial_dtype else None, None
+
+
+def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, State, list[State]]:
+    """Return this rank's outputs, the state after the last token (zeros unless asked for), and what enters its elements."""
+    comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
+    zeros = torch.zeros_like(like.contribution)
+    initial = zeros if initial is None else initial.detach().to(zeros.dtype)
+
+    def passage_of(number: int) -> Passage:
+        element = elements[number]
+        wanted = like._replace(transition=None) if element.forgets else like
+        part = tokens.rows(element.stretches[-1])
+        return comm.compute("passage", stretch.passage, part, wanted, call.chunk)
+
+    known = {
+        number: Passage(None, zeros if element.fresh else initial)
+        for number, element in call.own
+        if element.fresh or number == 0
+    }
+    plan = plan_passing(call.scan, elements)
+    entering = pass_states(comm, plan, known, passage_of, like, "state")
+    out, last = torch.empty_like(tokens.v), initial if not elements else zeros
+    for number, element in call.own:
+        state = entering[number].contribution
+        for rows in element.stretches:
+            part = tokens.rows(rows)
+            out[..., rows, :], state = comm.compute(
+                "attend", stretch.attend, part, state, call.chunk, call.scale
+            )
+            if number == len(elements) - 1:
+                last = state
+            state = zeros
+    if call.return_state and elements:
+        last = _share(comm, last, elements[-1].rank)
+    return out, last.clone(), [entering[number].contribution for number, _ in call.own]
+
+
+def backward(
+    call: Call, tokens: Tokens, entering: tuple[State, ...], dout: Values, dstate: State | None
+) -> tuple[TokenGradients, State]:
+    """Return the gradients of this rank's tokens, in their dtypes, and its part of the initial state's gradient."""
+    comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
+    zeros, count = torch.zeros_like(like.contribution), len(elements)
+    dlast = zeros if dstate is None else dstate.to(zeros.dtype)
+    if call.return_state and elements:
+        dlast = _collect(comm, dlast, elements[-1].rank)
+
+    def passage_of(turn: int) -> Passage:
+        element = elements[count - 1 - turn]
+        wanted = like._replace(transition=None) if element.forgets else like
+        rows = element.stretches[0]
+        arguments = tokens.rows(rows), dout[..., rows, :], wanted, call.chunk, call.scale
+        return comm.compute("passage back", stretch.passage_back, *arguments)
+
+    known = {
+        count - 1 - number: Passage(None, dlast if number == count - 1 else zeros)
+        for number, _ in call.own
+        if number == count - 1 or elements[number + 1].fresh
+    }
+    plan = plan_passing(call.scan, elements, backward=True)
+    leaving = pass_states(comm, plan, known, passage_of, like, "dstate")
+    found = _empty_gradients(tokens)
+    dinitial = dlast if not elements else zeros
+    for (number, element), state in zip(call.own, entering, strict=True):
+        dleft = leaving[count - 1 - number].contribution
+        for rows in reversed(element.stretches):
+            first = rows == element.stretches[0]
+            arguments = tokens.rows(rows), state if first else zeros, dout[..., rows, :], dleft
+            of_part, dentered = comm.compute("differentiate", stretch.gradients, *arguments, call.chunk, call.scale)
+            _store(found, rows, of_part)
+            dleft = zeros
+        if number == 0 and not element.fresh:
+            dinitial = dentered
+    return found, dinitial
+
+
+def like_passages(tokens: Tokens) -> Passage:
+    """Return a passage in the shapes, dtype and device of those that ranks send; its numbers mean nothing."""
+    (B, H, _, D), Dv = tokens.q.shape, tokens.v.shape[-1]
+    side = 1 if tokens.beta is None else D
+    like = {"dtype": state_dtype(tokens.q.dtype), "device": tokens.q.device}
+    return Passage(torch.empty(1, **like).expand(B, H, side, side), torch.empty(1, **like).expand(B, H, D, Dv))
+
+
+def _empty_gradients(tokens: Tokens) -> TokenGradients:
+    gates = torch.empty(tokens.v.shape[:3], dtype=state_dtype(tokens.q.dtype), device=tokens.v.device)
+    ddecay = torch.empty_like(gates if tokens.decay is None else tokens.decay)
+    dbeta = None if tokens.beta is None else torch.empty_like(tokens.beta)
+    return TokenGradients(*(torch.empty_like(x) for x in tokens[:3]), ddecay, dbeta)
+
+
+def _store(found: TokenGradients, rows: slice, part: TokenGradients) -> None:
+    """Write the gradients of some rows to their places."""
+    for whole, x in zip(found[:3], part[:3], strict=True):
+        whole[..., rows, :] = x
+    for whole, x in ((found.ddecay, part.ddecay), (found.dbeta, part.dbeta)):
+        if whole is not None and x is not None:
+            whole[..., rows] = x
+
+
+def _share(comm: Comm, state: State, owner: int) -> State:
+    """Return the state of rank `owner`, on every rank."""
+    if comm.rank != owner:
+        into = torch.empty(state.shape, dtype=state.dtype, device=state.device)
+        return comm.exchange(receive=(into,), source=owner, tag="last state").wait()[0]
+    others = [rank for rank in range(comm.world_size) if rank != owner]
+    works = [comm.exchange(send=(state.contiguous(),), to=rank, tag="last state") for rank in others]
+    for work in works:
+        work.wait()
+    return state
+
+
+def _collect(comm: Comm, dstate: State, owner: int) -> State:
+    """Return the sum of all ranks' gradients on rank `owner`; on the others, zeros."""
+    if comm.rank != owner:
+        comm.exchange(send=(dstate.contiguous(),), to=owner, tag="last dstate").wait()
+        return torch.zeros_like(dstate)
+    parts = [dstate if rank == owner else torch.empty_like(dstate) for rank in range(comm.world_size)]
+    works = [
+        comm.exchange(receive=(part,), source=rank, tag="last dstate")
+        for rank, part in enumerate(parts)
+        if rank != owner
+    ]
+    for work in works:
+        work.wait()
+    return torch.stack(parts).sum(0)
