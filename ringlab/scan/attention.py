@@ -29,14 +29,14 @@ from ringlab.merge import state_dtype
 from ringlab.scan import stretch
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chain import plan_passing
-from ringlab.scan.chunk import Gate, Rows, State, TokenGradients, Tokens, Values
+from ringlab.scan.chunk import Gate, KeyRows, State, TokenGradients, Tokens, Values
 from ringlab.scan.passing import Passage, pass_states
 
 
 @overload
 def linear_attention(
-    q: Rows,
-    k: Rows,
+    q: KeyRows,
+    k: KeyRows,
     v: Values,
     *,
     ring: Ring,
@@ -55,8 +55,8 @@ def linear_attention(
 
 @overload
 def linear_attention(
-    q: Rows,
-    k: Rows,
+    q: KeyRows,
+    k: KeyRows,
     v: Values,
     *,
     ring: Ring,
@@ -74,8 +74,8 @@ def linear_attention(
 
 
 def linear_attention(
-    q: Rows,
-    k: Rows,
+    q: KeyRows,
+    k: KeyRows,
     v: Values,
     *,
     ring: Ring,
@@ -139,8 +139,6 @@ def linear_attention(
     if validate:
         agree(ring.comm, describe_arguments(given), None, q.device)
     call = replace(call, name=ring.comm.name_call())
-    shared = v.shape[1] // q.shape[1]
-    q, k = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (q, k))
     out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
     return (out, state) if return_state else out
 
@@ -151,8 +149,8 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q: Rows,
-        k: Rows,
+        q: KeyRows,
+        k: KeyRows,
         v: Values,
         decay: Gate | None,
         beta: Gate | None,
@@ -258,7 +256,7 @@ def backward(
 
 def like_passages(tokens: Tokens) -> Passage:
     """Return a passage in the shapes, dtype and device of those that ranks send; its numbers mean nothing."""
-    (B, H, _, D), Dv = tokens.q.shape, tokens.v.shape[-1]
+    (B, H, _, Dv), D = tokens.v.shape, tokens.q.shape[-1]
     side = 1 if tokens.beta is None else D
     like = {"dtype": state_dtype(tokens.q.dtype), "device": tokens.q.device}
     return Passage(torch.empty(1, **like).expand(B, H, side, side), torch.empty(1, **like).expand(B, H, D, Dv))
@@ -272,9 +270,9 @@ def _empty_gradients(tokens: Tokens) -> TokenGradients:
 
 
 def _store(found: TokenGradients, rows: slice, part: TokenGradients) -> None:
-    """Write the gradients of some rows to their places."""
+    """Write the gradients of some rows to their places, summed over the heads of v that share a head of q and k."""
     for whole, x in zip(found[:3], part[:3], strict=True):
-        whole[..., rows, :] = x
+        whole[..., rows, :] = x.unflatten(1, (whole.shape[1], -1)).sum(2)
     for whole, x in ((found.ddecay, part.ddecay), (found.dbeta, part.dbeta)):
         if whole is not None and x is not None:
             whole[..., rows] = x

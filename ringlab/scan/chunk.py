@@ -31,17 +31,20 @@ from torch import Tensor
 
 from ringlab.merge import state_dtype
 
-Rows: TypeAlias = Float[Tensor, "B H L D"]
+KeyRows: TypeAlias = Float[Tensor, "B K L D"]
 Values: TypeAlias = Float[Tensor, "B H L Dv"]
 Gate: TypeAlias = Float[Tensor, "B H L"]
 State: TypeAlias = Float[Tensor, "B H D Dv"]
 
 
 class Tokens(NamedTuple):
-    """Some adjacent tokens of one document. decay: logarithms, None for none. beta: None without the delta rule."""
+    """Some adjacent tokens of one document; head h of v uses head h // (H // K) of q and k.
 
-    q: Rows
-    k: Rows
+    decay: natural logarithms, None for none. beta: None without the delta rule.
+    """
+
+    q: KeyRows
+    k: KeyRows
     v: Values
     decay: Gate | None
     beta: Gate | None
@@ -52,16 +55,18 @@ class Tokens(NamedTuple):
         return Tokens(*(x[..., rows, :] for x in self[:3]), *gates)
 
     def widened(self) -> Tokens:
-        """Return the tokens in the state dtype."""
-        dtype = state_dtype(self.q.dtype)
-        return Tokens(*(None if x is None else x.to(dtype) for x in self))  # type: ignore[arg-type]
+        """Return the tokens in the state dtype, with q and k for each head of v."""
+        dtype, shared = state_dtype(self.q.dtype), self.v.shape[1] // self.q.shape[1]
+        q, k = (x.to(dtype).repeat_interleave(shared, dim=1) for x in (self.q, self.k))
+        decay, beta = (None if x is None else x.to(dtype) for x in (self.decay, self.beta))
+        return Tokens(q, k, self.v.to(dtype), decay, beta)
 
 
 class TokenGradients(NamedTuple):
     """The gradients of `Tokens`; of decay also where there is none, and of beta with the delta rule only."""
 
-    dq: Rows
-    dk: Rows
+    dq: KeyRows
+    dk: KeyRows
     dv: Values
     ddecay: Gate
     dbeta: Gate | None
@@ -69,7 +74,7 @@ class TokenGradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk: its tokens, and the factors of the module's docstring that do not depend on the state.
+    """One chunk: its tokens, widened, and the factors of the module's docstring that do not depend on the state.
 
     between: E, with zeros above its diagonal. since: e. until: f. coupling: A, with the delta rule only.
     """
@@ -81,13 +86,10 @@ class Chunk:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Chunk:
-        """Return the chunk of these tokens, which are in the state dtype."""
+        """Return the chunk of these tokens, which are widened."""
         k, beta = tokens.k, tokens.beta
         decay = k.new_zeros(k.shape[:-1]) if tokens.decay is None else tokens.decay
-        C = decay.shape[-1]
-        below = torch.ones(C, C, dtype=torch.bool, device=k.device).tril(-1)
-        sums = decay[..., None].expand(*decay.shape, C).masked_fill(~below, 0.0).cumsum(-2)
-        between = sums.exp().tril()
+        between = decay[..., None].expand(*decay.shape, decay.shape[-1]).tril(-1).cumsum(-2).exp().tril()
         coupling = None if beta is None else beta[..., None] * (between * (k @ k.mT)).tril(-1)
         return cls(tokens, between, decay.cumsum(-1).exp()[..., None], coupling)
 
@@ -149,10 +151,10 @@ class Chunk:
         if self.coupling is not None and beta is not None:
             held = self.since * (k @ state)
             dcoupling = -(dwritten @ written.mT).tril(-1)
-            products = self.between * (k @ k.mT)
+            left_over = v - held - (self.between * (k @ k.mT)).tril(-1) @ written
             weighted = dcoupling * self.between * beta[..., None]
             dv = beta[..., None] * dwritten
-            dbeta = (dwritten * (v - held)).sum(-1) + (dcoupling * products).sum(-1)
+            dbeta = (dwritten * left_over).sum(-1)
             dk = dk + weighted @ k + weighted.mT @ k - self.since * (dv @ state.mT)
             dpairs = dpairs + dcoupling * self.coupling
             dsince = dsince - (dv * held).sum(-1)

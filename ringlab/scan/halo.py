@@ -7,6 +7,7 @@ sent to the rank that needs them; backward, their gradients are sent to their ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -53,13 +54,47 @@ def _halo(
     wanted = positions[:, None] - 1 - np.arange(tokens)
     first = mask.bounds[mask.document_of(positions)] if mask.documents else np.zeros(len(positions), np.int64)
     exists = wanted >= first[:, None]
-    others = np.unique(wanted[exists & (owner[wanted * exists] != rank)]) if exists.any() else wanted[:0, 0]
+    there = wanted[exists]
+    others = np.unique(there[owner[there] != rank])
     others = others[np.argsort(owner[others], kind="stable")]
     place = local.copy()
     place[others] = len(positions) + np.arange(len(others))
-    sources = np.where(exists, place[wanted * exists] if exists.any() else -1, -1)
-    from_ranks = [(int(r), local[others[owner[others] == r]]) for r in np.unique(owner[others])]
-    return Halo(sources, tuple(from_ranks))
+    sources = np.full(wanted.shape, -1)
+    sources[exists] = place[there]
+    ranks = np.unique(owner[others]).tolist()
+    return Halo(sources, tuple((source, local[others[owner[others] == source]]) for source in ranks))
+
+
+def halo(
+    x: Float[Tensor, "B L C"],
+    tokens: int,
+    *,
+    ring: Ring,
+    layout: Layout,
+    documents: tuple[int, ...] = (),
+    validate: bool = True,
+) -> Tensor:
+    """Return the `tokens` tokens before each of this rank's n stretches of adjacent tokens, (B, n, tokens, C); differentiable.
+
+    The oldest is first; zeros stand for those that the document does not have. A contiguous layout has one stretch on each rank
+    that has tokens: `halo(...)[:, 0]` is the initial state that kernels of short convolutions take.
+
+    Raises: as `short_convolution`; ShapeError for a number of tokens below 0.
+
+    >>> import torch
+    >>> import ringlab
+    >>> layout = ringlab.contiguous(6, 2)
+    >>> x = torch.arange(6.0).reshape(1, 6, 1)
+    >>> def program(ring):
+    ...     return halo(layout.shard(x, ring.rank), 4, ring=ring, layout=layout).flatten().tolist()
+    >>> ringlab.VirtualCluster(2).run(program).results
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0]]
+    """
+    _agree(lambda: _check_tokens(tokens), f"halo of {tokens}", x, ring, layout, documents, validate)
+    around, own = _around(x, tokens, ring, layout, documents, validate)
+    positions = layout.positions(ring.rank)
+    first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    return _at(around, own.sources[first, ::-1].ravel()).unflatten(1, (len(first), tokens))
 
 
 def short_convolution(
@@ -88,26 +123,26 @@ def short_convolution(
     >>> layout.unshard(ringlab.VirtualCluster(3).run(program).results).flatten()
     tensor([0., 0., 0., 1., 3., 5.])
     """
-    try:
-        _check(x, weight, ring, layout)
-        Mask(documents=documents).of_length(layout.S)
-    except RinglabError as refusal:
-        if validate and isinstance(ring, Ring):
-            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
-        raise
-    if validate:
-        grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        sizes = f"B={x.shape[0]} C={x.shape[2]} W={weight.shape[1]} {x.dtype} gradients={grad}"
-        whole = f"{hash((layout.ranks, documents)):x}"
-        agree(ring.comm, f"short convolution {layout!r} #{whole} {sizes}", None, x.device)
-    halo = halos(layout, documents, weight.shape[1] - 1)
-    around = torch.cat([x, _Arriving.apply(x, ring, halo, ring.comm.name_call(), validate)], dim=1)
+    _agree(lambda: _check_weight(x, weight), "short convolution", x, ring, layout, documents, validate)
+    around, own = _around(x, weight.shape[1] - 1, ring, layout, documents, validate)
     out = weight[:, -1] * x
-    for back, places in enumerate(halo[ring.rank].sources.T, start=1):
-        index = torch.from_numpy(places).to(x.device)
-        earlier = around.index_select(1, index.clamp_min(0)).masked_fill((index < 0)[:, None], 0.0)
-        out = out + weight[:, -1 - back] * earlier
+    for back, places in enumerate(own.sources.T, start=1):
+        out = out + weight[:, -1 - back] * _at(around, places)
     return out
+
+
+def _around(
+    x: Tensor, tokens: int, ring: Ring, layout: Layout, documents: tuple[int, ...], validate: bool
+) -> tuple[Tensor, Halo]:
+    """Return this rank's tokens followed by those that arrive from other ranks, and where predecessors are in them."""
+    halo = halos(layout, documents, tokens)
+    return torch.cat([x, _Arriving.apply(x, ring, halo, ring.comm.name_call(), validate)], dim=1), halo[ring.rank]
+
+
+def _at(around: Tensor, places: np.ndarray) -> Tensor:
+    """Return the tokens at these places, zeros for −1."""
+    index = torch.from_numpy(places).to(around.device)
+    return around.index_select(1, index.clamp_min(0)).masked_fill((index < 0)[:, None], 0.0)
 
 
 class _Arriving(torch.autograd.Function):
@@ -154,24 +189,56 @@ def _messages(halo: tuple[Halo, ...]) -> list[tuple[int, int, np.ndarray]]:
     return [(to, source, places) for to, each in enumerate(halo) for source, places in each.arriving]
 
 
-def _check(x: Any, weight: Any, ring: Any, layout: Any) -> None:
+def _agree(
+    check: Callable[[], None],
+    label: str,
+    x: Any,
+    ring: Any,
+    layout: Any,
+    documents: tuple[int, ...],
+    validate: bool,
+) -> None:
+    """Return once all ranks make the same call. Raises: this rank's error, or AgreementError for another's."""
+    try:
+        _check(x, ring, layout)
+        check()
+        Mask(documents=documents).of_length(layout.S)
+    except RinglabError as refusal:
+        if validate and isinstance(ring, Ring):
+            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
+        raise
+    if validate:
+        grad = torch.is_grad_enabled() and x.requires_grad
+        sizes = f"B={x.shape[0]} C={x.shape[2]} {x.dtype} gradients={grad}"
+        agree(ring.comm, f"{label} {layout!r} #{hash((layout.ranks, documents)):x} {sizes}", None, x.device)
+
+
+def _check(x: Any, ring: Any, layout: Any) -> None:
     if not isinstance(ring, Ring):
         raise WorldSizeError("ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives")
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as contiguous(S, P)", repr(layout))
     if layout.P != ring.world_size:
         raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
-    for name, tensor, axes in (("x", x, "(batch, tokens, channels)"), ("weight", weight, "(channels, W)")):
-        if not isinstance(tensor, Tensor) or tensor.ndim != axes.count(",") + 1:
-            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ShapeError(f"{name} as a tensor {axes}", str(got))
     length = layout.length(ring.rank)
-    if x.shape[1] != length or weight.shape[0] != x.shape[2] or not weight.shape[1]:
-        needed = f"x (B, {length}, C), the tokens of rank {ring.rank} under {layout!r}, and weight (C, W) with W ≥ 1"
-        raise ShapeError(
-            needed, f"x {tuple(x.shape)}, weight {tuple(weight.shape)}", "layout.shard(x, ring.rank)"
-        )
-    if x.dtype != weight.dtype or not x.is_floating_point():
-        raise DtypeError("x and weight of one floating point dtype", f"{x.dtype} and {weight.dtype}")
+    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] != length:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        needed = f"x (B, {length}, C), the tokens of rank {ring.rank} under {layout!r}"
+        raise ShapeError(needed, str(got), "pass layout.shard(x, ring.rank)")
+    if not x.is_floating_point():
+        raise DtypeError("x of a floating point dtype", str(x.dtype))
+
+
+def _check_weight(x: Tensor, weight: Any) -> None:
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[0] != x.shape[2] or not weight.shape[1]:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ShapeError(f"weight ({x.shape[2]}, W), W numbers for each channel of x, W ≥ 1", str(got))
+    if x.dtype != weight.dtype:
+        raise DtypeError("x and weight of one dtype", f"{x.dtype} and {weight.dtype}")
     if x.device != weight.device:
         raise DeviceError("x and weight on one device", f"{x.device} and {weight.device}")
+
+
+def _check_tokens(tokens: Any) -> None:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise ShapeError("a number of tokens ≥ 0", repr(tokens))

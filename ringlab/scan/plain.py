@@ -10,30 +10,27 @@ same algorithm with a backward of its own, packed documents, and scans of fewer 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
-from ringlab.scan.chunk import Gate, Rows, State, Values
+from ringlab.scan.chunk import Gate, KeyRows, State, Values
 
 
 def recurrence(
-    q: Rows,
-    k: Rows,
+    q: KeyRows,
+    k: KeyRows,
     v: Values,
     decay: Gate,
     beta: Gate | None,
     state: State,
     scale: float,
-    starts: Collection[int] = (),
 ) -> tuple[Values, State]:
-    """Return the outputs and the last state, token by token. starts: tokens with which a packed document begins."""
+    """Return the outputs and the last state, token by token."""
     outs = []
     for t in range(q.shape[2]):
         q_t, k_t, written = (x[:, :, t, :, None] for x in (q, k, v))
-        state = torch.zeros_like(state) if t in starts else decay[:, :, t, None, None].exp() * state
+        state = decay[:, :, t, None, None].exp() * state
         if beta is not None:  # write the difference to what the state says already
             written = beta[:, :, t, None, None] * (written - state.mT @ k_t)
         state = state + k_t @ written.mT
@@ -42,27 +39,28 @@ def recurrence(
 
 
 def by_chunks(
-    q: Rows, k: Rows, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
+    q: KeyRows, k: KeyRows, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
 ) -> tuple[Values, State]:
     """Return the same by chunks of `length` tokens: a few products of matrices in place of `length` steps."""
     outs = []
     for start in range(0, q.shape[2], length):
         q_c, k_c, written = (x[:, :, start : start + length] for x in (q, k, v))
-        g = decay[:, :, start : start + length].cumsum(-1)[..., None]
-        between = (g - g.mT).exp().tril()  # what token i still has of token j
+        g = decay[:, :, start : start + length, None]
+        since = g.cumsum(2).exp()  # what token i still has of the state that enters
+        between = g.expand(*g.shape[:3], g.shape[2]).tril(-1).cumsum(2).exp().tril()  # and of token j
         if beta is not None:
             # Each token needs what the tokens before it wrote: a triangular system, solved at once.
             beta_c = beta[:, :, start : start + length, None]
             coupling = (beta_c * between * (k_c @ k_c.mT)).tril(-1)
-            right = beta_c * (written - g.exp() * (k_c @ state))
+            right = beta_c * (written - since * (k_c @ state))
             written = torch.linalg.solve_triangular(coupling, right, upper=False, unitriangular=True)
-        outs.append(scale * (g.exp() * (q_c @ state) + (between * (q_c @ k_c.mT)) @ written))
-        state = g[:, :, -1:].exp() * state + (between[..., -1, :, None] * k_c).mT @ written
+        outs.append(scale * (since * (q_c @ state) + (between * (q_c @ k_c.mT)) @ written))
+        state = since[:, :, -1:] * state + (between[..., -1, :, None] * k_c).mT @ written
     return torch.cat(outs or [v], dim=2), state
 
 
 def relay(
-    ring: Ring, q: Rows, k: Rows, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
+    ring: Ring, q: KeyRows, k: KeyRows, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
 ) -> Values:
     """Return this rank's outputs: the state comes from the rank before, and goes on to the next. Ranks own stretches in order."""
     state = q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]))

@@ -8,7 +8,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
      "ringlab.tile", "ringlab.pieces", "ringlab.plan", "ringlab.merge")),
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),
     ("all ranks together", ("ringlab.agreement", "ringlab.schedules")),
-    ("the front door", ("ringlab.arguments", "ringlab.attention")),
+    ("the front door", ("ringlab.arguments", "ringlab.attention", "ringlab.scan")),
     ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.conformance", "ringlab.plain_ring", "ringlab.plain_step")),
     ("models and pictures", ("ringlab.hf", "ringlab.viz")),
     ("timings", ("ringlab.bench",)),
