@@ -1,7 +1,8 @@
 """The largest allowed error of linear attention: derived from the plainest implementation, never guessed.
 
 The rule is that of `ringlab.conformance.tolerance`: on the same input, an error against the float64 oracle may be at most twice
-that of the plainest implementation, plus one unit of last place at the result's scale, because it has to be stored.
+that of the plainest implementation, plus one unit of last place of the result's dtype at the result's scale, because it has to be
+stored, and one of the state's dtype, because states and their gradients have to be stored where they pass from rank to rank.
 
 The plainest implementations are those of `ringlab.scan.plain` on one rank: the recurrence token by token, and all tokens of a
 document at once, or in 2, 3 and 4 chunks. They compute in the state's dtype, with gradients by autograd, and round every result
@@ -12,6 +13,7 @@ can be summed, so that luck does not decide. So bfloat16 inputs leave no room fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -109,11 +111,9 @@ def _walk(inputs: Inputs, leaves: list[Any], order: Tensor, chunks: int) -> tupl
     state = v.new_zeros(*v.shape[:2], len(order), v.shape[-1]) if state is None else state[:, :, order]
     outs, bounds = [], [0, *np.cumsum(inputs.documents or (v.shape[2],)).tolist()]
     for start, stop in pairwise(bounds):
-        part = [None if x is None else x[:, :, start:stop] for x in (q, k, v, decay, beta)]
-        if chunks:
-            out, left = by_chunks(*part, state, inputs.scale, max(1, -(-(stop - start) // chunks)))  # type: ignore[arg-type]
-        else:
-            out, left = recurrence(*part, state, inputs.scale)  # type: ignore[arg-type]
+        part = tuple(None if x is None else x[:, :, start:stop] for x in (q, k, v, decay, beta))
+        walk: Any = partial(by_chunks, length=max(1, -(-(stop - start) // chunks))) if chunks else recurrence
+        out, left = walk(*part, state, inputs.scale)
         outs.append(out)
         state = left if stop == v.shape[2] else torch.zeros_like(state)
     return torch.cat(outs, dim=2), state
@@ -141,9 +141,10 @@ def bounds(inputs: Inputs, true: Results) -> dict[str, float]:
 
 
 def _stored(inputs: Inputs, true: Results, name: str) -> float:
-    """Return one unit of last place, relative to the largest entry; nothing where all of the truth is zero."""
+    """Return the two units of last place, relative to the largest entry; nothing where all of the truth is zero."""
     if not np.any(getattr(true, name)):
         return 0.0
-    dtypes = {"out": inputs.v.dtype, "state": state_dtype(inputs.v.dtype)}
+    state = state_dtype(inputs.v.dtype)
     leaf = dict(zip(NAMES[2:], inputs.leaves, strict=True)).get(name)
-    return float(torch.finfo(dtypes[name] if leaf is None else leaf.dtype).eps)
+    dtype = {"out": inputs.v.dtype, "state": state}[name] if leaf is None else leaf.dtype
+    return float(torch.finfo(dtype).eps + torch.finfo(state).eps)

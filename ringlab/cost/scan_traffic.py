@@ -75,8 +75,10 @@ def scan_traffic(
     """
     _check(P, scan)
     if rank is None:
-        options = {"backward": backward, "return_state": return_state}
-        of_ranks = [scan_traffic(sizes, P, scan, rank=each, **options) for each in range(P)]  # type: ignore[arg-type]
+        of_ranks = [
+            scan_traffic(sizes, P, scan, rank=each, backward=backward, return_state=return_state)
+            for each in range(P)
+        ]
         return max(of_ranks, key=lambda traffic: traffic.total_bytes)
     turn = P - 1 - rank if backward else rank
     pair, later = sizes.state_bytes + sizes.transition_bytes, P - 1 - turn
@@ -105,7 +107,9 @@ def rounds(P: int, scan: str = "all-gather") -> int:
     return {"relay": P - 1, "all-gather": min(1, P - 1), "doubling": (P - 1).bit_length()}[scan]
 
 
-def arriving_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather", *, rank: int | None = None) -> int:
+def arriving_bytes(
+    sizes: LinearAttention, P: int, scan: str = "all-gather", *, rank: int | None = None
+) -> int:
     """Return the bytes of the buffers in which messages of one round arrive on `rank`; if None, on the last, which has most.
 
     Forward, the round with most of them. Raises: CostError for an unknown scan, or ranks below one.

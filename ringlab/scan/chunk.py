@@ -51,8 +51,9 @@ class Tokens(NamedTuple):
 
     def rows(self, rows: slice) -> Tokens:
         """Return some of the tokens."""
-        gates = (None if x is None else x[..., rows] for x in (self.decay, self.beta))
-        return Tokens(*(x[..., rows, :] for x in self[:3]), *gates)
+        q, k, v = (x[..., rows, :] for x in (self.q, self.k, self.v))
+        decay, beta = (None if x is None else x[..., rows] for x in (self.decay, self.beta))
+        return Tokens(q, k, v, decay, beta)
 
     def widened(self) -> Tokens:
         """Return the tokens in the state dtype, with q and k for each head of v."""

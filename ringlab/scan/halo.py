@@ -136,7 +136,9 @@ def _around(
 ) -> tuple[Tensor, Halo]:
     """Return this rank's tokens followed by those that arrive from other ranks, and where predecessors are in them."""
     halo = halos(layout, documents, tokens)
-    return torch.cat([x, _Arriving.apply(x, ring, halo, ring.comm.name_call(), validate)], dim=1), halo[ring.rank]
+    return torch.cat([x, _Arriving.apply(x, ring, halo, ring.comm.name_call(), validate)], dim=1), halo[
+        ring.rank
+    ]
 
 
 def _at(around: Tensor, places: np.ndarray) -> Tensor:
@@ -149,9 +151,7 @@ class _Arriving(torch.autograd.Function):
     """The tokens of other ranks that this rank needs, (B, n, C); backward, their gradients go to their owners."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, ring: Ring, halo: tuple[Halo, ...], name: str, validate: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ring: Ring, halo: tuple[Halo, ...], name: str, validate: bool) -> Tensor:
         ctx.ring, ctx.halo, ctx.name, ctx.validate, ctx.shape = ring, halo, name, validate, x.shape
         works = []
         for to, source, places in _messages(halo):
@@ -230,7 +230,12 @@ def _check(x: Any, ring: Any, layout: Any) -> None:
 
 
 def _check_weight(x: Tensor, weight: Any) -> None:
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[0] != x.shape[2] or not weight.shape[1]:
+    if (
+        not isinstance(weight, Tensor)
+        or weight.ndim != 2
+        or weight.shape[0] != x.shape[2]
+        or not weight.shape[1]
+    ):
         got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ShapeError(f"weight ({x.shape[2]}, W), W numbers for each channel of x, W ≥ 1", str(got))
     if x.dtype != weight.dtype:

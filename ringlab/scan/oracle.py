@@ -117,7 +117,7 @@ def gradients(
     states, written = _states(given)
     dout = float64(dout)
     dq, dk, dv = np.zeros_like(given.q), np.zeros_like(given.k), np.zeros_like(given.v)
-    dgates = np.zeros((2, *given.alpha.shape))
+    ddecay, dbeta = np.zeros_like(given.alpha), np.zeros_like(given.alpha)
     G = np.zeros_like(states[0]) if dstate is None else float64(dstate).copy()
     for t in reversed(range(given.q.shape[2])):
         q_t, k_t, do_t = (x[:, :, t, :, None] for x in (given.q, given.k, dout))
@@ -128,15 +128,15 @@ def gradients(
         dv_t = G.mT @ k_t
         if given.beta is not None:
             missing = given.v[:, :, t, :, None] - left.mT @ k_t
-            dgates[1, :, :, t] = (dv_t * missing).sum((-1, -2))
+            dbeta[:, :, t] = (dv_t * missing).sum((-1, -2))
             dv_t = given.beta[:, :, t, None, None] * dv_t
             dk[:, :, t] -= (left @ dv_t)[..., 0]
             G = G - k_t * dv_t.mT
         dv[:, :, t] = dv_t[..., 0]
-        dgates[0, :, :, t] = (G * left).sum((-1, -2))
+        ddecay[:, :, t] = (G * left).sum((-1, -2))
         G = given.alpha[:, :, t, None, None] * G
     K = float64(q).shape[1]
-    return Gradients(_shared(dq, K), _shared(dk, K), dv, *dgates, G)
+    return Gradients(_shared(dq, K), _shared(dk, K), dv, ddecay, dbeta, G)
 
 
 def _states(given: _Inputs) -> tuple[np.ndarray, np.ndarray]:

@@ -61,7 +61,9 @@ class _Walk:
             return
         if tokens.beta is not None:
             self.columns = D = nothing.shape[-2]
-            identity = torch.eye(D, dtype=nothing.dtype, device=nothing.device).expand(*nothing.shape[:2], D, D)
+            identity = torch.eye(D, dtype=nothing.dtype, device=nothing.device).expand(
+                *nothing.shape[:2], D, D
+            )
             self.state = torch.cat([identity, nothing], dim=-1)
         elif tokens.decay is not None:
             self.factor = tokens.decay.to(nothing.dtype).sum(-1).exp()[..., None, None]
@@ -112,6 +114,7 @@ def gradients(
 
 def _joined(parts: list[TokenGradients]) -> TokenGradients:
     """Return the gradients of all chunks, one after the other."""
-    dq, dk, dv, ddecay, dbeta = zip(*parts, strict=True)
-    vectors = (torch.cat(x, dim=2) for x in (dq, dk, dv))
-    return TokenGradients(*vectors, torch.cat(ddecay, 2), None if dbeta[0] is None else torch.cat(dbeta, 2))
+    dq, dk, dv = (torch.cat(each, dim=2) for each in zip(*(part[:3] for part in parts), strict=True))
+    dbeta = [part.dbeta for part in parts if part.dbeta is not None]
+    ddecay = torch.cat([part.ddecay for part in parts], dim=2)
+    return TokenGradients(dq, dk, dv, ddecay, torch.cat(dbeta, dim=2) if dbeta else None)
