@@ -118,7 +118,9 @@ def inputs(case: Case) -> Inputs:
     beta = torch.from_numpy(generator.uniform(0, 2, (B, H, S))).to(dtype)
     state = state_dtype(dtype)
     return Inputs(
-        *(x.to(dtype) for x in (q, k, v)),  # type: ignore[misc]
+        q.to(dtype),
+        k.to(dtype),
+        v.to(dtype),
         decay.to(state) if case.kind in ("decay", "gated-delta") else None,
         beta if "delta" in case.kind else None,
         initial.to(state) if case.initial else None,

@@ -18,11 +18,10 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import RinglabError
+from ringlab.errors import BackendError, RinglabError
 from ringlab.layout import Layout
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chunk import Gate, KeyRows, State, Tokens, Values
@@ -164,8 +163,11 @@ class _LinearAttention(torch.autograd.Function):
         return out, state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        if (
+            torch.is_grad_enabled()
+        ):  # a second derivative would silently leave out what depends on the saved tensors
+            raise BackendError("a first derivative of linear attention", "create_graph=True")
         q, k, v, decay, beta, *entering = ctx.saved_tensors
         tokens, call = Tokens(q, k, v, decay, beta), ctx.call
         dout = torch.zeros_like(tokens.v) if dout is None else dout
