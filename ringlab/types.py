@@ -23,3 +23,9 @@ Value: TypeAlias = Float[Tensor, "B K Lk Dv"]
 Out: TypeAlias = Float[Tensor, "B H Lq Dv"]
 RowState: TypeAlias = Float[Tensor, "B H Lq"]
 Sinks: TypeAlias = Float[Tensor, " H"]
+
+# Linear attention: heads of v may share those of q and k, and each has a state.
+Keys: TypeAlias = Float[Tensor, "B K L D"]
+Values: TypeAlias = Float[Tensor, "B H L Dv"]
+Gate: TypeAlias = Float[Tensor, "B H L"]
+State: TypeAlias = Float[Tensor, "B H D Dv"]

@@ -25,8 +25,8 @@ from torch import Tensor
 from ringlab.conformance.tolerance import FACTOR, ORDERS, relative_error
 from ringlab.merge import state_dtype
 from ringlab.scan import oracle
-from ringlab.scan.chunk import Gate, KeyRows, State, Values
 from ringlab.scan.plain import by_chunks, recurrence
+from ringlab.types import Gate, Keys, State, Values
 
 NAMES = ("out", "state", "dq", "dk", "dv", "ddecay", "dbeta", "dinitial")
 
@@ -48,8 +48,8 @@ class Results(NamedTuple):
 class Inputs:
     """The inputs of linear attention, whole, and the gradients of its results. decay, beta and initial may be None."""
 
-    q: KeyRows
-    k: KeyRows
+    q: Keys
+    k: Keys
     v: Values
     decay: Gate | None
     beta: Gate | None

@@ -107,21 +107,27 @@ def rounds(P: int, scan: str = "all-gather") -> int:
     return {"relay": P - 1, "all-gather": min(1, P - 1), "doubling": (P - 1).bit_length()}[scan]
 
 
-def arriving_bytes(
-    sizes: LinearAttention, P: int, scan: str = "all-gather", *, rank: int | None = None
-) -> int:
-    """Return the bytes of the buffers in which messages of one round arrive on `rank`; if None, on the last, which has most.
+def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> int:
+    """Return the peak of what passing states takes on the rank that needs most: messages, and passages put together.
 
-    Forward, the round with most of them. Raises: CostError for an unknown scan, or ranks below one.
+    relay: what its own tokens do, the state that enters, and what leaves, twice while it is summed. all-gather: on the last rank
+    the messages of all others, and what it puts together of them. doubling: at most 7 passages, however many ranks there are.
+    What a rank knew before, and the outputs, are not counted.
+    Raises: CostError for an unknown scan, or ranks below one.
     """
     _check(P, scan)
-    rank = P - 1 if rank is None else rank
-    pair = sizes.state_bytes + sizes.transition_bytes
-    if rank == 0:
+    state, pair = sizes.state_bytes, sizes.state_bytes + sizes.transition_bytes
+    if P == 1:
         return 0
-    if scan == "all-gather":
-        return sizes.state_bytes + (rank - 1) * pair
-    return sizes.state_bytes if scan == "relay" or rank == 1 else pair
+    relay = pair + 3 * state
+    if scan == "relay" or P == 2:
+        return relay
+    if scan == "doubling":
+        return 7 * pair
+    arrived = state + (P - 2) * pair
+    composing = [2 * state] if P == 3 else [pair, pair + 2 * state]
+    composing += [2 * pair] * (P > 4)
+    return max(relay, arrived + max(composing))
 
 
 def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:

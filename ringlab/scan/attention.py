@@ -24,14 +24,15 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, RinglabError
 from ringlab.layout import Layout
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
-from ringlab.scan.chunk import Gate, KeyRows, State, Tokens, Values
+from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
+from ringlab.types import Gate, Keys, State, Values
 
 
 @overload
 def linear_attention(
-    q: KeyRows,
-    k: KeyRows,
+    q: Keys,
+    k: Keys,
     v: Values,
     *,
     ring: Ring,
@@ -50,8 +51,8 @@ def linear_attention(
 
 @overload
 def linear_attention(
-    q: KeyRows,
-    k: KeyRows,
+    q: Keys,
+    k: Keys,
     v: Values,
     *,
     ring: Ring,
@@ -69,8 +70,8 @@ def linear_attention(
 
 
 def linear_attention(
-    q: KeyRows,
-    k: KeyRows,
+    q: Keys,
+    k: Keys,
     v: Values,
     *,
     ring: Ring,
@@ -144,8 +145,8 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q: KeyRows,
-        k: KeyRows,
+        q: Keys,
+        k: Keys,
         v: Values,
         decay: Gate | None,
         beta: Gate | None,

@@ -23,18 +23,14 @@ The way back, with G' the gradient of S':
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.merge import state_dtype
-
-KeyRows: TypeAlias = Float[Tensor, "B K L D"]
-Values: TypeAlias = Float[Tensor, "B H L Dv"]
-Gate: TypeAlias = Float[Tensor, "B H L"]
-State: TypeAlias = Float[Tensor, "B H D Dv"]
+from ringlab.types import Gate, Keys, State, Values
 
 
 class Tokens(NamedTuple):
@@ -43,8 +39,8 @@ class Tokens(NamedTuple):
     decay: natural logarithms, None for none. beta: None without the delta rule.
     """
 
-    q: KeyRows
-    k: KeyRows
+    q: Keys
+    k: Keys
     v: Values
     decay: Gate | None
     beta: Gate | None
@@ -66,8 +62,8 @@ class Tokens(NamedTuple):
 class TokenGradients(NamedTuple):
     """The gradients of `Tokens`; of decay also where there is none, and of beta with the delta rule only."""
 
-    dq: KeyRows
-    dk: KeyRows
+    dq: Keys
+    dk: Keys
     dv: Values
     ddecay: Gate
     dbeta: Gate | None

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.scan.chain import Plan
+from ringlab.types import State
 
-State: TypeAlias = Float[Tensor, "B H D Dv"]
 Transition: TypeAlias = Float[Tensor, "B H _ _"]
 """A factor (B, H, 1, 1), or a matrix (B, H, D, D)."""
 

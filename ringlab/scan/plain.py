@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
-from ringlab.scan.chunk import Gate, KeyRows, State, Values
+from ringlab.types import Gate, Keys, State, Values
 
 
 def recurrence(
-    q: KeyRows,
-    k: KeyRows,
+    q: Keys,
+    k: Keys,
     v: Values,
     decay: Gate,
     beta: Gate | None,
@@ -39,7 +39,7 @@ def recurrence(
 
 
 def by_chunks(
-    q: KeyRows, k: KeyRows, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
+    q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
 ) -> tuple[Values, State]:
     """Return the same by chunks of `length` tokens: a few products of matrices in place of `length` steps."""
     outs = []
@@ -60,7 +60,7 @@ def by_chunks(
 
 
 def relay(
-    ring: Ring, q: KeyRows, k: KeyRows, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
+    ring: Ring, q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
 ) -> Values:
     """Return this rank's outputs: the state comes from the rank before, and goes on to the next. Ranks own stretches in order."""
     state = q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]))

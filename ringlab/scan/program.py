@@ -14,8 +14,9 @@ from ringlab.merge import state_dtype
 from ringlab.scan import stretch
 from ringlab.scan.arguments import Call
 from ringlab.scan.chain import plan_passing
-from ringlab.scan.chunk import State, TokenGradients, Tokens, Values
+from ringlab.scan.chunk import TokenGradients, Tokens
 from ringlab.scan.passing import Passage, pass_states
+from ringlab.types import State, Values
 
 
 def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, State, list[State]]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ringlab.comm.protocol import side_by_side
-from ringlab.scan.chunk import Chunk, State, TokenGradients, Tokens, Values
+from ringlab.scan.chunk import Chunk, TokenGradients, Tokens
 from ringlab.scan.passing import Passage
+from ringlab.types import State, Values
 
 
 def _rows(tokens: Tokens, length: int) -> list[slice]:

@@ -23,7 +23,7 @@ from ringlab.scan.passing import Passage
 from tests.scan.problems import Problem, problems, solve, wrong
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(problems())
 def test_any_scan_equals_the_oracle(drawn: tuple[Problem, str, int]) -> None:
     problem, scan, chunk = drawn
@@ -209,7 +209,7 @@ def test_two_calls_are_one(first: int) -> None:
 
 
 def test_chunks_and_scans_change_nothing_but_roundings() -> None:
-    results = [solve(BASE, scan, chunk) for scan in SCANS for chunk in (1, 2, 5, 64)]
+    results = [solve(BASE, scan, chunk) for scan, chunk in zip(SCANS, (1, 3, 64), strict=True)]
     for other in results[1:]:
         for x, y in zip(results[0], other, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)

@@ -19,10 +19,10 @@ from ringlab.conformance.scan_cases import attend_to
 from ringlab.cost import scan_traffic as cost
 from ringlab.cost.scan_traffic import (
     LinearAttention,
-    arriving_bytes,
     attend_flops,
     halo_bytes,
     passage_flops,
+    passing_bytes,
     rounds,
     scan_traffic,
 )
@@ -205,26 +205,33 @@ def only_pass(ring: Ring, sizes: LinearAttention, scan: str) -> None:
     pass_states(ring.comm, plan, known, passage_of, like, "state")
 
 
+NARROW = LinearAttention(B=1, H=2, D=32, Dv=16, dtype="float32")
+WIDE = LinearAttention(B=1, H=2, D=16, Dv=48, dtype="float32")
+
+
+def assert_as_much_memory(sizes: LinearAttention, P: int, scan: str) -> None:
+    """The meter's peak is the formula's; 4 bytes are the number behind the shapes of messages."""
+    peak = max(report.peak_bytes for report in VirtualCluster(P).run(only_pass, sizes, scan).memory) - 4
+    expected = passing_bytes(sizes, P, scan)
+    assert peak == expected or (scan == "doubling" and P > 2 and peak < expected)
+
+
+@pytest.mark.parametrize("sizes", [NARROW, WIDE], ids=["narrow", "wide"])
 @pytest.mark.parametrize("scan", SCANS)
-@pytest.mark.parametrize("P", [2, 3, 5, 8])
-def test_memory_of_messages(P: int, scan: str) -> None:
-    """The buffers of the formula, and beside them no more than a few passages, however many ranks there are."""
-    sizes = LinearAttention(B=1, H=2, D=32, Dv=32, dtype="float32")
-    reports = VirtualCluster(P).run(only_pass, sizes, scan).memory
-    passage = sizes.state_bytes + sizes.transition_bytes
-    for rank, report in enumerate(reports):
-        buffers = arriving_bytes(sizes, P, scan, rank=rank)
-        assert buffers <= report.peak_bytes <= buffers + WORKING[scan] * passage + 64, rank
+@pytest.mark.parametrize("P", [2, 3, 4, 5, 9])
+def test_memory(P: int, scan: str, sizes: LinearAttention) -> None:
+    assert_as_much_memory(sizes, P, scan)
 
 
-WORKING = {"relay": 2.5, "all-gather": 2.5, "doubling": 4.5}
-"""Passages that a rank holds beside those that arrive: its own, what it composes, and what comes out."""
+def test_doubling_reaches_its_bound() -> None:
+    reports = VirtualCluster(17).run(only_pass, WIDE, "doubling").memory
+    assert max(report.peak_bytes for report in reports) - 4 == passing_bytes(WIDE, 17, "doubling")
 
 
 def test_the_meter_notices_an_all_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.SCANS, "relay", module.all_gather)
     with pytest.raises(AssertionError):
-        test_memory_of_messages(8, "relay")
+        assert_as_much_memory(WIDE, 8, "relay")
 
 
 @pytest.mark.parametrize("delta", [True, False])
@@ -277,7 +284,7 @@ def test_states_beside_blocks() -> None:
         lambda: scan_traffic(DELTA, 0),
         lambda: scan_traffic(DELTA, 4, "ring"),
         lambda: rounds(4, "ring"),
-        lambda: arriving_bytes(DELTA, 2, "ring"),
+        lambda: passing_bytes(DELTA, 2, "ring"),
         lambda: LinearAttention(D=0),
         lambda: LinearAttention(dtype="int8"),
     ],
