@@ -80,11 +80,12 @@ def linear_attention(
     documents: the lengths of packed documents, in order; the state is 0 where one begins.
     initial_state: the state before the first token, of which only the first document knows; zeros by default.
 
+    >>> import numpy as np
     >>> from ringlab.scan import oracle
-    >>> ones = [[[[1.0], [1.0], [1.0]]]]  # three tokens of one head
-    >>> oracle.linear_attention(ones, ones, ones).out.ravel()  # how many tokens have been
+    >>> ones = np.ones((1, 1, 3, 1))  # three tokens of one head
+    >>> oracle.linear_attention(ones, ones, ones).out.ravel()  # how many tokens there have been
     array([1., 2., 3.])
-    >>> oracle.linear_attention(ones, ones, ones, beta=[[[1.0, 1.0, 1.0]]]).out.ravel()  # the same value, written again
+    >>> oracle.linear_attention(ones, ones, ones, beta=ones[..., 0]).out.ravel()  # the same value, written again
     array([1., 1., 1.])
     """
     given = _inputs(q, k, v, decay, beta, scale, documents, initial_state)
@@ -108,8 +109,9 @@ def gradients(
 ) -> Gradients:
     """Return the gradients of Σ dout · out + Σ dstate · state; the other arguments as in `linear_attention`.
 
+    >>> import numpy as np
     >>> from ringlab.scan import oracle
-    >>> ones = [[[[1.0], [1.0], [1.0]]]]
+    >>> ones = np.ones((1, 1, 3, 1))
     >>> oracle.gradients(ones, ones, ones, ones).dv.ravel()  # the first value is in three outputs
     array([3., 2., 1.])
     """

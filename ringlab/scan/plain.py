@@ -11,6 +11,7 @@ same algorithm with a backward of its own, packed documents, and scans of fewer 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
@@ -72,7 +73,7 @@ def relay(
     return out
 
 
-def affine_in_the_state(k: Tensor, decay: float, beta: float) -> Tensor:
+def affine_in_the_state(k: Float[Tensor, " D"], decay: float, beta: float) -> Tensor:
     """Return the transition of one token of one head, α (I − β k kᵀ): what it leaves of any state.
 
     The product of all of a rank's transitions is D × D. So a rank can tell the others what it does to a state before it has

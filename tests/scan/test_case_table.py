@@ -51,7 +51,7 @@ def test_virtual_ranks(case: Case, scan: str) -> None:
     assert results.state.dtype == state_dtype(dtype)
     assert all(torch.equal(shards[0][1], state) for _, state, *_ in shards), (
         "ranks have different last states"
-    )  # type: ignore[arg-type]
+    )
     assert_within_bounds(case, results)
 
 
@@ -70,4 +70,4 @@ def test_processes_give_the_bits_of_virtual_ranks(world_size: int) -> None:
     for job, shards in zip(jobs, zip(*outcome.results, strict=True), strict=True):
         for one, other in zip(shards, on_virtual_ranks(*job), strict=True):
             for x, y in zip(one, other, strict=True):
-                assert (x is None and y is None) or torch.equal(x, y), job  # type: ignore[arg-type]
+                assert (x is None and y is None) or torch.equal(x, y), job

@@ -43,7 +43,7 @@ def test_the_plain_relay_is_right(problem: Problem) -> None:
     def of_rank(ring: Ring) -> Tensor:
         tokens = layout.shard((q, k, v), ring.rank)
         gates = [None if x is None else layout.shard(x, ring.rank, dim=-1) for x in (decay, beta)]
-        return relay(ring, *tokens, *gates, 3**-0.5, 2)  # type: ignore[arg-type]
+        return relay(ring, *tokens, *gates, 3**-0.5, 2)
 
     out = layout.unshard(VirtualCluster(3).run(of_rank).results)
     true = oracle.linear_attention(q, k, v, decay=decay, beta=beta).out
@@ -56,7 +56,7 @@ def test_a_token_is_affine_in_the_state() -> None:
     state = torch.randn(1, 2, 3, 2, dtype=torch.float64)
     one = slice(0, 1)
     with_state, without = (
-        recurrence(*(x[:, :, one] for x in (q, k, v, decay, beta)), entering, 1.0)[1]  # type: ignore[arg-type]
+        recurrence(*(x[:, :, one] for x in (q, k, v, decay, beta)), entering, 1.0)[1]
         for entering in (state, torch.zeros_like(state))
     )
     transition = affine_in_the_state(k[0, 0, 0].float(), decay[0, 0, 0].exp().item(), beta[0, 0, 0].item())
