@@ -145,7 +145,7 @@ class Chunk:
         dsince = (dout * self.since * (q @ state)).sum(-1)
         dsince[..., -1] += (self.whole * state * dleft).sum((-1, -2))
         dv, dbeta = dwritten, None
-        if self.coupling is not None and beta is not None:
+        if self.coupling is not None and beta is not None:  # what the tokens read before they wrote
             held = self.since * (k @ state)
             dcoupling = -(dwritten @ written.mT).tril(-1)
             left_over = v - held - (self.between * (k @ k.mT)).tril(-1) @ written
