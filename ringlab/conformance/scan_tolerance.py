@@ -2,7 +2,8 @@
 
 The rule is that of `ringlab.conformance.tolerance`: on the same input, an error against the float64 oracle may be at most twice
 that of the plainest implementation, plus one unit of last place of the result's dtype at the result's scale, because it has to be
-stored, and one of the state's dtype, because states and their gradients have to be stored where they pass from rank to rank.
+stored, and the change of the truth if every input is rounded anew in the state's dtype: a sum whose terms cancel, as that of a
+decay's gradient may, moves by much more than a unit of its own. In float64 that counts twice, for the oracle rounds as much.
 
 The plainest implementations are those of `ringlab.scan.plain` on one rank: the recurrence token by token, and all tokens of a
 document at once, or in 2, 3 and 4 chunks. They compute in the state's dtype, with gradients by autograd, and round every result
@@ -12,7 +13,7 @@ can be summed, so that luck does not decide. So bfloat16 inputs leave no room fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -137,14 +138,35 @@ def bounds(inputs: Inputs, true: Results) -> dict[str, float]:
         for chunks in (0, turn + 1):
             found = errors(plainest(inputs, order, chunks), true)
             plain = {name: max(plain[name], found[name]) for name in plain}
-    return {name: FACTOR * plain[name] + _stored(inputs, true, name) for name in plain}
+    moved = _errors_of_rounded_inputs(inputs, true)
+    return {name: FACTOR * plain[name] + moved[name] + _stored(inputs, true, name) for name in plain}
+
+
+def _errors_of_rounded_inputs(inputs: Inputs, true: Results) -> dict[str, float]:
+    """Return the largest change of each result over a few draws in which every input moves by at most a unit of itself."""
+    generator = torch.Generator().manual_seed(0)
+    unit, largest = torch.finfo(state_dtype(inputs.q.dtype)).eps, dict.fromkeys(errors(true, true), 0.0)
+
+    def rounded(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        moves = 2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1
+        return x.double() * (1 + unit * moves)
+
+    for _ in range(ORDERS):
+        near = Inputs(*(rounded(getattr(inputs, field.name)) for field in fields(inputs)))
+        found = errors(truth(near), true)
+        largest = {name: max(largest[name], found[name]) for name in largest}
+    times = 2 if inputs.q.dtype == torch.float64 else 1
+    return {name: times * error for name, error in largest.items()}
 
 
 def _stored(inputs: Inputs, true: Results, name: str) -> float:
-    """Return the two units of last place, relative to the largest entry; nothing where all of the truth is zero."""
+    """Return a unit of last place, relative to the largest entry; nothing where all of the truth is zero."""
     if not np.any(getattr(true, name)):
         return 0.0
-    state = state_dtype(inputs.v.dtype)
     leaf = dict(zip(NAMES[2:], inputs.leaves, strict=True)).get(name)
-    dtype = {"out": inputs.v.dtype, "state": state}[name] if leaf is None else leaf.dtype
-    return float(torch.finfo(dtype).eps + torch.finfo(state).eps)
+    dtype = (
+        {"out": inputs.v.dtype, "state": state_dtype(inputs.v.dtype)}[name] if leaf is None else leaf.dtype
+    )
+    return float(torch.finfo(dtype).eps)
