@@ -29,6 +29,7 @@ _HOME = {
     "Ring": "ringlab.comm.ring",
     "ShardedCache": "ringlab.schedules.cache",
     "decode": "ringlab.schedules.decode",
+    "linear_attention": "ringlab.scan.attention",
     "launch": "ringlab.comm.processes.launch",
     "connect": "ringlab.comm.processes.connect",
 }
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from ringlab.layout import zigzag as zigzag
     from ringlab.mask import Mask as Mask
     from ringlab.merge import Partial as Partial
+    from ringlab.scan.attention import linear_attention as linear_attention
     from ringlab.schedules.cache import ShardedCache as ShardedCache
     from ringlab.schedules.decode import decode as decode
     from ringlab.sdpa import sdpa_over as sdpa_over

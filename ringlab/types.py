@@ -25,3 +25,9 @@ Travelling: TypeAlias = Float[Tensor, "B K Lk _"]
 """K or V of a block, or what they are made from on arrival."""
 RowState: TypeAlias = Float[Tensor, "B H Lq"]
 Sinks: TypeAlias = Float[Tensor, " H"]
+
+# Linear attention: heads of v may share those of q and k, and each has a state.
+Keys: TypeAlias = Float[Tensor, "B K L D"]
+Values: TypeAlias = Float[Tensor, "B H L Dv"]
+Gate: TypeAlias = Float[Tensor, "B H L"]
+State: TypeAlias = Float[Tensor, "B H D Dv"]

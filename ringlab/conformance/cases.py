@@ -1,16 +1,14 @@
 """The table of cases that attention must pass on every transport, block backend and schedule.
 
 The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks and head dims of v. Their full
-product has thousands of cases; the table covers every pair of values of any two axes, chosen greedily
-and always the same. `refusal` names the error with
+product has thousands of cases; the table covers every pair of values of any two axes. `refusal` names the error with
 which a schedule must refuse a case that its heads or ranks rule out.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +21,7 @@ from ringlab import layout as layouts
 from ringlab.attention import ring_attention
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
+from ringlab.conformance.covering import covering_pairs
 from ringlab.conformance.tolerance import Results, bounds, truth
 from ringlab.errors import RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, dealt, per_document
@@ -119,18 +118,7 @@ class Problem:
 @lru_cache(maxsize=1)
 def covering() -> tuple[Case, ...]:
     """Return cases that contain every pair of values of two different axes."""
-    names, missing = list(AXES), set(_pairs_to_cover())
-    cases: list[Case] = []
-    while missing:
-        seed = min(missing, key=lambda pair: tuple(_order(name, value) for name, value in pair))
-        chosen = dict(seed)
-        for name in names:
-            if name not in chosen:
-                chosen[name] = max(AXES[name], key=lambda value: _gain(missing, chosen, name, value))
-        case = Case(**chosen)
-        missing -= set(_pairs(case))
-        cases.append(case)
-    return tuple(cases)
+    return tuple(Case(**chosen) for chosen in covering_pairs(AXES))
 
 
 EVERY_THIRD = ("query-ring", "burst", "bidirectional", "multi-ring")
@@ -195,31 +183,6 @@ def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:
     parts = list(zip(*shards, strict=True))
     whole = [layout.unshard(part, dim=-1 if index == 1 else -2) for index, part in enumerate(parts)]
     return Results(*whole)
-
-
-def _pairs(case: Case) -> Iterator[tuple[tuple[str, Any], ...]]:
-    chosen = [(field.name, getattr(case, field.name)) for field in fields(case)]
-    return itertools.combinations(chosen, 2)
-
-
-def _pairs_to_cover() -> Iterator[tuple[tuple[str, Any], ...]]:
-    for a, b in itertools.combinations(AXES, 2):
-        for x, y in itertools.product(AXES[a], AXES[b]):
-            yield (a, x), (b, y)
-
-
-def _gain(missing: set[Any], chosen: dict[str, Any], name: str, value: Any) -> int:
-    """Return how many uncovered pairs `value` makes with the values chosen so far."""
-    names = list(AXES)
-    met = 0
-    for other, its in chosen.items():
-        pair = ((other, its), (name, value))
-        met += (pair if names.index(other) < names.index(name) else pair[::-1]) in missing
-    return met
-
-
-def _order(name: str, value: Any) -> tuple[int, int]:
-    return list(AXES).index(name), AXES[name].index(value)
 
 
 def refusal(case: Case, schedule: str) -> type[RinglabError] | None:

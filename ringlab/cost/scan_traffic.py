@@ -1,0 +1,182 @@
+"""Linear attention over ranks: bytes, messages, rounds, memory and FLOPs of the scans of `ringlab.scan`, and of its halo.
+
+A state has B·H·D·Dv numbers of the state dtype. With it may go a transition: one number per head, or under the delta rule a
+matrix of D × D. Nothing depends on the length of the sequence. A rank whose state rests on everything before it sends the
+state alone; one that does not know what came before sends its transition too.
+
+Formulas are for one document on P ranks that own one stretch each; the backward is the forward from the last rank to the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringlab.cost.sizes import element_bytes
+from ringlab.cost.traffic import Traffic, state_bytes
+from ringlab.errors import CostError
+
+SCANS = ("relay", "all-gather", "doubling")
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """One layer: B sequences, H heads of v with Dv numbers, keys of D numbers. delta: the delta rule.
+
+    The defaults are a layer of Qwen3-Next-80B-A3B. Raises: CostError for sizes below one, or an unknown dtype.
+
+    >>> layer = LinearAttention()
+    >>> layer.state_bytes, layer.transition_bytes
+    (2097152, 2097152)
+    """
+
+    B: int = 1
+    H: int = 32
+    D: int = 128
+    Dv: int = 128
+    dtype: str = "bfloat16"
+    delta: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("B", "H", "D", "Dv"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CostError(f"{name} >= 1, an integer", f"{name}={value!r}")
+        element_bytes(self.dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a state: B·H·D·Dv of float32, or float64 for float64."""
+        return self.B * self.H * self.D * self.Dv * state_bytes(self.dtype)
+
+    @property
+    def transition_bytes(self) -> int:
+        """Return the bytes of a transition: B·H numbers, or B·H·D² with the delta rule."""
+        return self.B * self.H * (self.D**2 if self.delta else 1) * state_bytes(self.dtype)
+
+
+def scan_traffic(
+    sizes: LinearAttention,
+    P: int,
+    scan: str = "all-gather",
+    *,
+    rank: int | None = None,
+    backward: bool = False,
+    return_state: bool = False,
+) -> Traffic:
+    """Return what `rank` sends in one layer, round by round; if None, the rank that sends most.
+
+    relay: one state, but for the last rank. all-gather: to each later rank; doubling: to the ranks 1, 2, 4, … further. There, a
+    state from ranks that know of everything before them, else a state and a transition.
+    return_state: the last rank sends the last state to all others; in backward each of them sends it the gradient.
+    Raises: CostError for an unknown scan, or ranks below one.
+
+    >>> scan_traffic(LinearAttention(), 8, "relay").total_bytes, scan_traffic(LinearAttention(), 8).total_bytes
+    (2097152, 25165824)
+    """
+    _check(P, scan)
+    if rank is None:
+        of_ranks = [
+            scan_traffic(sizes, P, scan, rank=each, backward=backward, return_state=return_state)
+            for each in range(P)
+        ]
+        return max(of_ranks, key=lambda traffic: traffic.total_bytes)
+    turn = P - 1 - rank if backward else rank
+    pair, later = sizes.state_bytes + sizes.transition_bytes, P - 1 - turn
+    if scan == "relay":
+        steps = [sizes.state_bytes] * min(later, 1)
+    elif scan == "all-gather":
+        steps = [sizes.state_bytes if turn == 0 else pair] * later
+    else:
+        distances = [1 << n for n in range(rounds(P, scan)) if turn + (1 << n) < P]
+        steps = [sizes.state_bytes if turn < distance else pair for distance in distances]
+    if return_state:
+        steps += [sizes.state_bytes] * (P - 1 if rank == P - 1 and not backward else 0)
+        steps += [sizes.state_bytes] * (1 if rank < P - 1 and backward else 0)
+    return Traffic(tuple(steps), len(steps))
+
+
+def rounds(P: int, scan: str = "all-gather") -> int:
+    """Return how many messages follow each other before the last rank has its state.
+
+    Raises: CostError for an unknown scan, or ranks below one.
+
+    >>> [rounds(8, scan) for scan in SCANS]
+    [7, 1, 3]
+    """
+    _check(P, scan)
+    return {"relay": P - 1, "all-gather": min(1, P - 1), "doubling": (P - 1).bit_length()}[scan]
+
+
+def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> int:
+    """Return the peak of what passing states takes on the rank that needs most: messages, and passages put together.
+
+    relay: what its own tokens do, the state that enters, and what leaves, twice while it is summed. all-gather: on the last rank
+    the messages of all others, and what it puts together of them. doubling: at most 7 passages, however many ranks there are.
+    What a rank knew before, and the outputs, are not counted.
+    Raises: CostError for an unknown scan, or ranks below one.
+    """
+    _check(P, scan)
+    state, pair = sizes.state_bytes, sizes.state_bytes + sizes.transition_bytes
+    if P == 1:
+        return 0
+    relay = pair + 3 * state
+    if scan == "relay" or P == 2:
+        return relay
+    if scan == "doubling":
+        return 7 * pair
+    arrived = state + (P - 2) * pair
+    composing = [2 * state] if P == 3 else [pair, pair + 2 * state]
+    composing += [2 * pair] * (P > 4)
+    return max(relay, arrived + max(composing))
+
+
+def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
+    """Return the FLOPs by which a rank finds what its tokens do to a state, forward; products of matrices and solves.
+
+    Per head and chunk of C tokens: without the delta rule 2·C·D·Dv, to write. With it, keys among each other 2·C²·D; and with
+    W = D + Dv columns of the state and the transition, 2·C·D·W to read what is there, C²·W to solve, 2·C·D·W to write.
+    """
+    return sizes.B * sizes.H * sum(_passage(sizes, C) for C in _chunks(tokens, chunk))
+
+
+def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
+    """Return the FLOPs of a rank's outputs, once the state that enters is here; linear in its tokens.
+
+    Per head and chunk, beside writing into Dv columns: the state 2·C·D·Dv, the scores 2·C²·D, and their values 2·C²·Dv.
+    """
+    D, Dv = sizes.D, sizes.Dv
+    read = sum(2 * C * D * Dv + 2 * C * C * (D + Dv) for C in _chunks(tokens, chunk))
+    written = sum(_written(sizes, C, Dv) for C in _chunks(tokens, chunk))
+    return sizes.B * sizes.H * (read + written)
+
+
+def halo_bytes(B: int, channels: int, kernel: int = 4, dtype: str = "bfloat16") -> int:
+    """Return the bytes that a rank sends for a short convolution: kernel − 1 tokens, to the next rank.
+
+    Each rank but the last sends them; backward, each but the first sends as many gradients. Shards have at least so many tokens.
+
+    >>> halo_bytes(1, channels=2 * 16 * 128 + 32 * 128)  # q, k and v of Qwen3-Next
+    49152
+    """
+    return B * channels * (kernel - 1) * element_bytes(dtype)
+
+
+def _passage(sizes: LinearAttention, C: int) -> int:
+    return _written(sizes, C, sizes.Dv + (sizes.D if sizes.delta else 0))
+
+
+def _written(sizes: LinearAttention, C: int, columns: int) -> int:
+    """FLOPs of writing C tokens into so many columns of a state."""
+    write = 2 * C * sizes.D * columns
+    return write + (2 * C * C * sizes.D + write + C * C * columns if sizes.delta else 0)
+
+
+def _chunks(tokens: int, chunk: int) -> list[int]:
+    return [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+
+
+def _check(P: int, scan: str) -> None:
+    if not isinstance(P, int) or isinstance(P, bool) or P < 1:
+        raise CostError("ranks >= 1, an integer", f"{P!r}")
+    if scan not in SCANS:
+        raise CostError(f"a scan among {', '.join(SCANS)}", repr(scan))

@@ -1,0 +1,179 @@
+"""`linear_attention`: linear attention and the gated delta rule over a sequence that is spread over the ranks of a ring.
+
+A state passes from token to token, and so from rank to rank: D · Dv numbers per head, however long the sequence is. The stages
+of a call:
+
+1. check     this rank's arguments                                         `ringlab.scan.arguments`
+2. agree     with all ranks on the call; a wrong one raises on all         `ringlab.agreement`
+3. forward   what each rank's tokens do to a state; states pass; outputs   `ringlab.scan.program`
+4. backward  the same from the last token to the first, with gradients     `ringlab.scan.program`
+
+Read `ringlab.scan.plain` first: the recurrence, the chunk form and a relay over ranks on one page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ringlab.agreement import agree
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError, RinglabError
+from ringlab.layout import Layout
+from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
+from ringlab.scan.chunk import Tokens
+from ringlab.scan.program import backward, forward
+from ringlab.types import Gate, Keys, State, Values
+
+
+@overload
+def linear_attention(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = ...,
+    beta: Gate | None = ...,
+    scale: float | None = ...,
+    documents: tuple[int, ...] = ...,
+    initial_state: State | None = ...,
+    scan: str = ...,
+    chunk: int = ...,
+    return_state: Literal[False] = ...,
+    validate: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def linear_attention(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = ...,
+    beta: Gate | None = ...,
+    scale: float | None = ...,
+    documents: tuple[int, ...] = ...,
+    initial_state: State | None = ...,
+    scan: str = ...,
+    chunk: int = ...,
+    return_state: Literal[True],
+    validate: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def linear_attention(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    *,
+    ring: Ring,
+    layout: Layout,
+    decay: Gate | None = None,
+    beta: Gate | None = None,
+    scale: float | None = None,
+    documents: tuple[int, ...] = (),
+    initial_state: State | None = None,
+    scan: str = "all-gather",
+    chunk: int = 64,
+    return_state: bool = False,
+    validate: bool = True,
+) -> Any:
+    """Return this rank's rows of linear attention over the whole sequence; differentiable.
+
+    Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or under the delta
+    rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
+
+    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k.
+    layout: ranks own stretches of adjacent tokens, as under `contiguous` or `zigzag`.
+    decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None: α = 1.
+    beta: (B, H, L). With it the delta rule, which is stable for keys of length 1 and β from 0 to 2; the caller normalises.
+    scale: D^−½ by default.
+    documents: the lengths of packed documents, in order; the state begins with zeros in each.
+    initial_state: (B, H, D, Dv), before the first token, the same on all ranks; only the first document sees it. Each rank has
+    a part of its gradient: sum it over the ranks.
+    scan: how states pass from rank to rank, one of `ringlab.scan.chain.SCANS`: "relay", P − 1 hops of a state;
+    "all-gather", one round; "doubling", log2 P rounds.
+    chunk: tokens that are computed at once.
+    return_state: return (out, state), state (B, H, D, Dv) after the last token, the same on all ranks, in float32 (float64
+    for float64). Losses on it count for each rank that has one.
+    validate: whether the ranks compare their calls first, forward and backward, as in `ring_attention`.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
+    is called wrongly, AgreementError on all others, before any data moves.
+    Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
+
+    >>> import torch
+    >>> import ringlab
+    >>> layout = ringlab.contiguous(16, 2)
+    >>> q, k, v = torch.randn(3, 1, 4, 16, 8).unbind()
+    >>> decay = -torch.rand(1, 4, 16)
+    >>> def program(ring):
+    ...     shards = layout.shard((q, k, v), ring.rank)
+    ...     return linear_attention(*shards, ring=ring, layout=layout, decay=layout.shard(decay, ring.rank, dim=-1))
+    >>> out = layout.unshard(ringlab.VirtualCluster(2).run(program).results)
+    >>> from ringlab.scan import oracle
+    >>> torch.allclose(out.double(), torch.from_numpy(oracle.linear_attention(q, k, v, decay=decay).out), atol=1e-5)
+    True
+    """
+    given = Arguments(
+        q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
+    )  # fmt: skip
+    try:
+        call = check_arguments(given)
+    except (RinglabError, ValueError) as refusal:
+        if validate and isinstance(ring, Ring):
+            agree(ring.comm, "", refusal, q.device if isinstance(q, Tensor) else "cpu")
+        raise
+    if validate:
+        agree(ring.comm, describe_arguments(given), None, q.device)
+    call = replace(call, name=ring.comm.name_call())
+    out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
+    return (out, state) if return_state else out
+
+
+class _LinearAttention(torch.autograd.Function):
+    """The differentiable part. It saves the states that enter this rank's elements, and its inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Keys,
+        k: Keys,
+        v: Values,
+        decay: Gate | None,
+        beta: Gate | None,
+        initial_state: State | None,
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        tokens = Tokens(*(None if x is None else x.detach() for x in (q, k, v, decay, beta)))  # type: ignore[arg-type]
+        with torch.autocast(q.device.type, enabled=False):
+            out, state, entering = forward(call, tokens, initial_state)
+        ctx.save_for_backward(q, k, v, decay, beta, *entering)
+        ctx.call, ctx.initial_dtype = call, None if initial_state is None else initial_state.dtype
+        ctx.set_materialize_grads(False)
+        if not call.return_state:
+            ctx.mark_non_differentiable(state)
+        return out, state
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+        if (
+            torch.is_grad_enabled()
+        ):  # a second derivative would silently leave out what depends on the saved tensors
+            raise BackendError("a first derivative of linear attention", "create_graph=True")
+        q, k, v, decay, beta, *entering = ctx.saved_tensors
+        tokens, call = Tokens(q, k, v, decay, beta), ctx.call
+        dout = torch.zeros_like(tokens.v) if dout is None else dout
+        if call.validate:
+            agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
+        found, dinitial = backward(call, tokens, entering, dout, dstate)
+        ddecay, dbeta = (None if x is None else y for x, y in ((decay, found.ddecay), (beta, found.dbeta)))
+        return *found[:3], ddecay, dbeta, dinitial.to(ctx.initial_dtype) if ctx.initial_dtype else None, None

@@ -1,0 +1,164 @@
+"""The chain of a scan: the stretches of tokens that a state passes through, and the hops by which it passes.
+
+A scan is data: rounds of hops between elements. The executor (`ringlab.scan.passing`) is one for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+from ringlab.errors import BackendError, LayoutError
+from ringlab.layout import Layout
+from ringlab.pieces import with_local_starts
+
+
+@dataclass(frozen=True)
+class Element:
+    """Adjacent tokens of one rank, as many as there are.
+
+    stretches: their local rows, cut where a document begins. fresh: whether a document begins with the first token.
+    """
+
+    rank: int
+    stretches: tuple[slice, ...]
+    fresh: bool
+
+    @property
+    def forgets(self) -> bool:
+        """Return whether the state that leaves does not depend on the state that enters."""
+        return self.fresh or len(self.stretches) > 1
+
+
+Hops = list[list[tuple[int, int]]]
+
+
+def relay(count: int) -> Hops:
+    """Return the hops of a relay, from each element to the next. Source: arXiv 2404.02882.
+
+    >>> relay(3)
+    [[(0, 1)], [(1, 2)]]
+    """
+    return [[(i, i + 1)] for i in range(count - 1)]
+
+
+def all_gather(count: int) -> Hops:
+    """Return the hops of an all-gather: at once from each element to all later ones. Source: arXiv 2502.07563.
+
+    >>> all_gather(3)
+    [[(0, 1), (1, 2), (0, 2)]]
+    """
+    return [[(j, i) for i in range(count) for j in reversed(range(i))]]
+
+
+def doubling(count: int) -> Hops:
+    """Return the hops of recursive doubling, over distances 1, 2, 4, … Source: Hillis and Steele 1986.
+
+    >>> doubling(4)
+    [[(0, 1), (1, 2), (2, 3)], [(0, 2), (1, 3)]]
+    """
+    distances = [1 << power for power in range((count - 1).bit_length())] if count else []
+    return [[(i - distance, i) for i in range(distance, count)] for distance in distances]
+
+
+SCANS: dict[str, Callable[[int], Hops]] = {"relay": relay, "all-gather": all_gather, "doubling": doubling}
+"""The scans by name: rounds of hops (source, target) among so many elements.
+
+A hop carries what the source and the elements behind it, as many as it knows of, do to a state. So the hops into an element
+must join on to each other, nearest first, and reach back to the first element.
+"""
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A hop from element `source` to element `target`.
+
+    whole: the source knows of everything behind it, so that it sends a state alone, without a transition.
+    """
+
+    source: int
+    target: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rounds of hops among the elements whose ranks are `owners`; those that no element needs are left out."""
+
+    owners: tuple[int, ...]
+    rounds: tuple[tuple[Hop, ...], ...]
+
+    def messages(self, round_number: int) -> list[tuple[int, int, bool]]:
+        """Return the messages of a round as (source element, receiving rank, whole), in the order of posting."""
+        hops = self.rounds[round_number]
+        return list(
+            dict.fromkeys(
+                (hop.source, self.owners[hop.target], hop.whole)
+                for hop in hops
+                if self.owners[hop.source] != self.owners[hop.target]
+            )
+        )
+
+
+@lru_cache(maxsize=64)
+def chain(layout: Layout, documents: tuple[int, ...]) -> tuple[Element, ...]:
+    """Return the elements of a layout in the order of the sequence.
+
+    Raises: LayoutError for a layout whose ranks own single tokens instead of stretches of adjacent ones.
+    """
+    runs = sorted(
+        (run.start, run.length, rank, local)
+        for rank in range(layout.P)
+        for local, run in with_local_starts(layout.runs(rank))
+        if run.length and _adjacent(run.step, run.length, layout)
+    )
+    joined: list[list[int]] = []
+    for start, length, rank, local in runs:
+        if joined and joined[-1][2] == rank and joined[-1][3] + joined[-1][1] == local:
+            joined[-1][1] += length
+        else:
+            joined.append([start, length, rank, local])
+    begins = set(list(accumulate(documents))[:-1])
+    return tuple(_element(begins, *run) for run in joined)
+
+
+def _adjacent(step: int, length: int, layout: Layout) -> bool:
+    if length > 1 and step != 1:
+        raise LayoutError(
+            "a layout whose ranks own stretches of adjacent tokens, as contiguous and zigzag do",
+            f"{layout!r}, in which a token's neighbours are on other ranks",
+            "a state passes from token to token and would change ranks at every one: use contiguous(S, P), "
+            "under which all ranks work equally, since every token costs a scan the same",
+        )
+    return True
+
+
+def _element(begins: set[int], start: int, length: int, rank: int, local: int) -> Element:
+    inside = sorted(at for at in begins if start < at < start + length)
+    cuts = [local, *(at - start + local for at in inside), local + length]
+    return Element(rank, tuple(slice(a, b) for a, b in pairwise(cuts)), start in begins)
+
+
+def plan_passing(scan: str, elements: tuple[Element, ...], backward: bool = False) -> Plan:
+    """Return the plan by which states pass forward, or their gradients backward, by the scan of this name.
+
+    In backward the elements are numbered from the last one. Raises: BackendError for an unknown scan.
+    """
+    if scan not in SCANS:
+        raise BackendError(f"scan= one of {', '.join(SCANS)}", repr(scan))
+    count = len(elements)
+    # Nothing passes to a fresh element from the one before it, nor back from it.
+    known = [True, *(element.fresh for element in elements[1:])]
+    if backward:
+        elements, known = elements[::-1], [True, *known[:0:-1]]
+    rounds = []
+    for hops in SCANS[scan](count):
+        before, kept = tuple(known), []
+        for source, target in hops:
+            if not known[target]:
+                known[target] = before[source] or elements[source].forgets
+                kept.append(Hop(source, target, known[target]))
+        rounds.append(tuple(kept))
+    return Plan(tuple(element.rank for element in elements), tuple(filter(None, rounds)))

@@ -1,0 +1,87 @@
+"""Linear attention on one page: token by token, chunk by chunk, and over the ranks of a ring. Read it first.
+
+Softmax attention keeps the keys and values of all tokens. Linear attention keeps a state: a matrix S of D × Dv numbers per
+head, in which a key finds the value that was written with it. Token t forgets a part of the state (decay), corrects what the
+state already says for its key (the delta rule, with beta), writes, and reads with its query.
+
+What rank r needs from the tokens before its own is the state after them, and nothing else. `ringlab.scan.attention` is the
+same algorithm with a backward of its own, packed documents, and scans of fewer rounds than a relay.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.types import Gate, Keys, State, Values
+
+
+def recurrence(
+    q: Keys,
+    k: Keys,
+    v: Values,
+    decay: Gate,
+    beta: Gate | None,
+    state: State,
+    scale: float,
+) -> tuple[Values, State]:
+    """Return the outputs and the last state, token by token."""
+    outs = []
+    for t in range(q.shape[2]):
+        q_t, k_t, written = (x[:, :, t, :, None] for x in (q, k, v))
+        state = decay[:, :, t, None, None].exp() * state
+        if beta is not None:  # write the difference to what the state says already
+            written = beta[:, :, t, None, None] * (written - state.mT @ k_t)
+        state = state + k_t @ written.mT
+        outs.append(scale * (state.mT @ q_t))
+    return torch.cat([x.mT for x in outs] or [v], dim=2), state
+
+
+def by_chunks(
+    q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
+) -> tuple[Values, State]:
+    """Return the same by chunks of `length` tokens: a few products of matrices in place of `length` steps."""
+    outs = []
+    for start in range(0, q.shape[2], length):
+        q_c, k_c, written = (x[:, :, start : start + length] for x in (q, k, v))
+        g = decay[:, :, start : start + length, None]
+        since = g.cumsum(2).exp()  # what token i still has of the state that enters
+        between = g.expand(*g.shape[:3], g.shape[2]).tril(-1).cumsum(2).exp().tril()  # and of token j
+        if beta is not None:
+            # Each token needs what the tokens before it wrote: a triangular system, solved at once.
+            beta_c = beta[:, :, start : start + length, None]
+            coupling = (beta_c * between * (k_c @ k_c.mT)).tril(-1)
+            right = beta_c * (written - since * (k_c @ state))
+            written = torch.linalg.solve_triangular(coupling, right, upper=False, unitriangular=True)
+        outs.append(scale * (since * (q_c @ state) + (between * (q_c @ k_c.mT)) @ written))
+        state = since[:, :, -1:] * state + (between[..., -1, :, None] * k_c).mT @ written
+    return torch.cat(outs or [v], dim=2), state
+
+
+def relay(
+    ring: Ring, q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
+) -> Values:
+    """Return this rank's outputs: the state comes from the rank before, and goes on to the next. Ranks own stretches in order."""
+    state = q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]))
+    if ring.rank > 0:
+        ring.comm.exchange(receive=(state,), source=ring.previous, tag="state").wait()
+    out, state = by_chunks(q, k, v, decay, beta, state, scale, length)
+    if ring.rank + 1 < ring.world_size:
+        ring.comm.exchange(send=(state,), to=ring.next, tag="state").wait()
+    return out
+
+
+def affine_in_the_state(k: Float[Tensor, " D"], decay: float, beta: float) -> Tensor:
+    """Return the transition of one token of one head, α (I − β k kᵀ): what it leaves of any state.
+
+    The product of all of a rank's transitions is D × D. So a rank can tell the others what it does to a state before it has
+    received one, and states need not wait for each other as they do in `relay`.
+
+    >>> import torch
+    >>> affine_in_the_state(torch.tensor([1.0, 0.0]), decay=1.0, beta=1.0)  # the old value of this key is gone
+    tensor([[0., 0.],
+            [0., 1.]])
+    """
+    return decay * (torch.eye(len(k)) - beta * torch.outer(k, k))

@@ -1,0 +1,229 @@
+"""The short convolution over ranks is that of the whole sequence, with its gradients; and mutants that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import conv1d, pad
+
+from ringlab import VirtualCluster, launch
+from ringlab.comm.ring import Ring
+from ringlab.errors import (
+    AgreementError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    MaskError,
+    RinglabError,
+    ShapeError,
+    WorldSizeError,
+)
+from ringlab.layout import Layout, contiguous, zigzag
+from ringlab.scan import halo as module
+from ringlab.scan.halo import Halo, halo, short_convolution
+from tests.laws.draw import MAKERS
+from tests.scan.problems import cut
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of two sequences with 3 channels."""
+
+    layout: Layout
+    kernel: int = 4
+    documents: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float64
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x, the weight, and the gradient of the output."""
+        draw = np.random.default_rng(self.layout.S).standard_normal
+        shapes = (2, self.layout.S, 3), (3, self.kernel), (2, self.layout.S, 3)
+        x, weight, dout = (torch.from_numpy(draw(shape)).to(self.dtype) for shape in shapes)
+        return x, weight, dout
+
+
+def whole(problem: Convolution) -> tuple[Tensor, ...]:
+    """torch's own convolution, document by document, in float64, with its gradients."""
+    x, weight, dout = (tensor.double() for tensor in problem.tensors())
+    x.requires_grad_(), weight.requires_grad_()
+    parts = x.split(problem.documents or (problem.layout.S,), dim=1)
+    outs = [
+        conv1d(pad(part.mT, (problem.kernel - 1, 0)), weight[:, None], groups=3).mT
+        for part in parts
+        if part.shape[1]
+    ]
+    out = torch.cat(outs, dim=1)
+    return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
+
+
+def of_rank(ring: Ring, problem: Convolution) -> tuple[Tensor, ...]:
+    layout = problem.layout
+    x, weight, dout = problem.tensors()
+    x, dout = layout.shard((x, dout), ring.rank)
+    x.requires_grad_(), weight.requires_grad_()
+    out = short_convolution(x, weight, ring=ring, layout=layout, documents=problem.documents)
+    return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
+
+
+def joined(problem: Convolution, shards: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    out, dx, dweight = zip(*shards, strict=True)
+    return problem.layout.unshard(out), problem.layout.unshard(dx), torch.stack(dweight).sum(0)
+
+
+def law_equals_the_whole(problem: Convolution) -> None:
+    """Sums of `kernel` products, and of all tokens for the weight, each rounded, in the dtype of x."""
+    run = VirtualCluster(problem.layout.P, memory=False).run(of_rank, problem)
+    x, weight, dout = problem.tensors()
+    sizes = (
+        problem.kernel * x.abs().max() * weight.abs().max(),
+        problem.kernel * dout.abs().max() * weight.abs().max(),
+        (x.abs().amax() * dout.abs().amax() * 2 * problem.layout.S),
+    )
+    unit = torch.finfo(problem.dtype).eps
+    for found, true, size in zip(joined(problem, run.results), whole(problem), sizes, strict=True):
+        error = (found.double() - true).abs().max().item()
+        assert error <= unit * float(size) * problem.kernel, (error, unit * float(size))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Convolution:
+    S, P = draw(st.integers(1, 20)), draw(st.integers(1, 6))
+    places = draw(st.lists(st.floats(0, 1), max_size=4))
+    documents = cut(S, *places) if places else ()
+    return Convolution(draw(st.sampled_from(MAKERS))(S, P), draw(st.integers(1, 5)), documents)
+
+
+@settings(max_examples=40)
+@given(convolutions())
+def test_equals_the_whole(problem: Convolution) -> None:
+    law_equals_the_whole(problem)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    law_equals_the_whole(Convolution(zigzag(17, 3), documents=(8, 9), dtype=dtype))
+
+
+SHORT = Convolution(contiguous(7, 5))  # shards of 2 tokens: a halo of 3 comes from two ranks
+PACKED = Convolution(contiguous(12, 3), documents=(4, 3, 5))
+
+
+def asks_the_rank_before_only(*arguments: Any) -> tuple[Halo, ...]:
+    """Shards shorter than the halo: flash-linear-attention 774."""
+    return tuple(
+        Halo(
+            np.where(
+                each.sources
+                < arguments[0].length(rank) + sum(len(p) for r, p in each.arriving if r == rank - 1),
+                each.sources,
+                -1,
+            ),
+            each.arriving,
+        )
+        for rank, each in enumerate(halos(*arguments))
+    )
+
+
+def forgets_documents(layout: Layout, documents: tuple[int, ...], tokens: int) -> tuple[Halo, ...]:
+    return halos(layout, (), tokens)
+
+
+halos = module.halos
+
+
+def sends_no_gradient(ctx: Any, darriving: Tensor) -> tuple[Tensor | None, ...]:
+    return darriving.new_zeros(ctx.shape), None, None, None, None
+
+
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Convolution]] = {
+    "only the rank before": (module, "halos", asks_the_rank_before_only, SHORT),
+    "across documents": (module, "halos", forgets_documents, PACKED),
+    "no gradient of the halo": (module._Arriving, "backward", staticmethod(sends_no_gradient), PACKED),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_law_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, function, mutant, problem = MUTANTS[name]
+    law_equals_the_whole(problem)
+    monkeypatch.setattr(place, function, mutant)
+    with pytest.raises(AssertionError):
+        law_equals_the_whole(problem)
+
+
+def test_the_halo_is_what_was_before() -> None:
+    """Of each stretch, in order, zeros before a document begins."""
+    layout, x = zigzag(16, 2), torch.arange(1.0, 17.0).reshape(1, 16, 1)
+
+    def program(ring: Ring) -> list[list[float]]:
+        found = halo(layout.shard(x, ring.rank), 3, ring=ring, layout=layout, documents=(11, 5))
+        return found[0, :, :, 0].tolist()
+
+    # Tokens are numbered from 1. Rank 0 owns 1 … 4 and 13 … 16, rank 1 owns 5 … 12; a document begins with 12.
+    assert VirtualCluster(2).run(program).results == [[[0, 0, 0], [0, 0, 12]], [[2, 3, 4]]]
+
+
+JOBS = [Convolution(contiguous(5, 3), dtype=torch.float32), Convolution(zigzag(20, 3), documents=(9, 11))]
+
+
+def of_rank_all(ring: Ring, jobs: list[Convolution]) -> list[tuple[Tensor, ...]]:
+    return [of_rank(ring, job) for job in jobs]
+
+
+def test_processes_give_the_same_bits() -> None:
+    one = VirtualCluster(3, memory=False).run(of_rank_all, JOBS).results
+    other = launch(of_rank_all, 3, JOBS, threads=1).results
+    for a, b in zip(one, other, strict=True):
+        assert all(torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+
+
+def call(ring: Ring, change: dict[str, Any]) -> Any:
+    x, weight = torch.ones(1, 2, 3), torch.ones(3, 4)
+    given: dict[str, Any] = {"x": x, "weight": weight, "ring": ring, "layout": contiguous(4, 2)} | change
+    return short_convolution(given.pop("x"), given.pop("weight"), **given)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[RinglabError], str]] = {
+    "no ring": ({"ring": None, "validate": False}, WorldSizeError, "ring="),
+    "no layout": ({"layout": "contiguous"}, LayoutError, "layout="),
+    "other ranks": ({"layout": contiguous(4, 3)}, WorldSizeError, "2 ranks"),
+    "the whole sequence": ({"x": torch.ones(1, 4, 3)}, ShapeError, "layout.shard"),
+    "no weight": ({"weight": 4}, ShapeError, "weight (3, W)"),
+    "an empty kernel": ({"weight": torch.ones(3, 0)}, ShapeError, "W ≥ 1"),
+    "integers": ({"x": torch.ones(1, 2, 3, dtype=torch.int64)}, DtypeError, "floating"),
+    "another dtype": ({"weight": torch.ones(3, 4).double()}, DtypeError, "float64"),
+    "another device": ({"weight": torch.ones(3, 4, device="meta")}, DeviceError, "meta"),
+    "documents of another length": ({"documents": (2, 3)}, MaskError, "4 tokens"),
+}
+
+
+def refused(ring: Ring, name: str, wrong: tuple[int, ...]) -> RinglabError | None:
+    try:
+        call(ring, WRONG[name][0] if ring.rank in wrong else {})
+    except RinglabError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
+    change, kind, words = WRONG[name]
+    for wrong in ((0, 1), (1,)) if "validate" not in change else ((0, 1),):
+        outcome = VirtualCluster(2, memory=False).run(refused, name, wrong)
+        assert outcome.trace.bytes_sent() == 0
+        for rank, error in enumerate(outcome.results):
+            assert type(error) is (kind if rank in wrong else AgreementError), error
+            assert words in str(error) or rank not in wrong
+
+
+def test_a_halo_of_less_than_nothing() -> None:
+    with pytest.raises(ShapeError, match="tokens ≥ 0"):
+        VirtualCluster(1).run(lambda ring: halo(torch.ones(1, 4, 3), -1, ring=ring, layout=contiguous(4, 1)))
