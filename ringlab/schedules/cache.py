@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Protocol
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -14,6 +17,30 @@ from ringlab.types import KeyValue
 
 GROWTH = 1.5
 """The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
+
+
+class CacheShard(Protocol):
+    """This rank's tokens of a sequence, as `attend_to_cache` reads them: a `ShardedCache` is one."""
+
+    @property
+    def k(self) -> KeyValue:
+        """The keys, in the order of their positions."""
+        ...
+
+    @property
+    def v(self) -> KeyValue:
+        """The values, in the order of their positions."""
+        ...
+
+    @property
+    def positions(self) -> Int64[np.ndarray, " L"]:
+        """The global positions, ascending."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the sequence, on all ranks together."""
+        ...
 
 
 class ShardedCache:
@@ -59,6 +86,7 @@ class ShardedCache:
         self._k = torch.empty(shape, dtype=dtype, device=device)
         self._v = torch.empty_like(self._k)
         self._positions = np.empty(max(0, capacity), np.int64)
+        self._owners = array("i")
 
     @classmethod
     def of_shards(
@@ -71,14 +99,8 @@ class ShardedCache:
         """
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
-        if layout.P != ring.world_size:
-            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
-        length = layout.length(ring.rank)
-        if k.ndim != 4 or k.shape != v.shape or k.shape[2] != length:
-            raise ShapeError(
-                f"k and v (B, K, {length}, D), the shards of rank {ring.rank} under {layout!r}",
-                f"{tuple(k.shape)} and {tuple(v.shape)}",
-            )
+        if k.ndim != 4:
+            raise ShapeError("k and v (B, K, L, D)", f"{tuple(k.shape)} and {tuple(v.shape)}")
         B, K, _, D = k.shape
         cache = cls(
             ring,
@@ -87,14 +109,9 @@ class ShardedCache:
             head_dim=D,
             dtype=k.dtype,
             device=k.device,
-            capacity=length + room,
+            capacity=k.shape[2] + room,
         )
-        positions = layout.positions(ring.rank)
-        order = np.argsort(positions, kind="stable")
-        if (order[1:] < order[:-1]).any():
-            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
-        cache._store(k, v, positions[order])
-        cache.lengths = list(layout.lengths)
+        cache.append_shards(layout, k, v)
         return cache
 
     def __repr__(self) -> str:
@@ -130,11 +147,65 @@ class ShardedCache:
         """Return the global positions of this rank's tokens, ascending; a view."""
         return self._positions[: self.local_length]
 
+    def positions_of(self, rank: int) -> Int64[np.ndarray, " L"]:
+        """Return the global positions of the tokens of `rank`, ascending."""
+        return np.flatnonzero(np.array(self._owners, np.int32) == rank)
+
+    def next_positions(self, tokens: int | Layout) -> Int64[np.ndarray, " n"]:
+        """Return the positions of the next tokens, for RoPE: of all n, or under a layout of those of this rank."""
+        own = tokens.positions(self.ring.rank) if isinstance(tokens, Layout) else np.arange(tokens)
+        return self.length + own
+
     def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n D"]) -> None:
         """Append the next n tokens of every sequence, the same on all ranks; sends nothing.
 
         Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
         """
+        self._check_new(k, v)
+        first, mine = self.length, []
+        for token in range(k.shape[2]):
+            owner = self._next_owner()
+            if owner == self.ring.rank:
+                mine.append(token)
+            self.lengths[owner] += 1
+            self._owners.append(owner)
+        if mine:
+            index = torch.tensor(mine, device=k.device)
+            self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
+
+    def append_shards(self, layout: Layout, k: KeyValue, v: KeyValue) -> None:
+        """Append the next tokens of every sequence, each on the rank that has it under `layout`; sends nothing.
+
+        Raises: LayoutError, WorldSizeError, ShapeError, DtypeError or DeviceError for shards that do not fit.
+        """
+        self.check_shards(layout, k, v)
+        positions = layout.positions(self.ring.rank)
+        order = np.argsort(positions, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
+        self._store(k, v, self.length + positions[order])
+        owners = np.empty(layout.S, np.int32)
+        for rank in range(layout.P):
+            owners[layout.positions(rank)] = rank
+        self._owners.frombytes(owners.tobytes())
+        self.lengths[:] = [old + new for old, new in zip(self.lengths, layout.lengths, strict=True)]
+
+    def check_shards(self, layout: Layout, k: KeyValue, v: KeyValue) -> None:
+        """Return if `append_shards` accepts these. Raises: as `append_shards`."""
+        if not isinstance(layout, Layout):
+            raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
+        if layout.P != self.ring.world_size:
+            raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(layout))
+        length = layout.length(self.ring.rank)
+        if k.ndim != 4 or k.shape != v.shape or k.shape[2] != length:
+            raise ShapeError(
+                f"k and v (B, K, {length}, D), the shards of rank {self.ring.rank} under {layout!r}",
+                f"{tuple(k.shape)} and {tuple(v.shape)}",
+            )
+        self._check_new(k, v)
+
+    def _check_new(self, k: Tensor, v: Tensor) -> None:
+        """Raise an error of `append` for new tokens that do not fit the cache."""
         B, K, _, D = self._k.shape
         for name, x in (("k", k), ("v", v)):
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
@@ -143,15 +214,6 @@ class ShardedCache:
                 raise DtypeError(f"{name} in the cache's {self._k.dtype}", str(x.dtype))
             if x.device != self._k.device:
                 raise DeviceError(f"{name} on the cache's {self._k.device}", str(x.device))
-        first, mine = self.length, []
-        for token in range(k.shape[2]):
-            owner = self._next_owner()
-            if owner == self.ring.rank:
-                mine.append(token)
-            self.lengths[owner] += 1
-        if mine:
-            index = torch.tensor(mine, device=k.device)
-            self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
 
     def _next_owner(self) -> int:
         """Return the rank that receives the next token."""

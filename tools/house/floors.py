@@ -7,7 +7,7 @@ FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.arrays", "ringlab.layout", "ringlab.mask", "ringlab.scores",
      "ringlab.tile", "ringlab.pieces", "ringlab.plan", "ringlab.merge")),
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),
-    ("all ranks together", ("ringlab.agreement", "ringlab.schedules")),
+    ("all ranks together", ("ringlab.agreement", "ringlab.schedules", "ringlab.serving")),
     ("the front door", ("ringlab.arguments", "ringlab.attention")),
     ("built on the ring", ("ringlab.nn", "ringlab.cost", "ringlab.conformance", "ringlab.plain_ring", "ringlab.plain_step")),
     ("models and pictures", ("ringlab.hf", "ringlab.viz")),
