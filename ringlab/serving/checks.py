@@ -54,14 +54,18 @@ def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
 
 def lengths_of(cache: Cache, sequence: int | None) -> list[int]:
     """Return the number of tokens of a sequence on each rank; None stands for those of a ShardedCache."""
-    return (
-        cache.lengths(sequence) if isinstance(cache, PagedCache) and sequence is not None else cache.lengths
-    )  # type: ignore[return-value]
+    if isinstance(cache, PagedCache):
+        assert sequence is not None
+        return cache.lengths(sequence)
+    return cache.lengths
 
 
 def shard_of(cache: Cache, sequence: int | None) -> CacheShard:
     """Return this rank's tokens of a sequence; None stands for those of a ShardedCache."""
-    return cache.shard(sequence) if isinstance(cache, PagedCache) and sequence is not None else cache  # type: ignore[return-value]
+    if isinstance(cache, PagedCache):
+        assert sequence is not None
+        return cache.shard(sequence)
+    return cache
 
 
 def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:

@@ -17,7 +17,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.serving.checks import Cache
-from ringlab.serving.decode_heads import decode_heads
+from ringlab.serving.decode import decode_heads
 from ringlab.types import Query
 
 

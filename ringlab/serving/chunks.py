@@ -159,6 +159,7 @@ def _chunk(
     """Return the chunk of a call of `prefill`. Raises: an error of `prefill` if it is wrong on this rank."""
     check_sequences(cache, None if sequence is None else [sequence])
     if isinstance(cache, PagedCache):
+        assert sequence is not None
         cache.check_shards(layout, k, v, sequence)
     else:
         cache.check_shards(layout, k, v)
