@@ -165,7 +165,7 @@ def row_tiles(
 
 
 def attend_to_cache(
-    q: Tensor, cache: CacheShard, mask: Mask, block: Block, scale: float, rules: ScoreRules
+    q: Query, cache: CacheShard, mask: Mask, block: Block, scale: float, rules: ScoreRules
 ) -> Partial:
     """Return the partial of all new rows over this rank's keys."""
     state, n = RunningPartial(q), q.shape[2]

@@ -26,14 +26,14 @@ from ringlab.scores import ScoreRules, check_scale
 from ringlab.serving.checks import Cache, check_query, check_sequences, describe_cache, lengths_of, sizes_of
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.travels import TRAVELS, Chunk
-from ringlab.types import KeyValue, Query
+from ringlab.types import KeyValue, Query, Value
 
 
 @overload
 def prefill(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     cache: Cache,
     sequence: int | None = ...,
     *,
@@ -52,7 +52,7 @@ def prefill(
 def prefill(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     cache: Cache,
     sequence: int | None = ...,
     *,
@@ -70,7 +70,7 @@ def prefill(
 def prefill(
     q: Query,
     k: KeyValue,
-    v: KeyValue,
+    v: Value,
     cache: Cache,
     sequence: int | None = None,
     *,
@@ -145,9 +145,9 @@ def prefill(
 
 
 def _chunk(
-    q: Query,
-    k: KeyValue,
-    v: KeyValue,
+    q: Any,
+    k: Any,
+    v: Any,
     cache: Cache,
     sequence: int | None,
     layout: Layout,

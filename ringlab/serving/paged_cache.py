@@ -20,7 +20,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, Run
 from ringlab.serving.tables import BlockTables
-from ringlab.types import KeyValue
+from ringlab.types import KeyValue, Value
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class PagedCache:
             self._write(sequence, slots, k[0].index_select(1, mine), v[0].index_select(1, mine))
             at += n
 
-    def append_shards(self, layout: Layout, k: KeyValue, v: KeyValue, sequence: int) -> None:
+    def append_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
         """Append the next tokens of a sequence, of which this rank has those that `next_layout` gives it.
 
         Raises: as `append`; LayoutError for another layout.
@@ -214,7 +214,7 @@ class PagedCache:
         self._extend([sequence], [layout.S])
         self._write(sequence, slots, k[0], v[0])
 
-    def check_shards(self, layout: Layout, k: KeyValue, v: KeyValue, sequence: int) -> None:
+    def check_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
         """Return if `append_shards` accepts these. Raises: as `append_shards`."""
         if not isinstance(layout, Layout) or layout.ranks != self.next_layout(sequence, layout.S).ranks:
             raise LayoutError(
@@ -268,8 +268,9 @@ class PagedCache:
         """Raise an error of `append` unless k and v are n tokens that fit the pages."""
         for name, x, pool in (("k", k, self._k), ("v", v, self._v)):
             fit = (1, pool.shape[0], n, pool.shape[-1])
-            if tuple(x.shape) != fit:
-                raise ShapeError(f"{name} of the new tokens as {fit}", str(tuple(x.shape)))
+            if not isinstance(x, Tensor) or tuple(x.shape) != fit:
+                got = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+                raise ShapeError(f"{name} of the new tokens as {fit}", got)
             if x.dtype != pool.dtype:
                 raise DtypeError(f"{name} in the cache's {pool.dtype}", str(x.dtype))
             if x.device != pool.device:
