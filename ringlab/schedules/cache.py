@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ GROWTH = 1.5
 """The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
 
 
+@runtime_checkable
 class CacheShard(Protocol):
     """This rank's tokens of a sequence, as `attend_to_cache` reads them: a `ShardedCache` is one."""
 

@@ -138,7 +138,8 @@ def queries_travel(chunk: Chunk) -> Partial:
     ring, lengths = chunk.ring, chunk.call.layout.lengths
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
-    q, returning = chunk.q, list[Work]()
+    q, total = chunk.q, Partial.identity(chunk.q)
+    returning: Work | None = None
     for step in range(ring.world_size):
         origin = ring.origin(step)
         work = None
@@ -147,17 +148,21 @@ def queries_travel(chunk: Chunk) -> Partial:
             work = ring.post(q, into=(into,), hops=step, tag=f"prefill q {step}")
         steps = TilewiseForward(chunk.call.block, q, chunk.call.scale)
         chunk.call.run(f"prefill {step}", attend, chunk, steps, origin, ring.rank, keys)
-        part = steps.partial()
+        if returning is not None:
+            total = _merge_returned(total, returning)
         if step == 0:
-            total = part
+            total = steps.partial()
         else:
-            returning.append(_return(chunk, part, origin, step))
+            returning = _return(chunk, steps.partial(), origin, step)
         if work is not None:
             [q] = work.wait()
-    for each in returning:
-        [message] = each.wait()
-        total = merge(total, Partial(message[..., :-1], message[..., -1]))
-    return total
+    return total if returning is None else _merge_returned(total, returning)
+
+
+def _merge_returned(total: Partial, returning: Work) -> Partial:
+    """Return the merge with the partial that another rank has computed for this rank's queries."""
+    [message] = returning.wait()
+    return merge(total, Partial(message[..., :-1], message[..., -1]))
 
 
 def _return(chunk: Chunk, part: Partial, origin: int, step: int) -> Work:
