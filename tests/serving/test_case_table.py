@@ -1,4 +1,4 @@
-"""Every serving case is right on virtual ranks, and has the same bits and messages on processes over gloo."""
+"""Every serving case is right on virtual ranks, and has the same bits and messages on processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def tensors_of(results: Any) -> list[Tensor]:
     return [x for part in results for x in tensors_of(part)] if isinstance(results, (list, tuple)) else []
 
 
-def test_processes_have_the_same_bits_and_messages() -> None:
-    real, virtual = launch(serve_all, 3, memory=False), on_virtual_ranks()
+@pytest.mark.parametrize("transport", ["gloo", "symmetric"])
+def test_processes_have_the_same_bits_and_messages(transport: str) -> None:
+    real, virtual = launch(serve_all, 3, transport=transport, memory=False), on_virtual_ranks()
     for mine, other in zip(real.results, virtual.results, strict=True):
         pairs = list(zip(tensors_of(mine), tensors_of(other), strict=True))
         assert len(pairs) >= 2 * len(CASES)
