@@ -18,12 +18,11 @@ Cache: TypeAlias = ShardedCache | PagedCache
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """The batch, key/value heads and head dims of a cache, and the dtype and device of its tensors."""
+    """The batch, key/value heads and head dim of a cache, and the dtype and device of its tensors."""
 
     B: int
     K: int
     D: int
-    Dv: int
     dtype: torch.dtype
     device: torch.device
 
@@ -31,10 +30,10 @@ class CacheSizes:
 def sizes_of(cache: Any) -> CacheSizes:
     """Return the sizes of a cache. Raises: CacheError for something that is none."""
     if isinstance(cache, PagedCache):
-        return CacheSizes(1, cache.kv_heads, *cache.head_dims, cache.dtype, cache.device)
+        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.dtype, cache.device)
     if isinstance(cache, ShardedCache):
-        (B, K, _, D), Dv = cache.k.shape, cache.v.shape[-1]
-        return CacheSizes(B, K, D, Dv, cache.k.dtype, cache.k.device)
+        B, K, _, D = cache.k.shape
+        return CacheSizes(B, K, D, cache.k.dtype, cache.k.device)
     raise CacheError("a ShardedCache or a PagedCache", type(cache).__name__)
 
 

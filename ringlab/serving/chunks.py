@@ -122,7 +122,7 @@ def prefill(
             raise BackendError(f"travels= one of auto, {', '.join(TRAVELS)}", repr(travels))
         route = chunk.fewer_bytes if travels == "auto" else travels
         sequences = None if sequence is None else [sequence]
-        options = f"{layout!r} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
+        options = f"{layout!r} #{hash(layout):x} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
         description = f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
     except RinglabError as error:
         refusal, description = error, ""

@@ -106,9 +106,9 @@ class PagedCache:
         return self._k.shape[0]
 
     @property
-    def head_dims(self) -> tuple[int, int]:
-        """Return the head dim of k and that of v."""
-        return self._k.shape[-1], self._v.shape[-1]
+    def head_dim(self) -> int:
+        """Return the head dim, D."""
+        return self._k.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,7 +183,7 @@ class PagedCache:
     def append(
         self,
         k: Float[Tensor, "1 K N D"],
-        v: Float[Tensor, "1 K N Dv"],
+        v: Float[Tensor, "1 K N D"],
         sequences: Sequence[int],
         new: Sequence[int] | None = None,
     ) -> None:
@@ -245,9 +245,9 @@ class PagedCache:
     @torch.no_grad()
     def _write(self, sequence: int, slots: range, k: Tensor, v: Tensor) -> None:
         """Write k and v (K, n, D) to these slots of a sequence: slot s is place s mod page of its page s // page."""
-        table = self.tables.pages[sequence]
-        pages = torch.tensor([table[slot // self.page] for slot in slots], dtype=torch.long)
-        places = torch.tensor([slot % self.page for slot in slots], dtype=torch.long)
+        where = np.arange(slots.start, slots.stop)
+        table = np.array(self.tables.pages[sequence], np.int64)
+        pages, places = (torch.from_numpy(x) for x in (table[where // self.page], where % self.page))
         self._k[:, pages, places], self._v[:, pages, places] = k, v
 
     def _slots(self, start: int, n: int) -> range:

@@ -23,7 +23,7 @@ from ringlab.errors import (
     ShapeError,
     WorldSizeError,
 )
-from ringlab.layout import contiguous, zigzag
+from ringlab.layout import Layout, Run, contiguous, zigzag
 from ringlab.mask import Mask
 from ringlab.serving import PagedCache, decode_heads, prefill
 
@@ -141,6 +141,19 @@ def test_caches_that_differ_are_refused() -> None:
 
     for errors in VirtualCluster(2, memory=False).run(program).results:
         assert [type(error) for error in errors] == [AgreementError] * 2
+
+
+def test_layouts_that_differ_are_refused() -> None:
+    """As many tokens on each rank, and others of them."""
+
+    def program(ring: Ring) -> RinglabError | None:
+        dealt = Layout(4, 2, "dealt", ((Run(0, 1, 2),), (Run(2, 1, 2),)))
+        other = Layout(4, 2, "dealt", ((Run(2, 1, 2),), (Run(0, 1, 2),)))
+        cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
+        return asked(lambda: prefill(rows(), rows(), rows(), cache, layout=(dealt, other)[ring.rank]))
+
+    for error in VirtualCluster(2, memory=False).run(program).results:
+        assert type(error) is AgreementError
 
 
 def sharded(c: PagedCache) -> ShardedCache:
