@@ -47,7 +47,7 @@ def batches(draw: Any) -> Batch:
     return Batch(P, lengths, new, K * P * group, K, page, interleave, None, queries, merge, draw(MASKS))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(batches())
 def test_a_batch_of_any_lengths_equals_one_process(batch: Batch) -> None:
     assert_batch(on_virtual_ranks(batch), batch)

@@ -109,7 +109,7 @@ def law(steps: list[Step], P: int, page: int, interleave: int) -> None:
     VirtualCluster(P, memory=False).run(take, steps, page, interleave)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(STEPS, st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2]))
 def test_sequences_keep_their_tokens(steps: list[Step], P: int, page: int, interleave: int) -> None:
     law(steps, P, page * interleave, interleave)

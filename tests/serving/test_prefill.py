@@ -43,7 +43,7 @@ def prompts(draw: Any) -> Prompt:
     return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(prompts())
 def test_chunks_of_any_lengths_are_one_prefill(case: Prompt) -> None:
     assert_prompt(on_virtual_ranks(case).results, case)
