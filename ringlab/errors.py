@@ -65,6 +65,10 @@ class BackendError(RinglabError, ValueError):
     """A block backend, schedule or transport is unknown or cannot run here."""
 
 
+class CacheError(RinglabError, RuntimeError):
+    """A paged cache has too few free pages, or no such sequence."""
+
+
 class CostError(RinglabError, ValueError):
     """A model, hardware or request cannot be costed; `remedy` names the nearest one that can."""
 

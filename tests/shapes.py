@@ -28,8 +28,16 @@ FRONT_DOORS = {
     "ringlab.scan.halo.halo",
     "ringlab.scan.halo.short_convolution",
     "ringlab.schedules.cache.ShardedCache.append",
+    "ringlab.schedules.cache.ShardedCache.append_shards",
+    "ringlab.schedules.cache.ShardedCache.check_shards",
     "ringlab.schedules.cache.ShardedCache.of_shards",
     "ringlab.schedules.decode.decode",
+    "ringlab.serving.chunks.prefill",
+    "ringlab.serving.decode.decode_heads",
+    "ringlab.serving.helix.HelixGrid.attend",
+    "ringlab.serving.paged_cache.PagedCache.append",
+    "ringlab.serving.paged_cache.PagedCache.append_shards",
+    "ringlab.serving.paged_cache.PagedCache.check_shards",
 }
 """Functions that must refuse wrong shapes themselves; each is tested for that in the tests of its module."""
 

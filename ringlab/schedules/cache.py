@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -14,6 +17,31 @@ from ringlab.types import KeyValue, Value
 
 GROWTH = 1.5
 """The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
+
+
+@runtime_checkable
+class CacheShard(Protocol):
+    """This rank's tokens of a sequence, as `attend_to_cache` reads them: a `ShardedCache` is one."""
+
+    @property
+    def k(self) -> KeyValue:
+        """The keys, in the order of their positions."""
+        ...
+
+    @property
+    def v(self) -> KeyValue:
+        """The values, in the order of their positions."""
+        ...
+
+    @property
+    def positions(self) -> Int64[np.ndarray, " L"]:
+        """The global positions, ascending."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the sequence, on all ranks together."""
+        ...
 
 
 class ShardedCache:
@@ -61,6 +89,7 @@ class ShardedCache:
         self._k = torch.empty((*rows, head_dim), dtype=dtype, device=device)
         self._v = self._k.new_empty((*rows, head_dim if value_dim is None else value_dim))
         self._positions = np.empty(max(0, capacity), np.int64)
+        self._owners = array("i")
 
     @classmethod
     def of_shards(cls, ring: Ring, layout: Layout, k: KeyValue, v: Value, *, room: int = 0) -> ShardedCache:
@@ -71,14 +100,8 @@ class ShardedCache:
         """
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
-        if layout.P != ring.world_size:
-            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
-        length = layout.length(ring.rank)
-        if k.ndim != 4 or k.shape[:-1] != v.shape[:-1] or k.shape[2] != length:
-            raise ShapeError(
-                f"k (B, K, {length}, D) and v (B, K, {length}, Dv), the shards of rank {ring.rank} under {layout!r}",
-                f"{tuple(k.shape)} and {tuple(v.shape)}",
-            )
+        if k.ndim != 4:
+            raise ShapeError("k and v (B, K, L, D)", f"{tuple(k.shape)} and {tuple(v.shape)}")
         B, K, _, D = k.shape
         cache = cls(
             ring,
@@ -88,14 +111,9 @@ class ShardedCache:
             value_dim=v.shape[-1],
             dtype=k.dtype,
             device=k.device,
-            capacity=length + room,
+            capacity=k.shape[2] + room,
         )
-        positions = layout.positions(ring.rank)
-        order = np.argsort(positions, kind="stable")
-        if (order[1:] < order[:-1]).any():
-            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
-        cache._store(k, v, positions[order])
-        cache.lengths = list(layout.lengths)
+        cache.append_shards(layout, k, v)
         return cache
 
     def __repr__(self) -> str:
@@ -131,11 +149,65 @@ class ShardedCache:
         """Return the global positions of this rank's tokens, ascending; a view."""
         return self._positions[: self.local_length]
 
+    def positions_of(self, rank: int) -> Int64[np.ndarray, " L"]:
+        """Return the global positions of the tokens of `rank`, ascending."""
+        return np.flatnonzero(np.array(self._owners, np.int32) == rank)
+
+    def next_positions(self, tokens: int | Layout) -> Int64[np.ndarray, " n"]:
+        """Return the positions of the next tokens, for RoPE: of all n, or under a layout of those of this rank."""
+        own = tokens.positions(self.ring.rank) if isinstance(tokens, Layout) else np.arange(tokens)
+        return self.length + own
+
     def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n Dv"]) -> None:
         """Append the next n tokens of every sequence, the same on all ranks; sends nothing.
 
         Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
         """
+        self._check_new(k, v)
+        first, mine = self.length, []
+        for token in range(k.shape[2]):
+            owner = self._next_owner()
+            if owner == self.ring.rank:
+                mine.append(token)
+            self.lengths[owner] += 1
+            self._owners.append(owner)
+        if mine:
+            index = torch.tensor(mine, device=k.device)
+            self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
+
+    def append_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
+        """Append the next tokens of every sequence, each on the rank that has it under `layout`; sends nothing.
+
+        Raises: LayoutError, WorldSizeError, ShapeError, DtypeError or DeviceError for shards that do not fit.
+        """
+        self.check_shards(layout, k, v)
+        positions = layout.positions(self.ring.rank)
+        order = np.argsort(positions, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
+        self._store(k, v, self.length + positions[order])
+        owners = np.empty(layout.S, np.int32)
+        for rank in range(layout.P):
+            owners[layout.positions(rank)] = rank
+        self._owners.frombytes(owners.tobytes())
+        self.lengths[:] = [old + new for old, new in zip(self.lengths, layout.lengths, strict=True)]
+
+    def check_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
+        """Return if `append_shards` accepts these. Raises: as `append_shards`."""
+        if not isinstance(layout, Layout):
+            raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
+        if layout.P != self.ring.world_size:
+            raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(layout))
+        length = layout.length(self.ring.rank)
+        if k.ndim != 4 or k.shape[:-1] != v.shape[:-1] or k.shape[2] != length:
+            raise ShapeError(
+                f"k (B, K, {length}, D) and v (B, K, {length}, Dv), the shards of rank {self.ring.rank} under {layout!r}",
+                f"{tuple(k.shape)} and {tuple(v.shape)}",
+            )
+        self._check_new(k, v)
+
+    def _check_new(self, k: Tensor, v: Tensor) -> None:
+        """Raise an error of `append` for new tokens that do not fit the cache."""
         for name, x, stored in (("k", k, self._k), ("v", v, self._v)):
             B, K, _, D = stored.shape
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
@@ -144,15 +216,6 @@ class ShardedCache:
                 raise DtypeError(f"{name} in the cache's {self._k.dtype}", str(x.dtype))
             if x.device != self._k.device:
                 raise DeviceError(f"{name} on the cache's {self._k.device}", str(x.device))
-        first, mine = self.length, []
-        for token in range(k.shape[2]):
-            owner = self._next_owner()
-            if owner == self.ring.rank:
-                mine.append(token)
-            self.lengths[owner] += 1
-        if mine:
-            index = torch.tensor(mine, device=k.device)
-            self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
 
     def _next_owner(self) -> int:
         """Return the rank that receives the next token."""

@@ -22,7 +22,7 @@ from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, RinglabError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, sink_partial, state_dtype
-from ringlab.schedules.cache import ShardedCache
+from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
 from ringlab.types import Query, Sinks
@@ -106,7 +106,7 @@ def decode(
         check_scale(scale, q.dtype)
         check_sinks(sinks, q)
         _check_gradients(q, sinks)
-        visible = _resolve_mask(mask)
+        visible = mask_of_one_document(mask)
         if merge not in MERGES:
             raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
         rules = ScoreRules(softcap)
@@ -123,7 +123,7 @@ def decode(
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = side_by_side(_attend_to_cache) if chosen.thread_safe else _attend_to_cache
+    attend = side_by_side(attend_to_cache) if chosen.thread_safe else attend_to_cache
     part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
     whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
     whole = whole if sinks is None else _with_sinks(whole, sinks)
@@ -145,8 +145,14 @@ def cache_tiles(mask: Mask, positions: Int64[np.ndarray, " L"], S: int, n: int) 
     Each visible pair is in one tile. Keys that all rows see make one tile; only keys that some rows see and others do
     not are met row by row.
     """
-    rows = np.arange(S - n, S)
-    prefix = mask.prefixes[0]
+    return row_tiles(mask, np.arange(S - n, S), positions, S)
+
+
+def row_tiles(
+    mask: Mask, rows: Int64[np.ndarray, " n"], positions: Int64[np.ndarray, " L"], S: int
+) -> list[CacheTile]:
+    """Return the tiles in which the tokens at `rows`, of `S` tokens so far, see the keys at these ascending positions."""
+    n, prefix = len(rows), mask.prefixes[0]
     upper = rows + 1 if mask.causal else np.full(n, S)
     lower = np.zeros(n, np.int64)
     if mask.window is not None:
@@ -167,8 +173,8 @@ def cache_tiles(mask: Mask, positions: Int64[np.ndarray, " L"], S: int, n: int) 
     return [tile for tile in found if tile.keys.start < tile.keys.stop]
 
 
-def _attend_to_cache(
-    q: Tensor, cache: ShardedCache, mask: Mask, block: Block, scale: float, rules: ScoreRules
+def attend_to_cache(
+    q: Query, cache: CacheShard, mask: Mask, block: Block, scale: float, rules: ScoreRules
 ) -> Partial:
     """Return the partial of all new rows over this rank's keys."""
     state, n = RunningPartial(q, cache.v.shape[3]), q.shape[2]
@@ -268,7 +274,8 @@ def _check_gradients(q: Tensor, sinks: Tensor | None) -> None:
             raise BackendError("decode without gradients", f"{name} that requires them", remedy)
 
 
-def _resolve_mask(mask: Mask | None) -> Mask:
+def mask_of_one_document(mask: Mask | None) -> Mask:
+    """Return the mask, causal by default. Raises: MaskError for documents, or something that is no mask."""
     if mask is None:
         return Mask()
     if not isinstance(mask, Mask):

@@ -27,7 +27,7 @@ from ringlab.errors import (
     ShapeError,
     WorldSizeError,
 )
-from ringlab.layout import Layout, Run, contiguous, zigzag
+from ringlab.layout import Layout, Run, contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.schedules.cache import GROWTH, ShardedCache
 from ringlab.schedules.decode import decode
@@ -79,6 +79,31 @@ def test_every_token_once_and_in_balance(layout: Layout, counts: list[int]) -> N
 def test_prompts_that_are_not_in_order_are_sorted() -> None:
     backwards = Layout(6, 2, "backwards", ((Run(4, 1, 2), Run(0, 1, 1)), (Run(1, 1, 3),)))
     law_every_token_once_and_in_balance(backwards, [2])
+
+
+def follow(ring: Ring) -> tuple[list[list[int]], list[int], list[int]]:
+    """Shards, tokens and shards again: the positions of each rank, and those that came next for this one."""
+    cache, following = ShardedCache(ring, batch=1, kv_heads=2, head_dim=3), []
+    for layout in (zigzag(9, 3), None, striped(5, 3)):
+        k, v = numbered(14)
+        if layout is None:
+            following += cache.next_positions(2).tolist()
+            cache.append(k[:, :, 9:11], v[:, :, 9:11])
+        else:
+            following += cache.next_positions(layout).tolist()
+            at = cache.length
+            shards = (layout.shard(x[:, :, : layout.S] + (at if x is k else -at), ring.rank) for x in (k, v))
+            cache.append_shards(layout, *shards)
+    assert cache.k[0, 0, :, 0].tolist() == cache.positions.tolist()
+    return [cache.positions_of(rank).tolist() for rank in range(3)], cache.positions.tolist(), following
+
+
+def test_every_rank_knows_where_each_token_is() -> None:
+    results = VirtualCluster(3, memory=False).run(follow).results
+    for rank, (everywhere, mine, following) in enumerate(results):
+        assert everywhere == results[0][0] and everywhere[rank] == mine
+        assert set(following) - set(mine) <= {9, 10}  # tokens known to all ranks, which one of them keeps
+    assert (np.sort(np.concatenate(results[0][0])) == np.arange(16)).all()
 
 
 MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {

@@ -1,0 +1,150 @@
+"""The real serving programs with shapes instead of data: a decode step, and the prefill of one chunk.
+
+`ringlab.serving` itself runs on P ranks, as `ring_attention` does in `ringlab.cost.simulate`. A new token reads the whole
+cache and computes little, so a block takes the longer of its scores' seconds and of reading its K and V. Pages are
+read where they are: copying them together takes no time here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.timeline import Links
+from ringlab.comm.ring import Ring
+from ringlab.cost.block_time import BlockTime, block_time
+from ringlab.cost.hardware import Hardware
+from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.simulate import Network, Simulation, check_amounts
+from ringlab.cost.sizes import Attention
+from ringlab.layout import contiguous, get_layout
+from ringlab.plan import Tile
+from ringlab.schedules.cache import ShardedCache
+from ringlab.serving.chunks import prefill
+from ringlab.serving.decode import decode_heads
+from ringlab.serving.paged_cache import PagedCache
+
+
+@dataclass(frozen=True)
+class ReadTime:
+    """The longer of the seconds of the scores, and of reading K and V of the keys from memory."""
+
+    scores: BlockTime
+    key_bytes: int
+    memory_bytes_per_s: float
+
+    @classmethod
+    def of(cls, sizes: Attention, hardware: Hardware) -> ReadTime:
+        """Return the time of blocks of these sizes on `hardware`."""
+        scores = block_time(hardware, sizes.dtype, (128, 128), sizes.D)
+        return cls(scores, sizes.block_bytes_per_token, hardware.memory_bytes_per_s)
+
+    def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
+        """Return the seconds for these tiles."""
+        keys = sum(tile.k_stop - tile.k_start for tile in tiles)
+        read = keys * self.key_bytes / self.memory_bytes_per_s
+        return max(read, self.scores.seconds(tiles, sizes, rows, backward))
+
+
+def simulate_decode(
+    sizes: Attention,
+    lengths: Sequence[int],
+    P: int,
+    hardware: Hardware,
+    *,
+    queries: str = "own",
+    merge: str = "all-to-all",
+    network: Links | None = None,
+) -> Simulation:
+    """Return the simulated cost of one token of sequences of these lengths, in one attention layer on `P` ranks.
+
+    sizes: of one sequence, B = 1; H query heads on all ranks together. queries, merge: as in `decode_heads`.
+    Raises: CostError for amounts that cannot be simulated; ShapeError for heads that ranks cannot share.
+    """
+    check_amounts(max(lengths), P, None, sizes)
+
+    def program(ring: Ring, block: ShapeBlock) -> None:
+        span, made = 16 * P, _maker(sizes)
+        cache = PagedCache(
+            ring,
+            kv_heads=sizes.K,
+            head_dim=sizes.D,
+            pages=sum(-(-length // span) for length in lengths),
+            page=16,
+            dtype=_dtype(sizes),
+            device="meta",
+        )
+        names = [cache.add() for _ in lengths]
+        cache.append(made(sizes.K, sum(lengths)), made(sizes.K, sum(lengths)), names, lengths)
+        q = made(sizes.H // P if queries == "own" else sizes.H, len(lengths))
+        decode_heads(q, cache, names, queries=queries, merge=merge, block=block, validate=False)
+
+    return _simulate(program, sizes, P, hardware, network)
+
+
+def simulate_prefill(
+    sizes: Attention,
+    prefix: int,
+    new: int,
+    P: int,
+    hardware: Hardware,
+    *,
+    travels: str = "auto",
+    layout: str = "zigzag",
+    network: Links | None = None,
+) -> Simulation:
+    """Return the simulated cost of a chunk of `new` tokens after `prefix` cached ones, in one attention layer.
+
+    The cached tokens lie in equal parts on the ranks. travels: as in `prefill`. layout: the name of the chunk's layout.
+    Raises: CostError for amounts that cannot be simulated; LayoutError for an unknown layout.
+    """
+    check_amounts(new, P, None, sizes)
+    dealt, cached = get_layout(layout, new, P), contiguous(prefix, P)
+
+    def program(ring: Ring, block: ShapeBlock) -> None:
+        made = _maker(sizes)
+        cache = ShardedCache(
+            ring, batch=sizes.B, kv_heads=sizes.K, head_dim=sizes.D, dtype=_dtype(sizes), device="meta"
+        )
+        old, own = cached.length(ring.rank), dealt.length(ring.rank)
+        cache.append_shards(cached, made(sizes.K, old), made(sizes.K, old))
+        shards = made(sizes.H, own), made(sizes.K, own), made(sizes.K, own)
+        prefill(*shards, cache, layout=dealt, travels=travels, block=block, validate=False)
+
+    return _simulate(program, sizes, P, hardware, network)
+
+
+def _maker(sizes: Attention) -> Callable[[int, int], Tensor]:
+    """Return a function of (heads, tokens) that makes tensors without memory."""
+    dtype = _dtype(sizes)
+    return lambda heads, tokens: torch.empty((sizes.B, heads, tokens, sizes.D), dtype=dtype, device="meta")
+
+
+def _dtype(sizes: Attention) -> torch.dtype:
+    dtype: torch.dtype = getattr(
+        torch, {"float8": "float8_e4m3fn", "tf32": "float32"}.get(sizes.dtype, sizes.dtype)
+    )
+    return dtype
+
+
+def _simulate(
+    program: Callable[[Ring, ShapeBlock], None],
+    sizes: Attention,
+    P: int,
+    hardware: Hardware,
+    network: Links | None,
+) -> Simulation:
+    began, cpu = time.perf_counter(), time.process_time()
+    prices = Prices(ReadTime.of(sizes, hardware), sizes)
+
+    def run(ring: Ring) -> None:
+        program(ring, ShapeBlock(prices, ring.comm.spend))  # type: ignore[attr-defined]
+
+    recording = ClockedCluster(P).run(run)
+    timeline, free = recording.clock(network or Network.of(hardware, P)), recording.clock(Network.free(P))
+    return Simulation(recording, timeline, free, time.perf_counter() - began, time.process_time() - cpu)

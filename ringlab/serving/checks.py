@@ -1,0 +1,102 @@
+"""The two kinds of cache seen alike: their sizes, their lengths, and checks of queries against them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ringlab.errors import BackendError, CacheError, DeviceError, DtypeError, ShapeError
+from ringlab.schedules.cache import CacheShard, ShardedCache
+from ringlab.serving.paged_cache import PagedCache
+
+Cache: TypeAlias = ShardedCache | PagedCache
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """The batch, key/value heads and head dim of a cache, and the dtype and device of its tensors."""
+
+    B: int
+    K: int
+    D: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def sizes_of(cache: Any) -> CacheSizes:
+    """Return the sizes of a cache. Raises: CacheError for something that is none."""
+    if isinstance(cache, PagedCache):
+        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.dtype, cache.device)
+    if isinstance(cache, ShardedCache):
+        B, K, _, D = cache.k.shape
+        return CacheSizes(B, K, D, cache.k.dtype, cache.k.device)
+    raise CacheError("a ShardedCache or a PagedCache", type(cache).__name__)
+
+
+def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
+    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none."""
+    if isinstance(cache, PagedCache):
+        if not sequences:
+            raise CacheError(
+                "the sequences of a PagedCache", repr(sequences), "the numbers that add() returned"
+            )
+        cache.tables.check(sequences)
+    elif sequences is not None:
+        raise CacheError(
+            "a ShardedCache without sequences=", repr(sequences), "PagedCache has numbered sequences"
+        )
+
+
+def lengths_of(cache: Cache, sequence: int | None) -> list[int]:
+    """Return the number of tokens of a sequence on each rank; None stands for those of a ShardedCache."""
+    if isinstance(cache, PagedCache):
+        assert sequence is not None
+        return cache.lengths(sequence)
+    return cache.lengths
+
+
+def shard_of(cache: Cache, sequence: int | None) -> CacheShard:
+    """Return this rank's tokens of a sequence; None stands for those of a ShardedCache."""
+    if isinstance(cache, PagedCache):
+        assert sequence is not None
+        return cache.shard(sequence)
+    return cache
+
+
+def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
+    """Return if q fits a cache of these sizes, and has so many tokens.
+
+    Raises: ShapeError, DtypeError, DeviceError; BackendError for a q that requires gradients.
+    """
+    shape = tuple(q.shape) if isinstance(q, Tensor) else None
+    if shape is None or len(shape) != 4 or (shape[0], shape[3]) != (sizes.B, sizes.D):
+        raise ShapeError(f"q ({sizes.B}, H, n, {sizes.D})", str(shape or type(q).__name__))
+    if tokens is not None and shape[2] != tokens:
+        raise ShapeError(f"q with the rows of {tokens} new tokens", str(shape))
+    if q.dtype != sizes.dtype:
+        raise DtypeError(f"q in the cache's {sizes.dtype}", str(q.dtype))
+    if q.device != sizes.device:
+        raise DeviceError(f"q on the cache's {sizes.device}", str(q.device))
+    if torch.is_grad_enabled() and q.requires_grad:
+        raise BackendError(
+            "a q without gradients",
+            "a q that requires them",
+            "use torch.no_grad(), or ring_attention to train",
+        )
+
+
+def describe_cache(cache: Cache, sequences: Sequence[int] | None) -> str:
+    """Return the description of a cache and some of its sequences that must be equal on all ranks."""
+    sizes = sizes_of(cache)
+    kind = f"K={sizes.K} {sizes.dtype}"
+    if isinstance(cache, PagedCache):
+        tables = cache.tables
+        where = [(one, tables.lengths[one], *tables.pages[one]) for one in sequences or ()]
+        shown = str(where) if len(str(where)) < 100 else f"#{hash(tuple(where)):x}"
+        return f"pages of {cache.page} by {cache.interleave}, {kind}, sequences (length, pages) {shown}"
+    lengths = str(cache.lengths) if len(cache.lengths) <= 16 else f"#{hash(tuple(cache.lengths)):x}"
+    return f"cache of {cache.length} tokens {lengths} {kind}"

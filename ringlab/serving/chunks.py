@@ -1,0 +1,196 @@
+"""Prefill in chunks: the next n tokens of a prompt attend to the cached prefix and causally to themselves.
+
+The cache is spread over the ranks, and so is the chunk. Either K/V travel around the ring, prefix and chunk, or queries
+do, and their partials return to the rows' owners. K/V of a long prefix are many bytes, queries of a short chunk few.
+Source: arXiv 2411.01783, section 3 (pass-KV and pass-Q).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ringlab.agreement import agree
+from ringlab.blocks import block_choice, get_block
+from ringlab.blocks.protocol import Block
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.schedules.call import Call
+from ringlab.schedules.decode import mask_of_one_document
+from ringlab.scores import ScoreRules, check_scale
+from ringlab.serving.checks import Cache, check_query, check_sequences, describe_cache, lengths_of, sizes_of
+from ringlab.serving.paged_cache import PagedCache
+from ringlab.serving.travels import TRAVELS, Chunk
+from ringlab.types import KeyValue, Query, Value
+
+
+@overload
+def prefill(
+    q: Query,
+    k: KeyValue,
+    v: Value,
+    cache: Cache,
+    sequence: int | None = ...,
+    *,
+    layout: Layout,
+    travels: str = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    block: str | Block = ...,
+    return_lse: Literal[False] = ...,
+    validate: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def prefill(
+    q: Query,
+    k: KeyValue,
+    v: Value,
+    cache: Cache,
+    sequence: int | None = ...,
+    *,
+    layout: Layout,
+    travels: str = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    block: str | Block = ...,
+    return_lse: Literal[True],
+    validate: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def prefill(
+    q: Query,
+    k: KeyValue,
+    v: Value,
+    cache: Cache,
+    sequence: int | None = None,
+    *,
+    layout: Layout,
+    travels: str = "auto",
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: str | Block = "auto",
+    return_lse: bool = False,
+    validate: bool = True,
+) -> Any:
+    """Return attention of this rank's new tokens over the cached ones and the new ones; then the cache holds these, too.
+
+    q, k, v: this rank's shards of the next tokens under `layout`, which counts from 0 at the first of them. A
+    `ShardedCache` takes any layout; a `PagedCache` takes `cache.next_layout(sequence, n)`.
+    sequence: the number of the sequence in a `PagedCache`.
+    travels: "kv", "q", or "auto", whichever sends fewer bytes; that choice is recorded in the trace.
+    mask: causal; may have a window, or a prefix that ends with the new tokens at the latest. No documents.
+    scale, softcap, block: as in `ring_attention`.
+    return_lse: return (out, lse), lse (B, H, L) a natural logarithm.
+    validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
+
+    Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or BackendError on a
+    rank that is called wrongly, AgreementError on all others. Then the cache is as it was.
+
+    >>> import torch
+    >>> from ringlab import ShardedCache, VirtualCluster, oracle, zigzag
+    >>> from ringlab.serving import prefill
+    >>> q, k, v = torch.randn(3, 1, 2, 20, 8).unbind()
+    >>> def program(ring):
+    ...     cache, found = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8), []
+    ...     for chunk in (slice(0, 13), slice(13, 20)):
+    ...         layout = zigzag(chunk.stop - chunk.start, ring.world_size)
+    ...         shards = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
+    ...         found.append(prefill(*shards, cache, layout=layout))
+    ...     return found
+    >>> chunks = zip(*VirtualCluster(2).run(program).results, strict=True)
+    >>> out = torch.cat([zigzag(n, 2).unshard(chunk) for n, chunk in zip((13, 7), chunks)], dim=2)
+    >>> torch.allclose(out.double(), torch.from_numpy(oracle.attention(q, k, v, causal=True).out), atol=1e-5)
+    True
+    """
+    refusal: RinglabError | None = None
+    device: torch.device | str = "cpu"
+    try:
+        device = sizes_of(cache).device
+        chunk = _chunk(q, k, v, cache, sequence, layout, mask, scale, softcap, block)
+        if travels not in ("auto", *TRAVELS):
+            raise BackendError(f"travels= one of auto, {', '.join(TRAVELS)}", repr(travels))
+        route = chunk.fewer_bytes if travels == "auto" else travels
+        sequences = None if sequence is None else [sequence]
+        options = f"{layout!r} #{hash(layout):x} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
+        description = f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
+    except RinglabError as error:
+        refusal, description = error, ""
+    if validate and isinstance(getattr(cache, "ring", None), Ring):
+        agree(cache.ring.comm, description, refusal, device)
+    elif refusal is not None:
+        raise refusal
+    comm = cache.ring.comm
+    if choice := block_choice(block, chunk.call.block, chunk.call.rules.requirements):
+        comm.chose(*choice)
+    if travels == "auto":
+        comm.chose("travels='auto'", route)
+    part = TRAVELS[route](chunk)
+    if isinstance(cache, PagedCache):
+        cache.append_shards(layout, chunk.k, chunk.v, chunk.sequence)
+    else:
+        cache.append_shards(layout, chunk.k, chunk.v)
+    out = part.out.to(q.dtype)
+    return (out, part.lse) if return_lse else out
+
+
+def _chunk(
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: Cache,
+    sequence: int | None,
+    layout: Layout,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float | None,
+    block: str | Block,
+) -> Chunk:
+    """Return the chunk of a call of `prefill`. Raises: an error of `prefill` if it is wrong on this rank."""
+    check_sequences(cache, None if sequence is None else [sequence])
+    if isinstance(cache, PagedCache):
+        assert sequence is not None
+        cache.check_shards(layout, k, v, sequence)
+    else:
+        cache.check_shards(layout, k, v)
+    check_query(q, sizes_of(cache), layout.length(cache.ring.rank))
+    H, K = q.shape[1], k.shape[1]
+    if not H or H % K:
+        raise ShapeError(f"query heads divisible by the cache's {K} key/value heads", f"{H} heads")
+    check_scale(scale, q.dtype)
+    rules = ScoreRules(softcap)
+    chosen = get_block(block, q, rules.requirements)
+    start = sum(lengths_of(cache, sequence))
+    whole = _mask(mask, start + layout.S)
+    call = Call(
+        cache.ring,
+        layout,
+        chosen,
+        replace(whole, prefix=max(0, whole.prefixes[0] - start)),
+        q.shape[3] ** -0.5 if scale is None else float(scale),
+        (H, K),
+        rules=rules,
+    )
+    return Chunk(q.detach(), k.detach(), v.detach(), cache, sequence, whole, call)
+
+
+def _mask(mask: Mask | None, S: int) -> Mask:
+    """Return the mask, causal by default, if the first `S` tokens can be computed without those after them."""
+    mask = mask_of_one_document(mask)
+    if not mask.causal or mask.prefixes[0] > S:
+        raise MaskError(
+            f"a causal mask, whose prefix is among the {S} tokens up to the end of the chunk",
+            repr(mask),
+            "the first chunk holds the whole prefix; rows without a causal mask cannot be computed in chunks",
+        )
+    return mask

@@ -1,0 +1,222 @@
+"""Decode where a rank has a share of the query heads, and some tokens of every sequence.
+
+Weights are tensor-parallel, so that rank r computes the queries of its H/P heads; K and V of all tokens are spread over
+the same ranks. The queries are gathered, each rank attends to its tokens with all heads, and merged partials return to
+the ranks of their heads. Where every rank has the queries of all heads already, as in Helix, nothing is gathered.
+Sources: vLLM's decode context parallelism; arXiv 2507.07120, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ringlab.agreement import agree
+from ringlab.blocks import block_choice, get_block
+from ringlab.blocks.protocol import Block
+from ringlab.comm.protocol import side_by_side
+from ringlab.comm.ring import Ring
+from ringlab.errors import BackendError, RinglabError, ShapeError
+from ringlab.mask import Mask
+from ringlab.merge import Partial
+from ringlab.schedules.decode import attend_to_cache, mask_of_one_document
+from ringlab.scores import ScoreRules, check_scale
+from ringlab.serving.checks import (
+    Cache,
+    check_query,
+    check_sequences,
+    describe_cache,
+    lengths_of,
+    shard_of,
+    sizes_of,
+)
+from ringlab.serving.owners import MERGES
+from ringlab.types import Query
+
+QUERIES = ("own", "all")
+
+
+@overload
+def decode_heads(
+    q: Query,
+    cache: Cache,
+    sequences: Sequence[int] | None = ...,
+    new: Sequence[int] | None = ...,
+    *,
+    queries: str = ...,
+    merge: str = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    block: str | Block = ...,
+    return_lse: Literal[False] = ...,
+    validate: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def decode_heads(
+    q: Query,
+    cache: Cache,
+    sequences: Sequence[int] | None = ...,
+    new: Sequence[int] | None = ...,
+    *,
+    queries: str = ...,
+    merge: str = ...,
+    mask: Mask | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    block: str | Block = ...,
+    return_lse: Literal[True],
+    validate: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def decode_heads(
+    q: Query,
+    cache: Cache,
+    sequences: Sequence[int] | None = None,
+    new: Sequence[int] | None = None,
+    *,
+    queries: str = "own",
+    merge: str = "all-to-all",
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: str | Block = "auto",
+    return_lse: bool = False,
+    validate: bool = True,
+) -> Any:
+    """Return attention of the last tokens of each sequence over the whole cache, for this rank's H/P query heads.
+
+    q: the queries of the tokens appended last, (B, heads, n, D) for a `ShardedCache`. For a `PagedCache`, (1, heads, N, D):
+    the tokens of all `sequences` one after the other, `new[i]` of sequence i, 1 by default.
+    queries: "own" if q has this rank's H/P heads, which are gathered first; "all" if it has all H heads on every rank.
+    merge: how merged partials come to the ranks of their heads, one of `ringlab.serving.owners`: "all-to-all", one round
+    of messages, or "reduce-scatter", two.
+    mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
+    scale, softcap, block: as in `ring_attention`.
+    return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
+    validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
+
+    Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is called wrongly,
+    AgreementError on all others, and on all ranks if their calls or caches differ.
+
+    >>> import torch
+    >>> from ringlab import VirtualCluster
+    >>> from ringlab.serving import PagedCache, decode_heads
+    >>> def program(ring):
+    ...     cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=4)
+    ...     both = [cache.add(), cache.add()]
+    ...     cache.append(torch.ones(1, 2, 7, 8), torch.full((1, 2, 7, 8), 3.0), both, new=[5, 2])
+    ...     return decode_heads(torch.ones(1, 2, 2, 8), cache, both)
+    >>> out, _ = VirtualCluster(2).run(program).results     # two of the four heads, a token of each sequence
+    >>> out.shape, out.unique().item()
+    (torch.Size([1, 2, 2, 8]), 3.0)
+    """
+    refusal: RinglabError | None = None
+    device: torch.device | str = "cpu"
+    try:
+        device = sizes_of(cache).device
+        rows = _rows(q, cache, sequences, new)
+        _check_heads(q, cache, queries, merge)
+        check_scale(scale, q.dtype)
+        visible, rules = mask_of_one_document(mask), ScoreRules(softcap)
+        chosen = get_block(block, q, rules.requirements)
+        options = f"{queries} {merge} {visible} scale={scale} softcap={softcap} {chosen.name}"
+        description = (
+            f"q {tuple(q.shape)} {[one.new for one in rows]} {describe_cache(cache, sequences)} {options}"
+        )
+    except RinglabError as error:
+        refusal, description = error, ""
+    if validate and isinstance(getattr(cache, "ring", None), Ring):
+        agree(cache.ring.comm, description, refusal, device)
+    elif refusal is not None:
+        raise refusal
+    comm = cache.ring.comm
+    if choice := block_choice(block, chosen, rules.requirements):
+        comm.chose(*choice)
+    q = q.detach()
+    if queries == "own" and comm.world_size > 1:
+        q = torch.cat(comm.all_gather(q, tag="decode queries"), dim=1)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    attend = side_by_side(_attend) if chosen.thread_safe else _attend
+    part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
+    merged = MERGES[merge](comm, part)
+    out = merged.out.to(q.dtype)
+    return (out, merged.lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The new tokens of one sequence: `new` rows of q, from `start` on. None stands for those of a ShardedCache."""
+
+    sequence: int | None
+    start: int
+    new: int
+
+
+def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[int] | None) -> list[_Rows]:
+    """Return which rows of q are of which sequence. Raises: an error of `decode_heads` if q does not fit them."""
+    check_sequences(cache, sequences)
+    if sequences is None:
+        check_query(q, sizes_of(cache), None)
+        new = [q.shape[2]] if new is None else new
+    elif new is None:
+        new = [1] * len(sequences)
+    names: Sequence[int | None] = [None] if sequences is None else sequences
+    if len(new) != len(names):
+        raise ShapeError(f"new= a number of tokens for each of {len(names)} sequences", str(list(new)))
+    check_query(q, sizes_of(cache), sum(new))
+    for name, n in zip(names, new, strict=True):
+        held = sum(lengths_of(cache, name))
+        if not 1 <= n <= held:
+            raise ShapeError(
+                "queries of at least one token of each sequence, all of them in the cache",
+                f"{n} queries and {held} tokens" + ("" if name is None else f" of sequence {name}"),
+                "append the new tokens' k and v to the cache first, on every rank",
+            )
+    starts = accumulate(new, initial=0)
+    return [_Rows(name, start, n) for name, start, n in zip(names, starts, new, strict=False)]
+
+
+def _check_heads(q: Tensor, cache: Cache, queries: str, merge: str) -> None:
+    """Raise an error of `decode_heads` for heads that the ranks cannot share, or an unknown way to do it."""
+    if queries not in QUERIES:
+        raise BackendError(f"queries= one of {', '.join(QUERIES)}", repr(queries))
+    if merge not in MERGES:
+        raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
+    K, P = sizes_of(cache).K, cache.ring.world_size
+    heads = q.shape[1] * (P if queries == "own" else 1)
+    if not heads or heads % K or heads % P:
+        raise ShapeError(
+            f"query heads divisible by the cache's {K} key/value heads and by {P} ranks",
+            f"{heads} heads on all ranks together",
+            "queries='own' for a q of this rank's heads, queries='all' for one of all heads",
+        )
+
+
+def _attend(
+    q: Query,
+    cache: Cache,
+    rows: list[_Rows],
+    mask: Mask,
+    block: Block,
+    scale: float,
+    rules: ScoreRules,
+) -> Partial:
+    """Return the partial of all rows, each over this rank's keys of its own sequence."""
+    parts = []
+    for one in rows:
+        part = q.narrow(2, one.start, one.new)
+        parts.append(attend_to_cache(part, shard_of(cache, one.sequence), mask, block, scale, rules))
+    if len(parts) == 1:
+        return parts[0]
+    return Partial(
+        torch.cat([part.out for part in parts], dim=2), torch.cat([part.lse for part in parts], dim=2)
+    )

@@ -1,0 +1,78 @@
+"""Helix: attention on a grid of tokens × heads, between layers that are tensor-parallel over the whole grid.
+
+N = token_ranks · head_ranks ranks. Attention with more tensor-parallel ranks than key/value heads would keep the same
+K/V on several ranks; so heads are shared among `head_ranks` only, and the ranks that have the same heads share the tokens
+of the cache. Each of them computes the queries of all these heads; an all-to-all of partials leaves it with H/N heads,
+as the output projection and the feed-forward layer, tensor-parallel over all N ranks, expect.
+Source: arXiv 2507.07120.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
+from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.serving.checks import Cache
+from ringlab.serving.decode import decode_heads
+from ringlab.types import Query
+
+
+class HelixGrid:
+    """This rank's place in the grid: rank r shares heads with the ranks of its row, r // token_ranks.
+
+    ring: all N ranks. token_ranks: how many ranks share the tokens of the cache. head_ranks: how many share the heads.
+    Raises: WorldSizeError unless ring has token_ranks · head_ranks ranks.
+
+    >>> import torch
+    >>> from ringlab import ShardedCache, VirtualCluster
+    >>> from ringlab.serving import HelixGrid
+    >>> def program(ring):
+    ...     grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+    ...     cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=8)    # K = 2: one head for each row
+    ...     cache.append(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 5, 8))
+    ...     out = grid.attend(torch.ones(1, 8, 1, 8)[:, grid.attended(8)], cache)
+    ...     return grid.attended(8), grid.owned(8), tuple(out.shape)
+    >>> VirtualCluster(4).run(program).results[3]
+    (slice(4, 8, None), slice(6, 8, None), (1, 2, 1, 8))
+    """
+
+    def __init__(self, ring: Ring, *, token_ranks: int, head_ranks: int) -> None:
+        if min(token_ranks, head_ranks) < 1 or token_ranks * head_ranks != ring.world_size:
+            raise WorldSizeError(
+                f"token_ranks · head_ranks = {ring.world_size} ranks", f"{token_ranks} · {head_ranks}"
+            )
+        self.ring, self.token_ranks, self.head_ranks = ring, token_ranks, head_ranks
+        self.row = ring.rank // token_ranks
+        first = self.row * token_ranks
+        self.tokens = Ring(SubGroup(ring.comm, range(first, first + token_ranks)))
+        """The ranks of this row: the ring of the caches that they share."""
+
+    def attended(self, heads: int) -> slice:
+        """Return with which of `heads` heads this rank attends, query heads or key/value heads: those of its row.
+
+        Raises: ShapeError unless the rows can share them.
+        """
+        return self._share(heads, self.row, self.head_ranks)
+
+    def owned(self, heads: int) -> slice:
+        """Return which of `heads` query heads this rank has after attention. Raises: ShapeError unless N divides them."""
+        return self._share(heads, self.ring.rank, self.ring.world_size)
+
+    def attend(self, q: Query, cache: Cache, *args: Any, **how: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Return attention of this rank's `owned` heads, given the queries of all its `attended` heads.
+
+        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`.
+        Raises: WorldSizeError for a cache on another ring; as `decode_heads`.
+        """
+        if getattr(getattr(cache, "ring", None), "world_size", None) != self.token_ranks:
+            raise WorldSizeError(f"a cache on grid.tokens, {self.token_ranks} ranks", repr(cache))
+        return decode_heads(q, cache, *args, queries="all", **how)
+
+    def _share(self, heads: int, place: int, ranks: int) -> slice:
+        if heads % ranks:
+            raise ShapeError(f"heads that {ranks} ranks can share", f"{heads}")
+        return slice(place * heads // ranks, (place + 1) * heads // ranks)

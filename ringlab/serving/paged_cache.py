@@ -1,0 +1,277 @@
+"""A paged K/V cache of sequences of different lengths, each spread over all ranks.
+
+Token t of a sequence is on rank (t // interleave) mod P, whatever its length: vLLM's interleaved context parallelism.
+A rank keeps its tokens of a sequence in pages of `page` tokens, so that a page holds P·page tokens of the sequence
+on all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.layout import Layout, Run
+from ringlab.serving.tables import BlockTables
+from ringlab.types import KeyValue, Value
+
+
+@dataclass(frozen=True)
+class PagedShard:
+    """This rank's tokens of one sequence, copied together: k and v (1, K, L, D), and their ascending positions.
+
+    length: the tokens of the sequence on all ranks.
+    """
+
+    k: Tensor
+    v: Tensor
+    positions: Int64[np.ndarray, " L"]
+    length: int
+
+
+class PagedCache:
+    """K and V of several sequences in pages, each token on one rank. `decode_heads` and `prefill` attend to it.
+
+    All ranks call the same methods in the same order; no method sends anything. Sequences are numbers, which `add` and
+    `fork` return. Gradients do not flow through a cache.
+
+    ring: the ranks. kv_heads, head_dim: those of k and v. pages: the number of pages. page: the tokens that each rank
+    keeps in a page. interleave: so many adjacent tokens are on one rank; it divides `page`.
+    Raises: WorldSizeError if `ring` is not a Ring; CacheError for pages that cannot be.
+
+    >>> import torch
+    >>> from ringlab import VirtualCluster
+    >>> def program(ring):
+    ...     cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=4, page=2)
+    ...     prompt = cache.add()
+    ...     cache.append(torch.ones(1, 2, 7, 8), torch.ones(1, 2, 7, 8), [prompt], [7])
+    ...     answer = cache.fork(prompt, 5)           # shares the pages of the first five tokens
+    ...     return cache.positions(answer).tolist(), cache.free_pages
+    >>> VirtualCluster(2).run(program).results
+    [([0, 2, 4], 2), ([1, 3], 2)]
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        *,
+        kv_heads: int,
+        head_dim: int,
+        pages: int,
+        page: int = 16,
+        interleave: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not isinstance(ring, Ring):
+            raise WorldSizeError(
+                "ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives"
+            )
+        if min(pages, page, interleave) < 1 or page % interleave:
+            raise CacheError(
+                "pages, page and interleave of at least 1, and page divisible by interleave",
+                f"pages={pages}, page={page}, interleave={interleave}",
+            )
+        self.ring, self.page, self.interleave = ring, page, interleave
+        self.tables = BlockTables(pages, page * ring.world_size)
+        self._k = torch.zeros((kv_heads, pages, page, head_dim), dtype=dtype, device=device)
+        self._v = torch.zeros_like(self._k)
+
+    def __repr__(self) -> str:
+        lengths = self.tables.lengths
+        return (
+            f"PagedCache({len(lengths)} sequences of {sum(lengths.values())} tokens, rank {self.ring.rank})"
+        )
+
+    @property
+    def sequences(self) -> list[int]:
+        """Return the numbers of all sequences."""
+        return sorted(self.tables.lengths)
+
+    @property
+    def free_pages(self) -> int:
+        """Return the number of pages that hold nothing."""
+        return self.tables.free_pages
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key/value heads, K."""
+        return self._k.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Return the head dim, D."""
+        return self._k.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of k and v."""
+        return self._k.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of k and v."""
+        return self._k.device
+
+    def add(self) -> int:
+        """Return the number of a new sequence without tokens."""
+        return self.tables.add()
+
+    def fork(self, sequence: int, length: int | None = None) -> int:
+        """Return the number of a new sequence that shares the pages of the first `length` tokens, by default of all.
+
+        A shared page that is partly filled is copied when one of its sequences grows.
+        Raises: CacheError for an unknown sequence, or for more tokens than it has.
+        """
+        return self.tables.fork(sequence, length)
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence; pages that no other sequence shares are free again. Raises: CacheError for an unknown one."""
+        self.tables.free(sequence)
+
+    def length(self, sequence: int) -> int:
+        """Return the tokens of a sequence, on all ranks. Raises: CacheError for an unknown sequence."""
+        self.tables.check([sequence])
+        return self.tables.lengths[sequence]
+
+    def lengths(self, sequence: int) -> list[int]:
+        """Return the tokens of a sequence on each rank. Raises: CacheError for an unknown sequence."""
+        whole = self.length(sequence)
+        return [self._held(whole, rank) for rank in range(self.ring.world_size)]
+
+    def positions(self, sequence: int, rank: int | None = None) -> Int64[np.ndarray, " L"]:
+        """Return the positions of a rank's tokens in the sequence, ascending; of this rank by default.
+
+        Raises: CacheError for an unknown sequence.
+        """
+        rank = self.ring.rank if rank is None else rank
+        return self._positions(0, self._held(self.length(sequence), rank), rank)
+
+    def next_positions(self, sequence: int, tokens: int | Layout) -> Int64[np.ndarray, " n"]:
+        """Return the positions of the next tokens, for RoPE: of all n, or under a layout of those of this rank.
+
+        Raises: CacheError for an unknown sequence.
+        """
+        own = tokens.positions(self.ring.rank) if isinstance(tokens, Layout) else np.arange(tokens)
+        return self.length(sequence) + own
+
+    def next_layout(self, sequence: int, n: int) -> Layout:
+        """Return the layout of the next `n` tokens of a sequence: each on the rank that will keep it.
+
+        Raises: CacheError for an unknown sequence.
+        """
+        start = self.length(sequence)
+        P, run = self.ring.world_size, self.interleave
+        runs: list[list[Run]] = [[] for _ in range(P)]
+        if run == 1:
+            for token in range(min(n, P)):
+                runs[(start + token) % P].append(Run(token, P, -(-(n - token) // P)))
+        else:
+            edges = [0, *range(run - start % run, n, run), n]
+            for first, stop in pairwise(edges):
+                if first < stop:
+                    runs[(start + first) // run % P].append(Run(first, 1, stop - first))
+        return Layout(n, P, f"interleaved-{run}", tuple(map(tuple, runs)))
+
+    def append(
+        self,
+        k: Float[Tensor, "1 K N D"],
+        v: Float[Tensor, "1 K N D"],
+        sequences: Sequence[int],
+        new: Sequence[int] | None = None,
+    ) -> None:
+        """Append the next tokens of several sequences, the same on all ranks: those of the first sequence first.
+
+        new: the number of tokens of each sequence; 1 by default.
+        Raises: CacheError for unknown sequences or too few free pages; ShapeError, DtypeError or DeviceError for
+        tensors that do not fit. Then nothing has changed.
+        """
+        new = [1] * len(sequences) if new is None else list(new)
+        self._check_new(k, v, sum(new))
+        at = 0
+        starts = [self.length(sequence) for sequence in sequences]
+        self._extend(sequences, new)
+        for sequence, start, n in zip(sequences, starts, new, strict=True):
+            slots, rank = self._slots(start, n), self.ring.rank
+            mine = torch.from_numpy(self._positions(slots.start, slots.stop, rank) - start + at).to(k.device)
+            self._write(sequence, slots, k[0].index_select(1, mine), v[0].index_select(1, mine))
+            at += n
+
+    def append_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
+        """Append the next tokens of a sequence, of which this rank has those that `next_layout` gives it.
+
+        Raises: as `append`; LayoutError for another layout.
+        """
+        self.check_shards(layout, k, v, sequence)
+        slots = self._slots(self.length(sequence), layout.S)
+        self._extend([sequence], [layout.S])
+        self._write(sequence, slots, k[0], v[0])
+
+    def check_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
+        """Return if `append_shards` accepts these. Raises: as `append_shards`."""
+        if not isinstance(layout, Layout) or layout.ranks != self.next_layout(sequence, layout.S).ranks:
+            raise LayoutError(
+                "layout= the one under which each token is on the rank that keeps it",
+                repr(layout),
+                "cache.next_layout(sequence, n)",
+            )
+        self._check_new(k, v, layout.length(self.ring.rank))
+        self.tables.check_room([sequence], [layout.S])
+
+    def shard(self, sequence: int) -> PagedShard:
+        """Return this rank's tokens of a sequence, copied out of their pages. Raises: CacheError for an unknown sequence.
+
+        A kernel made for pages reads them where they are.
+        """
+        length, positions = self.length(sequence), self.positions(sequence)
+        used = -(-len(positions) // self.page)
+        pages = torch.tensor(self.tables.pages[sequence][:used], dtype=torch.long, device=self.device)
+        k, v = (x.index_select(1, pages).flatten(1, 2)[None, :, : len(positions)] for x in (self._k, self._v))
+        return PagedShard(k, v, positions, length)
+
+    def _extend(self, sequences: Sequence[int], new: Sequence[int]) -> None:
+        """Find pages for new tokens, and copy those that were shared until now."""
+        for source, copy in self.tables.extend(sequences, new):
+            for pool in (self._k, self._v):
+                pool[:, copy] = pool[:, source]
+
+    @torch.no_grad()
+    def _write(self, sequence: int, slots: range, k: Tensor, v: Tensor) -> None:
+        """Write k and v (K, n, D) to these slots of a sequence: slot s is place s mod page of its page s // page."""
+        where = np.arange(slots.start, slots.stop)
+        table = np.array(self.tables.pages[sequence], np.int64)
+        pages, places = (torch.from_numpy(x) for x in (table[where // self.page], where % self.page))
+        self._k[:, pages, places], self._v[:, pages, places] = k, v
+
+    def _slots(self, start: int, n: int) -> range:
+        """Return this rank's slots of the tokens from `start` on, n on all ranks."""
+        return range(self._held(start, self.ring.rank), self._held(start + n, self.ring.rank))
+
+    def _held(self, tokens: int, rank: int) -> int:
+        """Return how many of a sequence's first `tokens` tokens are on `rank`."""
+        full, rest = divmod(tokens, self.ring.world_size * self.interleave)
+        return full * self.interleave + min(max(rest - rank * self.interleave, 0), self.interleave)
+
+    def _positions(self, start: int, stop: int, rank: int) -> Int64[np.ndarray, " L"]:
+        """Return the positions of the tokens in these slots of a rank."""
+        turn, place = np.divmod(np.arange(start, stop, dtype=np.int64), self.interleave)
+        return (turn * self.ring.world_size + rank) * self.interleave + place
+
+    def _check_new(self, k: Tensor, v: Tensor, n: int) -> None:
+        """Raise an error of `append` unless k and v are n tokens that fit the pages."""
+        for name, x, pool in (("k", k, self._k), ("v", v, self._v)):
+            fit = (1, pool.shape[0], n, pool.shape[-1])
+            if not isinstance(x, Tensor) or tuple(x.shape) != fit:
+                got = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+                raise ShapeError(f"{name} of the new tokens as {fit}", got)
+            if x.dtype != pool.dtype:
+                raise DtypeError(f"{name} in the cache's {pool.dtype}", str(x.dtype))
+            if x.device != pool.device:
+                raise DeviceError(f"{name} on the cache's {pool.device}", str(x.device))

@@ -1,0 +1,142 @@
+"""Block tables: which pages hold which tokens of which sequence. Numbers only; `PagedCache` has the tensors.
+
+A page has the same number on all ranks, and a part of its tokens on each. All ranks make the same changes in the same
+order, so that their tables are equal without a message.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+
+from ringlab.errors import CacheError
+
+
+class BlockTables:
+    """The pages of several sequences. A page that several of them share is copied before one of them writes to it.
+
+    pages: the number of pages. span: the tokens that a page holds, on all ranks together.
+
+    >>> tables = BlockTables(pages=8, span=4)
+    >>> first = tables.add()
+    >>> tables.extend([first], [6])
+    []
+    >>> second = tables.fork(first)                  # shares both pages; the last one is half full
+    >>> tables.extend([second], [1])                 # so it is copied, from page 1 to page 2
+    [(1, 2)]
+    >>> tables.pages[first], tables.pages[second], tables.free_pages
+    ([0, 1], [0, 2], 5)
+    """
+
+    def __init__(self, pages: int, span: int) -> None:
+        self.span = span
+        self.lengths: dict[int, int] = {}
+        """The tokens of each sequence."""
+        self.pages: dict[int, list[int]] = {}
+        """The pages of each sequence, in the order of its tokens."""
+        self.references = [0] * pages
+        """In how many sequences each page is."""
+        self._free = list(range(pages))
+        self._named = 0
+
+    @property
+    def free_pages(self) -> int:
+        """Return the number of pages that hold nothing."""
+        return len(self._free)
+
+    def add(self) -> int:
+        """Return the number of a new sequence without tokens."""
+        sequence = self._named
+        self._named += 1
+        self.lengths[sequence], self.pages[sequence] = 0, []
+        return sequence
+
+    def fork(self, sequence: int, length: int | None = None) -> int:
+        """Return the number of a new sequence that shares the first `length` tokens of `sequence`, by default all.
+
+        Raises: CacheError for an unknown sequence, or for more tokens than it has.
+        """
+        self.check([sequence])
+        whole = self.lengths[sequence]
+        length = whole if length is None else length
+        if not 0 <= length <= whole:
+            raise CacheError(f"a prefix of 0 to {whole} tokens of sequence {sequence}", f"{length} tokens")
+        shared = self.pages[sequence][: self._pages_of(length)]
+        new = self.add()
+        self.lengths[new], self.pages[new] = length, list(shared)
+        for page in shared:
+            self.references[page] += 1
+        return new
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence; pages that no other sequence shares are free again. Raises: CacheError for an unknown one."""
+        self.check([sequence])
+        for page in self.pages.pop(sequence):
+            self._release(page)
+        del self.lengths[sequence]
+
+    def extend(self, sequences: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        """Return which pages are to be copied, as (from, to), before so many `new` tokens are written to each sequence.
+
+        Raises: CacheError for unknown or repeated sequences, or too few free pages; then nothing has changed.
+        """
+        self.check_room(sequences, new)
+        copies = []
+        for sequence, tokens in zip(sequences, new, strict=True):
+            if not tokens:
+                continue
+            pages = self.pages[sequence]
+            if self._writes_to_shared(sequence):
+                copy = self._take()
+                copies.append((pages[-1], copy))
+                self._release(pages[-1])
+                pages[-1] = copy
+            self.lengths[sequence] += tokens
+            pages += [self._take() for _ in range(self._pages_of(self.lengths[sequence]) - len(pages))]
+        return copies
+
+    def check(self, sequences: Sequence[int]) -> None:
+        """Return if all these sequences are here. Raises: CacheError if one is not, or is named twice."""
+        unknown = [sequence for sequence in sequences if sequence not in self.lengths]
+        if unknown or len(set(sequences)) < len(sequences):
+            raise CacheError(
+                f"different sequences of this cache, of {sorted(self.lengths)}",
+                f"{list(sequences)}",
+                "add() and fork() return the numbers of sequences; free() forgets them",
+            )
+
+    def check_room(self, sequences: Sequence[int], new: Sequence[int]) -> None:
+        """Return if there are pages for so many `new` tokens of each sequence. Raises: as `extend`."""
+        self.check(sequences)
+        needed, writers = 0, Counter[int]()
+        for sequence, tokens in zip(sequences, new, strict=True):
+            needed += self._pages_of(self.lengths[sequence] + tokens) - len(self.pages[sequence])
+            if tokens and self._writes_to_shared(sequence):
+                writers[self.pages[sequence][-1]] += 1
+        # The last of all sequences that share a page need not copy it.
+        needed += sum(min(count, self.references[page] - 1) for page, count in writers.items())
+        if needed > self.free_pages:
+            raise CacheError(
+                f"{needed} free pages of {self.span} tokens",
+                f"{self.free_pages} of {len(self.references)}",
+                "free(sequence), or make the cache with more pages",
+            )
+
+    def _writes_to_shared(self, sequence: int) -> bool:
+        """Return whether the next token goes to a page that another sequence has, too."""
+        partly = self.lengths[sequence] % self.span > 0
+        return partly and self.references[self.pages[sequence][-1]] > 1
+
+    def _pages_of(self, tokens: int) -> int:
+        return -(-tokens // self.span)
+
+    def _take(self) -> int:
+        page = heapq.heappop(self._free)
+        self.references[page] = 1
+        return page
+
+    def _release(self, page: int) -> None:
+        self.references[page] -= 1
+        if not self.references[page]:
+            heapq.heappush(self._free, page)

@@ -1,0 +1,137 @@
+"""A layer whose attention is on a grid of tokens × heads, and whose projections are shared by all ranks, is one layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import ShardedCache, VirtualCluster, launch
+from ringlab.comm.ring import Ring
+from ringlab.conformance.tolerance import FACTOR, relative_error
+from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.serving import HelixGrid, PagedCache
+
+H, K, D, WIDTH, HIDDEN = 8, 2, 4, 16, 32
+PROMPT, STEPS = 9, 3
+S = PROMPT + STEPS
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A layer: x + attention(x)·output, then x + relu(x·up)·down. q, k, v have one matrix for each head."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    output: Tensor
+    up: Tensor
+    down: Tensor
+
+    def to(self, dtype: torch.dtype) -> Weights:
+        return Weights(*(x.to(dtype) for x in vars(self).values()))
+
+
+def drawn() -> tuple[Weights, Tensor]:
+    """Return the weights, and the layer's inputs of all tokens, (1, S, WIDTH)."""
+    random = np.random.default_rng(7)
+    shapes = ((H, WIDTH, D), (K, WIDTH, D), (K, WIDTH, D), (H, D, WIDTH), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
+    draw = [random.standard_normal(shape) / shape[-2] ** 0.5 for shape in (*shapes, (1, S, WIDTH))]
+    *weights, x = (torch.from_numpy(one).float() for one in draw)
+    return Weights(*weights), x
+
+
+def heads_of(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x (1, n, WIDTH) projected to heads, (1, heads, n, D)."""
+    return torch.einsum("bnw,hwd->bhnd", x, weight)
+
+
+def on_one_process(weights: Weights, x: Tensor) -> Tensor:
+    """Return the layer's output of the generated tokens, computed at once."""
+    q, k, v = heads_of(x, weights.q), heads_of(x, weights.k), heads_of(x, weights.v)
+    k, v = (each.repeat_interleave(H // K, dim=1) for each in (k, v))
+    scores = (q @ k.mT * D**-0.5).masked_fill(torch.ones(S, S).triu(1).bool(), -torch.inf)
+    y = x + torch.einsum("bhnd,hdw->bnw", scores.softmax(-1) @ v, weights.output)
+    return (y + (y @ weights.up).relu() @ weights.down)[:, PROMPT:]
+
+
+def on_a_grid(ring: Ring, token_ranks: int) -> Tensor:
+    """Return the same, a token at a time, on ranks that share heads, tokens and the feed-forward layer."""
+    weights, x = drawn()
+    grid = HelixGrid(ring, token_ranks=token_ranks, head_ranks=ring.world_size // token_ranks)
+    queries, keys, mine = grid.attended(H), grid.attended(K), grid.owned(H)
+    share = HIDDEN // ring.world_size
+    hidden = slice(ring.rank * share, (ring.rank + 1) * share)
+    k, v = heads_of(x, weights.k[keys]), heads_of(x, weights.v[keys])
+    cache = ShardedCache(grid.tokens, batch=1, kv_heads=k.shape[1], head_dim=D)
+    cache.append(k[:, :, :PROMPT], v[:, :, :PROMPT])
+    found = []
+    for token in range(PROMPT, S):
+        here = slice(token, token + 1)
+        cache.append(k[:, :, here], v[:, :, here])
+        out = grid.attend(heads_of(x[:, here], weights.q[queries]), cache)
+        projected = torch.einsum("bhnd,hdw->bnw", out, weights.output[mine])
+        y = x[:, here] + ring.all_reduce(projected)
+        found.append(y + ring.all_reduce((y @ weights.up[:, hidden]).relu() @ weights.down[hidden]))
+    return torch.cat(found, dim=1)
+
+
+def assert_layer(results: list[Tensor]) -> None:
+    """Fail unless the error is at most twice that of one process in float32, and one rounding of the result."""
+    weights, x = drawn()
+    true = on_one_process(weights.to(torch.float64), x.double()).numpy()
+    plain = relative_error(on_one_process(weights, x), true)
+    for mine in results:
+        assert torch.equal(mine, results[0])
+        assert relative_error(mine, true) <= FACTOR * plain + torch.finfo(torch.float32).eps, (
+            "the layer is wrong"
+        )
+
+
+@pytest.mark.parametrize("token_ranks", [1, 2, 4])
+def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
+    """Four ranks, or two where heads alone are shared: there are two key/value heads."""
+    P = 2 if token_ranks == 1 else 4
+    assert_layer(VirtualCluster(P, memory=False).run(on_a_grid, token_ranks).results)
+
+
+def test_a_layer_on_processes() -> None:
+    assert_layer(launch(on_a_grid, 4, 2, memory=False).results)
+
+
+def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:
+    """Own heads as if ranks were numbered by token first: the ones that another rank received."""
+    member, rows = self.ring.rank % self.token_ranks, self.head_ranks
+    return self._share(heads, member * rows + self.row, self.ring.world_size)
+
+
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "heads are counted down the columns": (HelixGrid, "owned", counts_down_the_columns),
+    "every row attends with the first heads": (
+        HelixGrid, "attended", lambda self, heads: self._share(heads, 0, self.head_ranks),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_layer_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises(AssertionError, match="the layer is wrong"):
+        assert_layer(VirtualCluster(4, memory=False).run(on_a_grid, 2).results)
+
+
+def test_what_is_no_grid() -> None:
+    def program(ring: Ring) -> None:
+        with pytest.raises(WorldSizeError, match="= 4 ranks"):
+            HelixGrid(ring, token_ranks=2, head_ranks=3)
+        grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+        with pytest.raises(ShapeError, match="2 ranks can share"):
+            grid.attended(3)
+        with pytest.raises(WorldSizeError, match=r"grid\.tokens, 2 ranks"):
+            grid.attend(torch.ones(1, 4, 1, 8), PagedCache(ring, kv_heads=1, head_dim=8, pages=1))
+
+    VirtualCluster(4, memory=False).run(program)

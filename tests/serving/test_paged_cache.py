@@ -1,0 +1,179 @@
+"""Pages hold every token of every sequence, whatever is forked and freed; and a page is free when nobody has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster
+from ringlab.comm.ring import Ring
+from ringlab.errors import CacheError, RankFailedError
+from ringlab.serving.paged_cache import PagedCache
+from ringlab.serving.tables import BlockTables
+
+PAGES = 24
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "append", "append", "shards", "fork", "free"]), st.integers(0, 9), st.integers(0, 9)),
+    max_size=14,
+)  # fmt: skip
+
+
+class Model:
+    """What the cache should hold: the tokens of each sequence as a list of numbers."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, list[float]] = {}
+        self.next = 1.0
+
+    def new(self, n: int) -> list[float]:
+        tokens = [self.next + i for i in range(n)]
+        self.next += n
+        return tokens
+
+
+def numbered(tokens: list[float]) -> tuple[Tensor, Tensor]:
+    """k and v of one head that say which token they are."""
+    k = torch.tensor(tokens).reshape(1, 1, -1, 1).expand(1, 1, -1, 2).contiguous()
+    return k, -k
+
+
+def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
+    """Take the steps on a cache and on the model, and compare them after each one."""
+    cache = PagedCache(ring, kv_heads=1, head_dim=2, pages=PAGES, page=page, interleave=interleave)
+    model = Model()
+    for what, which, n in [("add", 0, 0), *steps]:
+        names = sorted(model.sequences)
+        name = names[which % len(names)] if names else None
+        try:
+            if what == "add" or name is None:
+                model.sequences[cache.add()] = []
+            elif what == "fork":
+                length = n % (len(model.sequences[name]) + 1)
+                model.sequences[cache.fork(name, length)] = model.sequences[name][:length]
+            elif what == "free":
+                cache.free(name)
+                del model.sequences[name]
+            else:
+                grow(cache, name, model, n, shards=what == "shards")
+        except CacheError:
+            assert cache.free_pages < 12, "refused although 10 tokens and two copies find room"
+        compare(cache, model)
+
+
+def grow(cache: PagedCache, name: int, model: Model, n: int, shards: bool) -> None:
+    """Append n tokens to a sequence: known to all ranks, or each on the rank that keeps it."""
+    tokens = model.new(n)
+    k, v = numbered(tokens)
+    if shards:
+        layout = cache.next_layout(name, n)
+        mine = layout.shard((k, v), cache.ring.rank)
+        assert (
+            cache.next_positions(name, layout) == cache.length(name) + layout.positions(cache.ring.rank)
+        ).all()
+        cache.append_shards(layout, *mine, name)
+    else:
+        others = [other for other in sorted(model.sequences) if other != name][:1]
+        extra = model.new(len(others))
+        k, v = numbered(tokens + extra)
+        cache.append(k, v, [name, *others], [n, *(1 for _ in others)])
+        for other, token in zip(others, extra, strict=True):
+            model.sequences[other].append(token)
+    model.sequences[name] += tokens
+
+
+def compare(cache: PagedCache, model: Model) -> None:
+    assert cache.sequences == sorted(model.sequences)
+    for name, tokens in model.sequences.items():
+        shard, lengths = cache.shard(name), cache.lengths(name)
+        assert sum(lengths) == cache.length(name) == len(tokens) == shard.length
+        assert lengths[cache.ring.rank] == len(shard.positions) == shard.k.shape[2]
+        assert max(lengths) - min(lengths) <= cache.interleave, "out of balance"
+        assert (np.diff(shard.positions) > 0).all()
+        expected = [tokens[position] for position in shard.positions]
+        assert shard.k[0, 0, :, 0].tolist() == expected, f"sequence {name} has other tokens"
+        assert torch.equal(shard.v, -shard.k)
+        everywhere = [cache.positions(name, rank) for rank in range(cache.ring.world_size)]
+        assert (np.sort(np.concatenate(everywhere)) == np.arange(len(tokens))).all()
+    used = {page for pages in cache.tables.pages.values() for page in pages}
+    assert cache.free_pages == PAGES - len(used), "a page is lost, or free while it is used"
+
+
+def law(steps: list[Step], P: int, page: int, interleave: int) -> None:
+    VirtualCluster(P, memory=False).run(take, steps, page, interleave)
+
+
+@settings(max_examples=30)
+@given(STEPS, st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2]))
+def test_sequences_keep_their_tokens(steps: list[Step], P: int, page: int, interleave: int) -> None:
+    law(steps, P, page * interleave, interleave)
+
+
+EXAMPLE: list[Step] = [
+    ("append", 0, 7), ("fork", 0, 5), ("append", 1, 3), ("append", 0, 2), ("free", 0, 0), ("add", 0, 0), ("append", 1, 9),
+    ("shards", 0, 4),
+]  # fmt: skip
+
+
+def frees_shared_pages(self: BlockTables, sequence: int) -> None:
+    for page in self.pages.pop(sequence):
+        self.references[page] = 1
+        self._release(page)
+    del self.lengths[sequence]
+
+
+def forgets_to_count(self: BlockTables, sequence: int, length: int | None = None) -> int:
+    new = self.add()
+    self.lengths[new] = self.lengths[sequence] if length is None else length
+    self.pages[new] = self.pages[sequence][: self._pages_of(self.lengths[new])]
+    return new
+
+
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "a page is freed while another sequence has it": (BlockTables, "free", frees_shared_pages),
+    "a fork does not count": (BlockTables, "fork", forgets_to_count),
+    "a shared page is written to": (BlockTables, "_writes_to_shared", lambda self, sequence: False),
+    "a copy has no content": (PagedCache, "_extend", lambda self, names, new: self.tables.extend(names, new) and None),
+    "pages are never freed": (BlockTables, "free", lambda self, sequence: (self.pages.pop(sequence), self.lengths.pop(sequence))),
+    "positions are those of this rank": (
+        PagedCache, "_positions", lambda self, start, stop, rank: np.arange(start, stop),
+    ),
+    "tokens lie one slot further": (
+        PagedCache, "_slots", lambda self, start, n: range(self._held(start + 1, self.ring.rank), self._held(start + n + 1, self.ring.rank)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_law_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law(EXAMPLE, 2, 2, 1)
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises(RankFailedError) as caught:
+        law(EXAMPLE, 2, 2, 1)
+    assert isinstance(caught.value.__cause__, AssertionError)
+
+
+def test_sequences_that_share_a_page_need_one_copy_less() -> None:
+    """Two of two write to their shared page: one copies it, the other has it alone then."""
+    tables = BlockTables(pages=2, span=4)
+    one = tables.add()
+    tables.extend([one], [2])
+    other = tables.fork(one)
+    assert tables.extend([one, other], [1, 1]) == [(0, 1)]
+    assert tables.free_pages == 0
+
+
+def test_too_few_pages_change_nothing() -> None:
+    tables = BlockTables(pages=3, span=4)
+    one, other = tables.add(), tables.add()
+    tables.extend([one], [6])
+    before = repr(vars(tables))
+    with pytest.raises(CacheError, match="2 free pages of 4 tokens"):
+        tables.extend([one, other], [3, 1])
+    assert repr(vars(tables)) == before

@@ -1,0 +1,202 @@
+"""A prompt in chunks of any lengths is one prefill; what travels changes the bytes only; wrong prefixes are noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ringlab import VirtualCluster
+from ringlab.comm.ring import Ring
+from ringlab.comm.trace import Outcome
+from ringlab.mask import Mask
+from ringlab.merge import Partial
+from ringlab.serving import chunks as module
+from ringlab.serving import travels
+from ringlab.serving.decode import decode_heads
+from ringlab.serving.paged_cache import PagedCache
+from ringlab.serving.travels import Chunk
+from ringlab.tile import Tile
+from tests.laws.draw import MAKERS
+from tests.serving.problems import Prompt, assert_prompt, assert_rows, feed, prompt, whole
+
+
+def on_virtual_ranks(case: Prompt) -> Outcome:
+    return VirtualCluster(case.P, memory=False).run(feed, case)
+
+
+@st.composite
+def prompts(draw: Any) -> Prompt:
+    P, K, group = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    lengths = tuple(draw(st.integers(1, 13)) for _ in range(draw(st.integers(1, 4))))
+    interleave = draw(st.sampled_from([1, 2, 3]))
+    window = st.one_of(st.none(), st.integers(1, 8))
+    mask = Mask(window=draw(window), prefix=draw(st.integers(0, lengths[0])))
+    layout, how = draw(st.sampled_from([None, *MAKERS])), draw(st.sampled_from(["q", "kv"]))
+    page = interleave * draw(st.integers(1, 3))
+    return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask)
+
+
+@settings(max_examples=20)
+@given(prompts())
+def test_chunks_of_any_lengths_are_one_prefill(case: Prompt) -> None:
+    assert_prompt(on_virtual_ranks(case).results, case)
+
+
+@pytest.mark.parametrize("travels", ["q", "kv"])
+def test_a_prefix_is_computed_once(travels: str) -> None:
+    """Two prompts with one beginning: the second starts from the pages of the first, and its rows are right."""
+
+    def program(ring: Ring) -> tuple[Tensor, Tensor, int]:
+        cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=12, page=2, dtype=torch.float64)
+        first = cache.add()
+        for start, stop in ((0, 13), (13, 20)):
+            shards(ring, cache, first, one, start, stop)
+        taken = cache.free_pages
+        second = cache.fork(first, 13)
+        out, lse = shards(ring, cache, second, other, 13, 22)
+        held = [cache.shard(name).k for name in (first, second)]
+        positions = [torch.from_numpy(cache.positions(name)) for name in (first, second)]
+        assert torch.equal(held[0], one[1][:, :, positions[0]]), "the first prompt has changed"
+        assert torch.equal(held[1], other[1][:, :, positions[1]])
+        return out, lse, taken - cache.free_pages
+
+    def shards(ring: Ring, cache: PagedCache, name: int, sequence: Any, start: int, stop: int) -> Any:
+        layout = cache.next_layout(name, stop - start)
+        parts = layout.shard(tuple(x[:, :, start:stop] for x in sequence), ring.rank)
+        return module.prefill(*parts, cache, name, layout=layout, return_lse=True, travels=travels)
+
+    one, tail = whole(1, 4, 2, 20, 8, 0, torch.float64), whole(1, 4, 2, 9, 8, 1, torch.float64)
+    other = tuple(torch.cat([x[:, :, :13], y], dim=2) for x, y in zip(one, tail, strict=True))
+    results = VirtualCluster(3, memory=False).run(program).results
+    out = torch.empty(1, 4, 9, 8, dtype=torch.float64)
+    lse = torch.empty(1, 4, 9, dtype=torch.float64)
+    for rank, (rows, of_rows, new_pages) in enumerate(results):
+        here = slice((rank - 13) % 3, None, 3)  # token 13 + i is on rank (13 + i) mod 3
+        out[:, :, here], lse[:, :, here] = rows, of_rows
+        assert new_pages == 2  # of 6 tokens: 22 tokens take 4, and the first 12 are shared
+    assert_rows(out, lse, other, slice(13, 22), mask=Mask())
+
+
+def misses_the_last_chunk(chunk: Chunk, rank: int, origin: int) -> tuple[Tile, ...]:
+    """The prefix as it was before the last chunk: some of its tokens are not seen."""
+    tiles = PREFIX_TILES(chunk, rank, origin)
+    return tuple(replace(t, k_stop=t.k_stop - min(2, t.k_stop - t.k_start - 1)) for t in tiles)
+
+
+def sees_itself_wholly(call: Any, chunk: Chunk, steps: Any, rank: int, origin: int, keys: Any) -> None:
+    whole_tile = (Tile(0, call.layout.length(rank), 0, call.layout.length(origin), causal=False),)
+    steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v)
+    steps.attend(whole_tile if whole_tile[0].scores else (), keys.k, keys.v)
+
+
+def counts_the_prefix_twice(call: Any, chunk: Chunk, steps: Any, rank: int, origin: int, keys: Any) -> None:
+    ATTEND(call, chunk, steps, rank, origin, keys)
+    steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v)
+
+
+def has_tiles_of_this_rank(call: Any, chunk: Chunk, steps: Any, rank: int, origin: int, keys: Any) -> None:
+    """The rows that travelled here are taken for this rank's own."""
+    ATTEND(
+        call, chunk, steps, chunk.ring.rank if steps.q.shape[2] == chunk.q.shape[2] else rank, origin, keys
+    )
+
+
+ATTEND, PREFIX_TILES = travels.attend, Chunk.prefix_tiles
+START = Chunk.start.fget  # type: ignore[attr-defined]
+MUTANTS: dict[str, tuple[str, Any, str, Any, Mask]] = {
+    "the prefix is a chunk too short": ("kv", Chunk, "prefix_tiles", misses_the_last_chunk, Mask()),
+    "the prefix is a chunk too short, q": ("q", Chunk, "prefix_tiles", misses_the_last_chunk, Mask()),
+    "rows are counted from the chunk's beginning": (
+        "kv", Chunk, "start", property(lambda self: 0), Mask(window=6),
+    ),
+    "rows are counted a chunk too far": (
+        "q", Chunk, "start", property(lambda self: START(self) + self.call.layout.S * (START(self) > 0)),
+        Mask(window=6),
+    ),
+    "a chunk sees itself wholly": ("kv", travels, "attend", sees_itself_wholly, Mask()),
+    "the prefix counts twice": ("kv", travels, "attend", counts_the_prefix_twice, Mask()),
+    "queries that travel are masked as those at home": (
+        "q", travels, "attend", has_tiles_of_this_rank, Mask(),
+    ),
+    "partials that return are averaged": (
+        "q", travels, "merge",
+        lambda a, b: Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse)), Mask(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_oracle_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    way, owner, function, mutant, mask = MUTANTS[name]
+    case = prompt(3, travels=way, mask=mask)
+    assert_prompt(on_virtual_ranks(case).results, case)
+    monkeypatch.setattr(owner, function, mutant)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_prompt(on_virtual_ranks(case).results, case)
+
+
+CASE = Prompt(3, (24, 3), H=8, K=1)
+
+
+def test_the_choice_is_the_one_that_sends_less() -> None:
+    """With grouped heads K/V of a first chunk travel; after a long prefix, the queries of a short chunk."""
+    traces = {way: on_virtual_ranks(replace(CASE, travels=way)).trace for way in ("kv", "q", "auto")}
+    sent = {way: sum(e.bytes_sent for e in trace.exchanges()) for way, trace in traces.items()}
+    assert sent["auto"] < min(sent["kv"], sent["q"])
+    assert [(e.asked, e.chosen) for e in traces["auto"].choices(0)] == [
+        ("travels='auto'", "kv"),
+        ("travels='auto'", "q"),
+    ]
+
+
+def rotated(x: Tensor, positions: Any) -> Tensor:
+    """Rotary embedding of the first two coordinates, which is enough to tell positions apart."""
+    angles = torch.as_tensor(positions, dtype=torch.float64)[:, None] / torch.tensor([1.0, 3.0, 9.0, 27.0])
+    a, b = x[..., :4], x[..., 4:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
+
+
+def rotary(ring: Ring, positions_of: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """A prompt of 12 tokens in two chunks, then a token; q and k are rotated by positions that the cache gives."""
+    cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=8, page=2, dtype=torch.float64)
+    name = cache.add()
+    for start, stop in ((0, 7), (7, 12)):
+        layout = cache.next_layout(name, stop - start)
+        q, k, v = layout.shard(tuple(x[:, :, start:stop] for x in ROTARY), ring.rank)
+        where = positions_of(cache, name, layout)
+        module.prefill(rotated(q, where), rotated(k, where), v, cache, name, layout=layout)
+    q, k, v = (x[:, :, 12:] for x in ROTARY)
+    where = positions_of(cache, name, 1)
+    cache.append(rotated(k, where), v, [name])
+    return decode_heads(rotated(q, where), cache, [name], queries="all", return_lse=True)
+
+
+ROTARY = whole(1, 6, 2, 13, 8, 5, torch.float64)
+
+
+def assert_rotary(positions_of: Callable[..., Any]) -> None:
+    results = VirtualCluster(3, memory=False).run(rotary, positions_of).results
+    out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+    q, k, v = ROTARY
+    where = torch.arange(13)
+    assert_rows(out, lse, (rotated(q, where), rotated(k, where), v), slice(12, 13), mask=Mask())
+
+
+def local_positions(cache: PagedCache, name: int, tokens: Any) -> Any:
+    """Counted on this rank, as a program does that knows its own shard only."""
+    held = len(cache.positions(name))
+    n = tokens if isinstance(tokens, int) else tokens.length(cache.ring.rank)
+    return torch.arange(held, held + n)
+
+
+def test_positions_for_rotary_embeddings_are_the_sequence_s_own() -> None:
+    assert_rotary(PagedCache.next_positions)
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_rotary(local_positions)

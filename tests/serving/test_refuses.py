@@ -1,0 +1,195 @@
+"""A wrong call of decode or prefill is refused on every rank, by name, before anything is sent or stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringlab import ShardedCache, VirtualCluster, launch
+from ringlab.comm.ring import Ring
+from ringlab.errors import (
+    AgreementError,
+    BackendError,
+    CacheError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    MaskError,
+    RinglabError,
+    ShapeError,
+    WorldSizeError,
+)
+from ringlab.layout import Layout, Run, contiguous, zigzag
+from ringlab.mask import Mask
+from ringlab.serving import PagedCache, decode_heads, prefill
+
+
+def paged(ring: Ring, pages: int = 4, held: int = 3) -> PagedCache:
+    """Return a cache with sequences 0 and 1 of three tokens and one."""
+    cache = PagedCache(ring, kv_heads=2, head_dim=4, pages=pages, page=2)
+    for _ in range(2):
+        cache.add()
+    cache.append(torch.ones(1, 2, held + 1, 4), torch.ones(1, 2, held + 1, 4), [0, 1], [held, 1])
+    return cache
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(*(shape or (1, 2, 2, 4)), dtype=dtype)
+
+
+def right_decode(cache: PagedCache) -> Any:
+    return decode_heads(rows(), cache, [0, 1])
+
+
+def chunk(cache: PagedCache, n: int = 4, **change: Any) -> Any:
+    """Prefill n further tokens of sequence 0."""
+    layout = cache.next_layout(0, n)
+    own = layout.length(cache.ring.rank)
+    given: dict[str, Any] = {"q": rows(1, 4, own, 4), "k": rows(1, 2, own, 4), "v": rows(1, 2, own, 4)}
+    given |= {"layout": layout, "sequence": 0} | change
+    return prefill(given.pop("q"), given.pop("k"), given.pop("v"), cache, **given)
+
+
+Wrong = tuple[Callable[[PagedCache], Any], type[RinglabError], str]
+DECODES: dict[str, Wrong] = {
+    "no sequences": (lambda c: decode_heads(rows(), c), CacheError, "sequences of a PagedCache"),
+    "an unknown sequence": (lambda c: decode_heads(rows(), c, [0, 7]), CacheError, "[0, 7]"),
+    "a sequence twice": (lambda c: decode_heads(rows(), c, [0, 0]), CacheError, "different sequences"),
+    "rows of one sequence": (lambda c: decode_heads(rows(1, 2, 1, 4), c, [0, 1]), ShapeError, "2 new tokens"),
+    "more rows than tokens": (lambda c: decode_heads(rows(), c, [1], [2]), ShapeError, "1 tokens of sequence 1"),
+    "no row": (lambda c: decode_heads(rows(), c, [0, 1], [2, 0]), ShapeError, "at least one token"),
+    "rows for fewer sequences": (lambda c: decode_heads(rows(), c, [0, 1], [2]), ShapeError, "each of 2"),
+    "a batch": (lambda c: decode_heads(rows(2, 2, 2, 4), c, [0, 1]), ShapeError, "q (1, H, n, 4)"),
+    "no tensor": (lambda c: decode_heads(3, c, [0, 1]), ShapeError, "int"),  # type: ignore[call-overload]
+    "heads that ranks cannot share": (
+        lambda c: decode_heads(rows(1, 2, 2, 4), c, [0, 1], queries="all"), ShapeError, "and by 3 ranks",
+    ),
+    "heads that do not divide": (lambda c: decode_heads(rows(1, 1, 2, 4), c, [0, 1]), ShapeError, "3 heads"),
+    "another dtype": (lambda c: decode_heads(rows(dtype=torch.float64), c, [0, 1]), DtypeError, "torch.float32"),
+    "another device": (lambda c: decode_heads(rows().to("meta"), c, [0, 1]), DeviceError, "meta"),
+    "gradients": (lambda c: decode_heads(rows().requires_grad_(), c, [0, 1]), BackendError, "no_grad"),
+    "an unknown merge": (lambda c: decode_heads(rows(), c, [0, 1], merge="sum"), BackendError, "all-to-all"),
+    "unknown queries": (lambda c: decode_heads(rows(), c, [0, 1], queries="some"), BackendError, "own, all"),
+    "documents": (lambda c: decode_heads(rows(), c, [0, 1], mask=Mask(documents=(3,))), MaskError, "document"),
+}  # fmt: skip
+PREFILLS: dict[str, Wrong] = {
+    "no sequence": (lambda c: chunk(c, sequence=None), CacheError, "sequences of a PagedCache"),
+    "another layout": (lambda c: chunk(c, layout=contiguous(4, 3)), LayoutError, "cache.next_layout"),
+    "no layout": (lambda c: chunk(c, layout=4), LayoutError, "cache.next_layout"),
+    "too few pages": (lambda c: chunk(c, n=40), CacheError, "free pages"),
+    "keys of another length": (lambda c: chunk(c, k=rows(1, 2, 9, 4)), ShapeError, "k of the new tokens"),
+    "values of another head dim": (lambda c: chunk(c, v=rows(1, 2, 1, 5)), ShapeError, "v of the new tokens"),
+    "queries of another length": (lambda c: chunk(c, q=rows(1, 4, 9, 4)), ShapeError, "new tokens"),
+    "heads that do not divide": (
+        lambda c: chunk(c, q=rows(1, 3, c.next_layout(0, 4).length(c.ring.rank), 4)), ShapeError, "3 heads",
+    ),
+    "a mask without causality": (lambda c: chunk(c, mask=Mask(causal=False)), MaskError, "causal mask"),
+    "a prefix that is not here yet": (lambda c: chunk(c, mask=Mask(prefix=8)), MaskError, "among the 7 tokens"),
+    "an unknown way": (lambda c: chunk(c, travels="v"), BackendError, "auto, kv, q"),
+}  # fmt: skip
+CALLS = {f"decode: {name}": (*wrong, right_decode) for name, wrong in DECODES.items()} | {
+    f"prefill: {name}": (*wrong, chunk) for name, wrong in PREFILLS.items()
+}
+
+
+def asked(call: Callable[[], Any]) -> RinglabError | None:
+    try:
+        call()
+    except RinglabError as error:
+        return error
+    return None
+
+
+def wrong_calls(ring: Ring, names: tuple[str, ...]) -> list[RinglabError | None]:
+    """Return the errors of this rank's calls: rank 1 calls wrongly, the others rightly."""
+    found = []
+    for name in names:
+        wrong, _, _, right = CALLS[name]
+        cache = paged(ring)
+        call = wrong if ring.rank == 1 else right
+        found.append(asked(lambda call=call, cache=cache: call(cache)))  # type: ignore[misc]
+        assert cache.length(0) == 3, "the cache has changed"
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
+    _, kind, words, _ = CALLS[name]
+    outcome = VirtualCluster(3, memory=False).run(wrong_calls, (name,))
+    assert outcome.trace.bytes_sent() == 0
+    for rank, [error] in enumerate(outcome.results):
+        assert type(error) is (kind if rank == 1 else AgreementError), error
+        assert words in str(error) or rank != 1, error
+
+
+def test_processes_refuse_alike() -> None:
+    found = launch(wrong_calls, 3, tuple(CALLS), memory=False).results
+    for number, (_, kind, _, _) in enumerate(CALLS.values()):
+        assert [type(errors[number]) for errors in found] == [AgreementError, kind, AgreementError]
+
+
+def test_caches_that_differ_are_refused() -> None:
+    def program(ring: Ring) -> tuple[RinglabError | None, ...]:
+        pages = paged(ring, held=3 if ring.rank else 2)
+        tokens = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
+        tokens.append(rows(1, 2, 3 + ring.rank, 4), rows(1, 2, 3 + ring.rank, 4))
+        return asked(lambda: right_decode(pages)), asked(lambda: decode_heads(rows(), tokens))
+
+    for errors in VirtualCluster(2, memory=False).run(program).results:
+        assert [type(error) for error in errors] == [AgreementError] * 2
+
+
+def test_layouts_that_differ_are_refused() -> None:
+    """As many tokens on each rank, and others of them."""
+
+    def program(ring: Ring) -> RinglabError | None:
+        dealt = Layout(4, 2, "dealt", ((Run(0, 1, 2),), (Run(2, 1, 2),)))
+        other = Layout(4, 2, "dealt", ((Run(2, 1, 2),), (Run(0, 1, 2),)))
+        cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
+        return asked(lambda: prefill(rows(), rows(), rows(), cache, layout=(dealt, other)[ring.rank]))
+
+    for error in VirtualCluster(2, memory=False).run(program).results:
+        assert type(error) is AgreementError
+
+
+def sharded(c: PagedCache) -> ShardedCache:
+    cache = ShardedCache(c.ring, batch=1, kv_heads=2, head_dim=4)
+    cache.append(rows(), rows())
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "words"),
+    [
+        (lambda c: decode_heads(rows(), "cache"), CacheError, "a PagedCache"),
+        (lambda c: prefill(rows(), rows(), rows(), None, layout=zigzag(2, 1)), CacheError, "NoneType"),
+        (lambda c: decode_heads(rows(), sharded(c), [0]), CacheError, "without sequences="),
+        (lambda c: prefill(rows(), rows(), rows(), sharded(c), layout=zigzag(2, 2)), WorldSizeError, "1 ranks"),
+        (lambda c: prefill(rows(), rows(), rows(), sharded(c), layout=zigzag(3, 1)), ShapeError, "3"),
+        (lambda c: PagedCache("ring", kv_heads=1, head_dim=1, pages=1), WorldSizeError, "ring="),
+        (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=0), CacheError, "pages=0"),
+        (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=1, page=3, interleave=2), CacheError, "divisible"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [5]), CacheError, "[5]"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 2, 4), [0]), ShapeError, "v of the new tokens"),
+        (lambda c: c.append(*[rows(1, 2, 1, 4, dtype=torch.float64)] * 2, [0]), DtypeError, "float64"),
+        (lambda c: c.append(*[rows(1, 2, 1, 4).to("meta")] * 2, [0]), DeviceError, "meta"),
+        (lambda c: c.append(*[rows(1, 2, 90, 4)] * 2, [0], [90]), CacheError, "free(sequence)"),
+        (lambda c: c.fork(0, 4), CacheError, "0 to 3 tokens"),
+        (lambda c: c.fork(9), CacheError, "[9]"),
+        (lambda c: c.free(9), CacheError, "[9]"),
+        (lambda c: c.length(9), CacheError, "[9]"),
+        (lambda c: c.shard(9), CacheError, "[9]"),
+    ],
+)  # fmt: skip
+def test_a_wrong_use_of_a_cache(
+    spoil: Callable[[PagedCache], Any], kind: type[RinglabError], words: str
+) -> None:
+    def program(ring: Ring) -> RinglabError | None:
+        return asked(lambda: spoil(paged(ring)))
+
+    [error] = VirtualCluster(1, memory=False).run(program).results
+    assert type(error) is kind and words in str(error), error
