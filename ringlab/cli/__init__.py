@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ringlab.cli import bench, check, doctor, kernels, plan, simulate, tune, verify
+from ringlab.cli import bench, check, doctor, kernels, plan, simulate, train, tune, verify
 from ringlab.cli.contributed import ExtensibleGroup
 from ringlab.errors import MissingExtraError
 
@@ -30,6 +30,7 @@ app.command("tune")(tune.tune)
 app.command("calibrate")(tune.calibrate)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
+app.command("train")(train.train)
 
 
 def main() -> None:

@@ -4,19 +4,27 @@ context.py       Context: how a shard's sequence is spread over the ring
 attention.py     rotary position embedding and ContextParallelAttention
 transformer.py   FeedForward, ModelConfig and Transformer
 loss.py          labels, the loss by the global number of tokens, the sum of gradients
-text.py          the standard library's source, as batches of bytes
+rates.py         the learning rate of each step: warm-up and decay
+clipping.py      the norm of the whole gradient, and clipping by it
+precision.py     computing in bfloat16 with float32 masters
+text.py          the standard library's source, or a file, as batches of bytes
 mesh.py          data × context × tensor parallelism over torch's DeviceMesh
 checkpoint.py    checkpoints that any world size can resume from
-training.py      Recipe, training_step and train
+recipe.py        Recipe: model, data and hyperparameters
+training.py      training_step and train
 """
 
 from __future__ import annotations
 
 from ringlab.nn.attention import ContextParallelAttention
+from ringlab.nn.clipping import clip_gradients, gradient_norm
 from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE, loss_share, next_tokens, sum_gradients, total_weight, valid_tokens
 from ringlab.nn.mesh import Degrees
-from ringlab.nn.training import Recipe, train, training_step
+from ringlab.nn.precision import computing_in
+from ringlab.nn.rates import learning_rate
+from ringlab.nn.recipe import Recipe
+from ringlab.nn.training import Step, train, training_step
 from ringlab.nn.transformer import FeedForward, ModelConfig, Transformer
 
 __all__ = [
@@ -27,7 +35,12 @@ __all__ = [
     "FeedForward",
     "ModelConfig",
     "Recipe",
+    "Step",
     "Transformer",
+    "clip_gradients",
+    "computing_in",
+    "gradient_norm",
+    "learning_rate",
     "loss_share",
     "next_tokens",
     "sum_gradients",

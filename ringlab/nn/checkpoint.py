@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
+from ringlab.nn import loss
 
 _WRITING = ".writing-"
 
@@ -122,9 +123,7 @@ def read_progress(where: Path) -> Progress:
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether the parameters are sharded over several ranks."""
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(map(loss.is_sharded, model.parameters()))
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

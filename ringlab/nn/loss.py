@@ -9,6 +9,8 @@ gives more weight to the tokens of ranks that have few, and is NaN if a rank has
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -103,6 +105,11 @@ def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
     least, and a rank briefly holds P copies of them: for large models use `Degrees`, which leaves gradients
     to torch's FSDP.
 
+    It works with any model. torch's DistributedDataParallel divides the sum by P: with it, leave this out and
+    multiply the loss by P before backward.
+
+    Raises: TrainingError if parameters are sharded, as by FSDP, which reduces their gradients itself.
+
     >>> from ringlab import VirtualCluster
     >>> def program(ring):
     ...     model = nn.Linear(1, 1, bias=False)
@@ -115,11 +122,24 @@ def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         return
-    dtype = state_dtype(trained[0].dtype)
+    if any(map(is_sharded, trained)):
+        raise TrainingError(
+            "parameters that every rank holds whole",
+            "parameters that torch shards, and whose gradients it reduces",
+            "let FSDP sum: set_gradient_divide_factor(1.0)",
+        )
+    dtype = state_dtype(reduce(torch.promote_types, (p.dtype for p in trained)))
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
     flat = summed(torch.cat([part.flatten().to(dtype) for part in parts]), *rings)
     for parameter, part in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def is_sharded(tensor: Shaped[Tensor, "..."]) -> bool:
+    """Return whether the tensor's entries lie on several ranks."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def summed(x: Shaped[Tensor, "*shape"], *rings: Ring | None) -> Shaped[Tensor, "*shape"]:

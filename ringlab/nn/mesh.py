@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from ringlab.comm.ring import Ring
@@ -104,13 +105,15 @@ def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
     return Ring(SubGroup(ring.comm, along)), Ring(SubGroup(ring.comm, across))
 
 
-def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
+def parallelize(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
     """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
+
+    `dtype`: that in which FSDP lets layers compute, None for the parameters' own, in which gradients are summed.
 
     Gradients are SUMMED over dp × cp, as a loss divided by the global number of tokens requires; FSDP
     averages by default. Each rank's q, k, v have the heads of its tp rank only.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
 
     if mesh["tp"].size() > 1:
@@ -118,9 +121,10 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> None:
             parallelize_module(layer, mesh["tp"], _by_heads(model.config.qk_norm))
     if mesh["dp", "cp"].size() == 1:
         return
-    shards = mesh["dp", "cp"]._flatten("dp_cp")
+    shards, masters = mesh["dp", "cp"]._flatten("dp_cp"), next(model.parameters()).dtype
+    policy = MixedPrecisionPolicy(dtype if dtype != masters else None, masters)
     for unit in (*model.layers, model):
-        sharded = fully_shard(unit, mesh=shards)
+        sharded = fully_shard(unit, mesh=shards, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 

@@ -1,6 +1,6 @@
-"""Training text that every machine has: modules of the Python standard library, byte by byte.
+"""Training text, byte by byte: a file, or what every machine has, modules of the Python standard library.
 
-The text differs between Python versions, so every figure computed from it names the version: `Text.name`.
+The library's text differs between Python versions, so every figure computed from it names the version: `Text.name`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,17 @@ def documents() -> tuple[Text, ...]:
     return tuple(Text(path.stem, path.read_bytes()) for path in sorted(folder.glob("*.py")))
 
 
+def from_file(path: Path) -> Text:
+    """Return the bytes of a file, under its name. Raises: TrainingError if it cannot be read, or is empty."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TrainingError(f"a text at {path}", error.strerror or str(error), "another path") from None
+    if not content:
+        raise TrainingError("a text of at least 1 byte", f"{path}, which is empty", "another file")
+    return Text(path.name, content)
+
+
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
     """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
 
@@ -80,7 +91,9 @@ def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tens
     """
     if S < 1 or rows < 1 or len(text) < S:
         raise TrainingError(
-            f"at least 1 sequence of 1 to {len(text)} bytes, from {text.name}", f"{rows} of {S} bytes"
+            f"at least 1 sequence of 1 to {len(text)} bytes, from {text.name}",
+            f"{rows} of {S} bytes",
+            "a longer text, or shorter sequences",
         )
     places = np.random.default_rng([seed, number]).integers(0, len(text) - S + 1, size=rows)
     whole = np.frombuffer(text.content, np.uint8)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import platform
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -15,76 +15,37 @@ from torch.optim import AdamW, Optimizer
 
 import ringlab
 from ringlab.agreement import agree
-from ringlab.blocks import known
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, DeviceError, RinglabError, TrainingError
+from ringlab.errors import DeviceError, RinglabError, TrainingError
 from ringlab.layout import get_layout
-from ringlab.mask import Mask
 from ringlab.nn import checkpoint, mesh
 from ringlab.nn.checkpoint import Progress
+from ringlab.nn.clipping import clip_gradients
 from ringlab.nn.context import Context
 from ringlab.nn.loss import loss_share, next_tokens, sum_gradients, summed, valid_tokens
 from ringlab.nn.mesh import Degrees
-from ringlab.nn.text import Text, batches, library
-from ringlab.nn.transformer import ModelConfig, Transformer
-from ringlab.schedules import get_schedule
+from ringlab.nn.precision import PRECISIONS, computing_in, master_dtype
+from ringlab.nn.recipe import Recipe, flat
+from ringlab.nn.text import Text, batch, batches, library
+from ringlab.nn.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The model, the data and the hyperparameters: `batch` sequences of S bytes a step, `steps` steps in all.
+class Step:
+    """A step that is done: its number from 1, loss in nats per byte, learning rate, and the gradient's norm.
 
-    `layout`, `schedule` and `block` choose how attention is spread over the ranks. They and `save_every` may
-    change between the runs that share a checkpoint, and so may `steps`, to no fewer than are done; the other
-    fields may not.
-    `save_every`: steps between checkpoints; the last step is saved too.
+    `norm`: before clipping; None where the recipe does not clip.
 
-    Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or
-        WorldSizeError for an invalid schedule; MaskError for a window below 1; TrainingError for sizes below
-        1, or rates that are negative or not finite.
-
-    >>> Recipe(window=32).mask.window
-    32
+    >>> steps = []
+    >>> _ = train(None, Recipe(S=32, batch=1, steps=2, warmup=2), report=steps.append)
+    >>> [(step.number, step.learning_rate, step.norm) for step in steps]
+    [(1, 0.0005, None), (2, 0.001, None)]
     """
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    S: int = 256
-    batch: int = 2
-    steps: int = 200
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    seed: int = 0
-    window: int | None = None
-    layout: str = "zigzag"
-    schedule: str = "ring"
-    block: str = "auto"
-    save_every: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("S", "batch", "steps", "save_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise TrainingError(f"{name}= at least 1, an integer", f"{value}")
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:  # NaN is not between them
-                raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
-        if self.block not in (*known(), "auto"):
-            raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
-        # One process without a ring refuses what these refuse, too.
-        _ = get_layout(self.layout, self.S, 1), self.mask, get_schedule(self.schedule)
-
-    @property
-    def mask(self) -> Mask | None:
-        """Return the mask, None for the plain causal mask."""
-        return None if self.window is None else Mask(window=self.window)
-
-    def lasting(self) -> dict[str, object]:
-        """Return the fields, by name, that a run must share with the checkpoint that it resumes from."""
-        passing = ("layout", "schedule", "block", "steps", "save_every")
-        said = {name: value for name, value in asdict(self).items() if name not in passing}
-        how_computed = ("feed_forward_block", "recompute")
-        return said | {"model": {k: v for k, v in said["model"].items() if k not in how_computed}}
+    number: int
+    loss: float
+    learning_rate: float
+    norm: float | None
 
 
 def training_step(
@@ -100,23 +61,52 @@ def training_step(
 
     Raises: TrainingError if no token of the batch counts; the errors of `ring_attention`.
 
-    >>> model = Transformer(ModelConfig(layers=1))
+    >>> model = Transformer(Recipe().model)
     >>> loss = training_step(model, AdamW(model.parameters()), torch.arange(8)[None])
     >>> 5 < loss < 6  # ln 256 = 5.55 before the first step
     True
+    """
+    return update(model, optimizer, tokens, context, replicas)[0]
+
+
+def update(
+    model: Transformer,
+    optimizer: Optimizer,
+    tokens: Int[Tensor, "B S"],
+    context: Context | None = None,
+    replicas: Ring | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    micro_batches: int = 1,
+    clip: float | None = None,
+    shards: Ring | None = None,
+) -> tuple[float, float | None]:
+    """Return the loss of one step, as `training_step`, and the gradient's norm, None without `clip`.
+
+    `dtype`: that of the computation, None for the weights' own. `micro_batches`: parts into which this rank's
+    rows are split. `clip`: the gradient's largest norm. `shards`: as `ring` of `clip_gradients`.
+
+    Raises: as `training_step` and `clip_gradients`, with the weights unchanged.
     """
     ring, mask = (None, None) if context is None else (context.ring, context.mask)
     labels = next_tokens(tokens, mask)  # before the sequence is sharded
     if context is not None:
         tokens, labels = context.shard(tokens), context.shard(labels)
-    count = valid_tokens(labels, ring, replicas)  # of all ranks
-    share = loss_share(model(tokens, context), labels, count)
-    share.backward()
+    count = valid_tokens(labels, ring, replicas)  # of all ranks and micro-batches
+    rows = -(-len(tokens) // micro_batches)
+    loss = torch.zeros((), dtype=torch.float64, device=tokens.device)
+    for mine, theirs in zip(tokens.split(rows), labels.split(rows), strict=True):
+        with _computing(model, dtype):
+            share = loss_share(model(mine, context), theirs, count)
+            share.backward()
+        loss += share.detach()
+        context = context and replace(context, validate=False)  # the ranks have compared their calls once
     if not checkpoint.is_sharded(model):  # FSDP has summed them already
         sum_gradients(model, ring, replicas)
+    norm = None if clip is None else clip_gradients(model, clip, shards)
     optimizer.step()
     optimizer.zero_grad()
-    return float(summed(share.detach().double(), ring, replicas))
+    return float(summed(loss, ring, replicas)), norm
 
 
 def train(
@@ -126,6 +116,9 @@ def train(
     degrees: Degrees | None = None,
     text: Text | None = None,
     device: str = "cpu",
+    *,
+    until: int | None = None,
+    report: Callable[[Step], None] | None = None,
 ) -> list[float]:
     """Return the loss of every step, in nats per byte, the same on all ranks.
 
@@ -133,6 +126,7 @@ def train(
     checkpoint there, whatever world size and layout wrote it, and saves its own. `degrees`: data and tensor
     parallelism besides the ring; without them all ranks share each sequence. With `degrees`, FSDP shards the
     model over processes; virtual ranks hold it whole. `device`: "cuda" if the transport carries CUDA tensors.
+    `until`: stop, and save, after this step of the recipe's; `report`: called on rank 0 after every step.
 
         train(None, recipe)                             one process
         VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
@@ -143,7 +137,7 @@ def train(
         WorldSizeError, ShapeError or BackendError for an invalid recipe, device, degrees or checkpoint;
         AgreementError on all other ranks, and on all ranks if versions, texts or checkpoints differ between them.
 
-    >>> losses = train(None, Recipe(S=32, batch=1, steps=2, model=ModelConfig(width=16, hidden=16, layers=1)))
+    >>> losses = train(None, Recipe(S=32, batch=1, steps=2))
     >>> [5 < loss < 6 for loss in losses]
     [True, True]
     """
@@ -152,27 +146,53 @@ def train(
             "train(ring, recipe) with a ringlab.Ring, or None", f"a {type(ring).__name__} first"
         )
     text, folder = text or library(), None if folder is None else Path(folder)
-    _agree(ring, recipe, folder, degrees, text, device)
-    sequence, replicas = ring, None
-    model = Transformer(recipe.model, recipe.seed).to(device)
+    _agree(ring, recipe, folder, degrees, text, device, until)
+    sequence, replicas, dtype = ring, None, PRECISIONS[recipe.precision]
+    model = Transformer(recipe.model, recipe.seed).to(device, master_dtype(recipe.precision))
     if degrees is not None and ring is not None:
         sequence, replicas = mesh.rings(ring, degrees)
         if mesh.of_processes(ring.world_size):
-            mesh.parallelize(model, mesh.build(degrees, torch.device(device).type))
+            mesh.parallelize(model, mesh.build(degrees, torch.device(device).type), dtype)
     optimizer = AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     progress = (checkpoint.load(folder, model, optimizer) if folder else None) or Progress()
     progress.recipe, progress.text = asdict(recipe), text.digest
     context = None if sequence is None else _context(sequence, recipe)
+    shards = ring if checkpoint.is_sharded(model) else None
+    last = min(recipe.steps, until or recipe.steps)
     for number, tokens in batches(text, recipe.S, recipe.batch, recipe.seed, progress.next_batch):
-        if progress.step >= recipe.steps:
+        if progress.step >= last:
             break
         rows = tokens if replicas is None else tokens[replicas.rank :: replicas.world_size]
-        progress.losses.append(training_step(model, optimizer, rows.to(device), context, replicas))
+        rate = recipe.rate(progress.step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss, norm = update(
+            model,
+            optimizer,
+            rows.to(device),
+            context,
+            replicas,
+            dtype=dtype,
+            micro_batches=recipe.micro_batches,
+            clip=recipe.clip,
+            shards=shards,
+        )
+        progress.losses.append(loss)
         context = context and replace(context, validate=False)  # the ranks have compared their calls once
         progress.step, progress.next_batch = progress.step + 1, number + 1
-        if folder and (progress.step % recipe.save_every == 0 or progress.step == recipe.steps):
+        if report and (ring is None or ring.rank == 0):
+            report(Step(progress.step, loss, rate, norm))
+        if folder and (progress.step % recipe.save_every == 0 or progress.step == last):
             checkpoint.save(folder, model, optimizer, progress, ring)
     return progress.losses
+
+
+def _computing(model: Transformer, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    """Return the block in which `model` computes in `dtype`; FSDP, which casts by itself, needs none."""
+    from torch.distributed.fsdp import FSDPModule
+
+    own = dtype is None or dtype == next(model.parameters()).dtype or isinstance(model, FSDPModule)
+    return nullcontext() if own or dtype is None else computing_in(dtype, model)
 
 
 def _context(ring: Ring, recipe: Recipe) -> Context:
@@ -181,12 +201,18 @@ def _context(ring: Ring, recipe: Recipe) -> Context:
 
 
 def _agree(
-    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
+    ring: Ring | None,
+    recipe: Recipe,
+    folder: Path | None,
+    degrees: Degrees | None,
+    text: Text,
+    device: str,
+    until: int | None,
 ) -> None:
     """Check before any work that all ranks can run, and with the same arguments. Raises: as `train`."""
     said, error = "", None
     try:
-        said = _checked(ring, recipe, folder, degrees, text, device)
+        said = _checked(ring, recipe, folder, degrees, text, device, until)
     except RinglabError as raised:
         error = raised
     if ring is not None:
@@ -196,7 +222,13 @@ def _agree(
 
 
 def _checked(
-    ring: Ring | None, recipe: Recipe, folder: Path | None, degrees: Degrees | None, text: Text, device: str
+    ring: Ring | None,
+    recipe: Recipe,
+    folder: Path | None,
+    degrees: Degrees | None,
+    text: Text,
+    device: str,
+    until: int | None,
 ) -> str:
     """Return a text that must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
@@ -208,32 +240,33 @@ def _checked(
         raise DeviceError(f"a GPU, for device={device!r}", f"torch {torch.__version__}, which sees none")
     config = recipe.model
     if degrees is not None:
-        if recipe.batch % degrees.dp:
-            raise TrainingError(f"a batch that dp={degrees.dp} divides", f"batch={recipe.batch}")
+        if recipe.batch % (degrees.dp * recipe.micro_batches):
+            got = f"batch={recipe.batch}, micro_batches={recipe.micro_batches}"
+            raise TrainingError(f"a batch that dp={degrees.dp} divides, into micro-batches", got)
         sizes = config.heads, config.kv_heads, config.hidden
         mesh.check(degrees, 1 if ring is None else ring.world_size, sizes)
     if ring is None and recipe.window is not None:
         raise TrainingError(
             "a ring, for a window", "ring=None", "VirtualCluster(1).run(train, recipe) has a ring of one rank"
         )
+    batch(text, recipe.S, 1, 0)  # refuses a text that is too short
+    if max(text.content) >= config.vocabulary:
+        needed = f"a vocabulary above {max(text.content)}, the largest byte of {text.name}"
+        raise TrainingError(needed, f"vocabulary={config.vocabulary}", "256 is enough for any bytes")
+    if until is not None and until < 1:
+        raise TrainingError("until= a step from 1 on", f"{until}")
     where = checkpoint.latest(folder) if folder else None
     if where is not None:
         _check_same(checkpoint.read_progress(where), recipe, text)
     versions = f"Python {platform.python_version()} torch {torch.__version__} ringlab {ringlab.__version__}"
-    return f"{versions} text #{text.digest} from {where and where.name} {degrees} {recipe}"
-
-
-def _flat(said: dict[str, Any]) -> dict[str, object]:
-    """The model's sizes beside the other fields, so that an error can name only those that differ."""
-    rest = {name: value for name, value in said.items() if name != "model"}
-    return rest | {f"model.{name}": value for name, value in said["model"].items()}
+    return f"{versions} text #{text.digest} from {where and where.name} {degrees} until {until} {recipe.unusual()}"
 
 
 def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
     """Raise TrainingError where a checkpoint is of another recipe or text."""
-    made = Recipe(**progress.recipe | {"model": ModelConfig(**progress.recipe["model"])})
-    before, now = _flat(made.lasting()), _flat(recipe.lasting())
-    other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name]]
+    before, now = flat(Recipe.of(progress.recipe).lasting()), flat(recipe.lasting())
+    both = [name for name in now if name in before]  # steps are in one alone if the decay differs
+    other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in both if before[name] != now[name]]
     if progress.step > recipe.steps:
         other.append(f"{progress.step} steps done already, now steps={recipe.steps}")
     if progress.text != text.digest:

@@ -13,7 +13,7 @@ import json
 import math
 import platform
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ SHORT = replace(RECIPE, steps=12)
 
 def test_the_committed_curves_are_alike_and_fall() -> None:
     found = FIGURE["curves"]
-    assert found.keys() == {ALONE, *RINGS} and FIGURE["recipe"] == asdict(RECIPE)
+    assert found.keys() == {ALONE, *RINGS} and Recipe.of(FIGURE["recipe"]) == RECIPE
     assert all(len(curve) == 200 for curve in found.values())
     assert differences(found) == FIGURE["largest_relative_difference"]
     assert all(difference <= ALIKE for difference in differences(found).values())

@@ -15,9 +15,12 @@ from torch.nn import functional as F
 
 from ringlab import VirtualCluster, zigzag
 from ringlab.comm.ring import Ring
+from ringlab.errors import TrainingError
 from ringlab.layout import Layout
 from ringlab.nn import IGNORE, Context, Degrees, ModelConfig, Recipe, Transformer, mesh, train
+from ringlab.nn.clipping import clip_gradients, gradient_norm
 from ringlab.nn.loss import loss_share, next_tokens, sum_gradients, summed, valid_tokens
+from ringlab.nn.precision import computing_in
 
 Gradients = dict[str, Tensor]
 CONFIG = ModelConfig(vocabulary=11, width=8, layers=2, heads=2, kv_heads=1, hidden=12, qk_norm=True)
@@ -171,18 +174,25 @@ def step_on_a_mesh(ring: Ring, config: ModelConfig, degrees: Degrees, tokens: Te
     share = loss_share(model(mine, context), labels, valid_tokens(labels, cp, dp))
     share.backward()
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters()}
+    norms = {"norm": gradient_norm(model, ring), "own": _norm_of_the_own_part(model)}
+    clip_gradients(model, 0.5 * norms["norm"], ring)
+    norms["clipped"] = gradient_norm(model, ring)
+    refused = [_refusal(lambda: gradient_norm(model)), _refusal(lambda: sum_gradients(model, ring))]
+    if degrees.dp * degrees.cp > 1:
+        refused.append(_refusal(lambda: computing_in(torch.bfloat16, model).__enter__()))
     held = sum(_local(p).numel() for p in model.parameters())
     total = dp.all_reduce(cp.all_reduce(share.detach()))
-    return {"loss": total.item(), "held": held, **gradients}
+    return {"loss": total.item(), "held": held, "norms": norms, "refused": refused, **gradients}
 
 
 def four_on_meshes(
     ring: Ring, config: ModelConfig, tokens: Tensor, several: tuple[Degrees, ...], recipe: Recipe, folder: str
-) -> tuple[list[dict[str, Any]], list[float]]:
-    """All that tests ask of four processes, in one start: a step by each of `several`, then a training by each."""
+) -> tuple[list[dict[str, Any]], list[float], list[list[float]]]:
+    """All that tests ask of four processes, in one start: a step by each of `several`, then trainings by each."""
     steps = [step_on_a_mesh(ring, config, degrees, tokens) for degrees in several]
     ways = tuple((degrees, 2 * (number + 1)) for number, degrees in enumerate(several))
-    return steps, one_after_the_other(ring, recipe, folder, ways)
+    in_bfloat16 = [train(ring, replace(recipe, precision="bfloat16"), None, degrees) for degrees in several]
+    return steps, one_after_the_other(ring, recipe, folder, ways), in_bfloat16
 
 
 def one_after_the_other(
@@ -191,12 +201,25 @@ def one_after_the_other(
     """The curve of a training that goes on, from its checkpoints, by other degrees each time."""
     curve: list[float] = []
     for degrees, steps in ways:
-        curve = train(ring, replace(recipe, steps=steps), folder, degrees)
+        curve = train(ring, recipe, folder, degrees, until=steps)
     return curve
 
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _norm_of_the_own_part(model: nn.Module) -> float:
+    """A mutant: a rank that forgets that others hold the rest."""
+    return sum(float(_local(p.grad).double().square().sum()) for p in model.parameters()) ** 0.5
+
+
+def _refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except TrainingError as error:
+        return str(error)
+    return "none"
 
 
 def _local(tensor: Tensor) -> Tensor:

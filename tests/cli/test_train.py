@@ -1,0 +1,220 @@
+"""`ringlab train`: its files, its defaults, resumption on other ranks, torchrun, and errors that help."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab import VirtualCluster
+from ringlab.cli import app, train_request
+from ringlab.cli import train as train_command
+from ringlab.cli.train_output import sparkline
+from ringlab.cli.train_request import Request
+from ringlab.errors import TrainingError
+from ringlab.nn import ModelConfig, Recipe, train
+from tests.nn.curves import bound, steps_of
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "--tokens", "48", "--batch", "4", "--width", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1",
+    "--hidden", "32", "--steps", "8", "--warmup", "2", "--clip", "0.5", "--save-every", "3",
+]  # fmt: skip
+RECIPE = Recipe(
+    ModelConfig(width=16, layers=1, heads=2, kv_heads=1, hidden=32), S=48, batch=4, steps=8, warmup=2,
+    learning_rate=3e-3, decay="cosine", clip=0.5, save_every=3,
+)  # fmt: skip
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def trained(*arguments: object) -> dict[str, Any]:
+    status, out, err = call(*arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def within_the_bound(losses: list[float], recipe: Recipe = RECIPE) -> bool:
+    exact = [step.loss for step in steps_of(replace(recipe, precision="float64"))]
+    assert len(losses) == len(exact)
+    return all(abs(a - b) <= bound(recipe) * b for a, b in zip(losses, exact, strict=True))
+
+
+def test_it_trains_as_train_does_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "first"
+    status, out, err = call(*SMALL, "--folder", folder)
+    losses = train(None, RECIPE)
+    assert status == 0 and "8 of 8" in out and f"{losses[0]:.3f} → {losses[-1]:.3f} nats per byte" in out
+    assert "step 8 of 8" in err
+    assert [line["loss"] for line in logged(folder)] == losses
+    assert [line["learning_rate"] for line in logged(folder)] == [RECIPE.rate(step) for step in range(8)]
+    assert all(line["norm"] > 0 and line["seconds"] > 0 for line in logged(folder))
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in folder.glob("step-*")) == [f"step-{n:08d}" for n in (3, 6, 8)]
+
+
+def test_without_matplotlib_there_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_request.importlib.util, "find_spec", lambda name: None)
+    found = trained(*SMALL, "--steps", 2, "--folder", tmp_path)
+    assert "figure" not in found["files"] and not (tmp_path / "loss.png").exists()
+    assert len(logged(tmp_path)) == 2
+
+
+def test_what_the_help_calls_the_default_is_it() -> None:
+    request = Request({}, {}, None, Path(), False, None, None, None, "cpu")
+    recipe = request.recipe(None)
+    names = {"tokens": "S"}
+    checked = 0
+    for parameter in inspect.signature(train_command.train, eval_str=True).parameters.values():
+        said = re.search(r"(\S+) by default", get_args(parameter.annotation)[1].help)
+        if said and said[1] != "steps":
+            name = names.get(parameter.name, parameter.name)
+            value = getattr(recipe, name) if hasattr(recipe, name) else getattr(recipe.model, name)
+            assert str(value) == said[1], name
+            checked += 1
+    assert checked == 19 and recipe.warmup == recipe.steps // 10
+
+
+def test_it_goes_on_on_other_ranks_with_the_checkpoints_recipe(tmp_path: Path) -> None:
+    first = trained(*SMALL, "--ranks", 2, "--folder", tmp_path, "--until", 4)
+    assert (first["steps"], first["of"], first["resumed_from"]) == (4, 8, None)
+    with (tmp_path / "log.jsonl").open("a") as file:  # a run that was killed after its last checkpoint
+        file.write(json.dumps({"number": 5, "loss": 99.0}) + '\n{"number": 6, "lo')
+    second = trained(
+        "--resume", "--ranks", 3, "--layout", "contiguous", "--micro-batches", 2, "--folder", tmp_path
+    )
+    assert (second["steps"], second["resumed_from"], second["ranks"]) == (8, 4, 3)
+    assert [line["number"] for line in logged(tmp_path)] == list(range(1, 9))
+    assert [line["loss"] for line in logged(tmp_path)] == second["losses"]
+    assert second["losses"][:4] == first["losses"] and within_the_bound(second["losses"])
+    done = trained("--resume", "--folder", tmp_path)
+    assert done["losses"] == second["losses"] and done["resumed_from"] == 8
+
+
+def test_resume_in_an_empty_folder_begins_so_that_a_job_can_be_restarted_by_one_command(
+    tmp_path: Path,
+) -> None:
+    assert trained(*SMALL, "--steps", 2, "--resume", "--folder", tmp_path)["resumed_from"] is None
+
+
+def test_a_file_is_learnt_and_a_window_needs_no_ranks(tmp_path: Path) -> None:
+    (tmp_path / "abc.txt").write_bytes(b"abcd" * 100)
+    found = trained(*SMALL, "--text", tmp_path / "abc.txt", "--window", 8, "--folder", tmp_path / "run",
+                    "--precision", "bfloat16", "--learning-rate", 0.02)  # fmt: skip
+    assert found["text"].startswith("abc.txt, 400 bytes") and found["ranks"] == 1
+    assert found["last_loss"] < 0.8 * found["first_loss"]
+    status, _, err = call("--resume", "--folder", tmp_path / "run")
+    assert status == 1 and "--text with that file" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--heads", 3], "a width that the heads divide"),
+        (["--kv-heads", 2, "--heads", 1], "query heads divisible by key/value heads"),
+        (["--tokens", 10**7], "a longer text, or shorter sequences"),
+        (["--text", "nowhere.txt"], "a text at nowhere.txt"),
+        (["--decay", "sudden"], "constant, cosine, linear"),
+        (["--precision", "float16"], "float64, float32, bfloat16"),
+        (["--micro-batches", 3], "a divisor of the batch"),
+        (["--until", 0], "a step from 1 on"),
+        (["--layout", "spiral"], "contiguous, striped, zigzag"),
+        (["--ranks", 2, "--dp", 4], "dp × cp × tp = 2 ranks"),
+        (
+            ["--ranks", 2, "--tp", 2, "--kv-heads", 2],
+            "processes of torch.distributed, for tensor parallelism",
+        ),
+        (["--device", "tpu"], "cpu or cuda"),
+        (["--learning-rate", 1e6, "--clip", 1e30, "--steps", 8], "a gradient with a finite norm"),
+        (["--folder", "/proc/nowhere"], "a file that can be written"),
+    ],
+    ids=str,
+)
+def test_a_wrong_call_is_told(arguments: list[object], said: str, tmp_path: Path) -> None:
+    status, out, err = call(*SMALL, "--folder", tmp_path / "run", *arguments)
+    assert status == 1 and said in err and not out
+
+
+def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:
+    trained(*SMALL, "--steps", 2, "--folder", tmp_path)
+    for arguments, said in (
+        (SMALL, "--resume to go on, or another --folder"),
+        (["--resume", "--width", 32], "model.width=16, now 32"),
+        (["--resume", "--steps", 4], "steps=2, now 4"),  # they decide the rates of a cosine
+        (["--resume", "--clip", 2.0], "clip=0.5, now 2.0"),
+    ):
+        status, _, err = call(*arguments, "--folder", tmp_path)
+        assert status == 1 and said in err, err
+
+
+def test_a_sparkline_falls_with_its_losses() -> None:
+    bars = sparkline([10.0 - n for n in range(100)], width=8)
+    assert len(bars) == 8 and list(bars) == sorted(bars, reverse=True) and bars[0] == "█" and bars[-1] == "▁"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+# torchrun.
+
+
+def under_torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+               "-m", "ringlab", "train", *map(str, arguments), "--json"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as agent:
+        try:
+            out, err = agent.communicate(timeout=300)
+        finally:
+            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+    return subprocess.CompletedProcess(command, agent.returncode, out, err)
+
+
+def test_torchrun_stops_and_goes_on_on_other_processes(tmp_path: Path) -> None:
+    """Two processes stop after step 4. Three go on to step 8, and so do two virtual ranks, bit for bit as without a stop."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    done = under_torchrun(2, *SMALL, "--folder", first, "--until", 4)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(first, copy)
+    uninterrupted = VirtualCluster(2, memory=False).run(train, RECIPE).results[0]
+    assert json.loads(done.stdout)["losses"] == uninterrupted[:4] == [line["loss"] for line in logged(first)]
+    assert trained("--resume", "--ranks", 2, "--folder", copy)["losses"] == uninterrupted
+    done = under_torchrun(3, "--resume", "--folder", first)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["ranks"], found["resumed_from"], found["steps"]) == (3, 4, 8)
+    assert within_the_bound(found["losses"]) and within_the_bound(uninterrupted)
+    assert [line["loss"] for line in logged(first)] == found["losses"]
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, True), (1, False)])
+def test_of_the_ranks_that_torchrun_started_one_tells_an_error(
+    rank: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: Request) -> dict[str, Any]:
+        raise TrainingError("another recipe")
+
+    monkeypatch.setattr(train_command, "_under_torchrun", refuse)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", str(rank))
+    status, out, err = call(*SMALL)
+    assert status == 1 and not out and ("another recipe" in err) is told

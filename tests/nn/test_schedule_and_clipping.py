@@ -1,0 +1,252 @@
+"""Warm-up, decay, clipping and precision are the same on P ranks as on one process, step by step; mistakes are not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ringlab import VirtualCluster, zigzag
+from ringlab.comm.ring import Ring
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import ring_traffic
+from ringlab.errors import RinglabError, TrainingError
+from ringlab.nn import Recipe, Transformer, clip_gradients, gradient_norm, learning_rate, sum_gradients, train
+from ringlab.nn import training as module
+from ringlab.nn.precision import master_dtype
+from ringlab.nn.rates import DECAYS
+from tests.nn.curves import SCHEDULED, bound, error, steps_of
+
+DECAY = st.sampled_from(sorted(DECAYS))
+PRECISE = ("float64", "float32", "bfloat16")
+
+
+# The learning rate.
+
+
+@given(decay=DECAY, steps=st.integers(1, 60), data=st.data(), peak=st.floats(1e-5, 1.0))
+def test_a_rate_rises_to_its_peak_then_never_again(
+    decay: str, steps: int, data: st.DataObject, peak: float
+) -> None:
+    warmup, final = data.draw(st.integers(0, steps)), data.draw(st.floats(0, peak))
+    rates = [learning_rate(n, steps, peak, warmup=warmup, decay=decay, final=final) for n in range(steps)]
+    rising, falling = rates[:warmup], rates[warmup:]
+    assert rising == [peak * (n + 1) / warmup for n in range(warmup)]
+    ulp = 4 * np.finfo(float).eps  # two products and a sum
+    assert falling[:1] in ([], [peak])
+    assert all(after <= before * (1 + ulp) for before, after in itertools.pairwise(falling))
+    assert all(final * (1 - ulp) <= rate <= peak * (1 + ulp) for rate in falling)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_rates_are_those_of_torch(decay: str) -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.8)
+    scheduler: Any = (
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10, eta_min=0.2)
+        if decay == "cosine"
+        else torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.25, total_iters=10)
+    )
+    for step in range(10):
+        own = learning_rate(step, 10, 0.8, decay=decay, final=0.2)
+        assert own == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-14)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_a_schedule_that_cannot_be_is_refused() -> None:
+    with pytest.raises(TrainingError, match="constant, cosine, linear"):
+        Recipe(decay="exponential")
+    with pytest.raises(TrainingError, match="warmup= 0 to 5 steps"):
+        Recipe(steps=5, warmup=6)
+    with pytest.raises(TrainingError, match="final_learning_rate= at least 0"):
+        Recipe(final_learning_rate=-1.0)
+    with pytest.raises(TrainingError, match="a divisor of the batch"):
+        Recipe(batch=4, micro_batches=3)
+    with pytest.raises(TrainingError, match="clip= a norm above 0"):
+        Recipe(clip=0.0)
+    with pytest.raises(TrainingError, match="float64, float32, bfloat16"):
+        Recipe(precision="float16")
+
+
+# Clipping.
+
+
+def model_with(*gradients: list[float]) -> nn.Module:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(len(gradient))) for gradient in gradients])
+    for parameter, gradient in zip(model, gradients, strict=True):
+        parameter.grad = torch.tensor(gradient)
+    return model
+
+
+@given(
+    gradients=st.lists(
+        st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=3
+    ),
+    limit=st.floats(1e-2, 1e3),
+)
+def test_a_clipped_gradient_has_the_norm_of_torchs(gradients: list[list[float]], limit: float) -> None:
+    model, other = model_with(*gradients), model_with(*gradients)
+    norm = clip_gradients(model, limit)
+    whole = torch.tensor([entry for gradient in gradients for entry in gradient], dtype=torch.float64)
+    assert norm == pytest.approx(float(whole.norm()), rel=1e-14)
+    if norm <= limit:
+        assert all(
+            torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+        )
+    else:
+        assert gradient_norm(model) == pytest.approx(limit, rel=1e-6)
+        torch.nn.utils.clip_grad_norm_(other.parameters(), limit)  # adds 1e-6 to the norm
+        for one, torchs in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, torchs.grad, rtol=1e-6 + 2e-6 / norm, atol=1e-30)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_all_ranks_and_changes_nothing(value: float) -> None:
+    def program(ring: Ring) -> list[float]:
+        model = model_with([1.0, value if ring.rank == 1 else 2.0], [3.0])
+        sum_gradients(model, ring)
+        with pytest.raises(TrainingError, match="a gradient with a finite norm"):
+            clip_gradients(model, 1e-3)
+        return [p.grad[0].item() for p in model.parameters()]
+
+    assert VirtualCluster(3).run(program).results == [[3.0, 9.0]] * 3
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    for limit in (0.0, -1.0, math.nan):
+        with pytest.raises(TrainingError, match="a limit of the gradient's norm above 0"):
+            clip_gradients(model_with([1.0]), limit)
+
+
+# Trainings.
+
+
+def law_is_one_process(recipe: Recipe, P: int, *, mutant: bool = False) -> None:
+    """Losses and norms stay within their bounds, and each step has the recipe's rate."""
+    exact = steps_of(replace(recipe, precision="float64", micro_batches=1))
+    found = steps_of(recipe, P, mutant=mutant)
+    assert [step.number for step in found] == list(range(1, recipe.steps + 1))
+    assert [step.learning_rate for step in found] == [one.learning_rate for one in exact], "rates"
+    for name in ("loss", "norm"):
+        assert error(found, exact, name) <= bound(recipe, name), name
+
+
+@pytest.mark.parametrize("precision", PRECISE)
+@pytest.mark.parametrize(("P", "parts"), [(2, 1), (3, 2)])
+def test_ranks_train_as_one_process(precision: str, P: int, parts: int) -> None:
+    exact = steps_of(replace(SCHEDULED, precision="float64"))
+    assert sum(step.norm > 0.5 for step in exact if step.norm) == 8, "nothing is clipped"
+    law_is_one_process(replace(SCHEDULED, precision=precision, micro_batches=parts), P)
+
+
+def test_a_linear_decay_to_a_floor_is_that_of_one_process() -> None:
+    recipe = replace(SCHEDULED, decay="linear", final_learning_rate=1e-4, micro_batches=4)
+    law_is_one_process(recipe, 4)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong training: names in `ringlab.nn.training` that it replaces, and the precision in which it is wrong."""
+
+    name: str
+    patches: dict[str, Callable[..., Any]]
+    precision: str = "float64"
+
+
+def clipped_then_summed(model: nn.Module, ring: Ring | None, *others: Ring | None) -> None:
+    """Each rank clips its own part of the gradient by that part's norm."""
+    clip_gradients(model, SCHEDULED.clip or 0)
+    sum_gradients(model, ring, *others)
+
+
+def averaged(model: nn.Module, ring: Ring | None, *others: Ring | None) -> None:
+    sum_gradients(model, ring, *others)
+    for parameter in model.parameters():
+        parameter.grad /= 1 if ring is None else ring.world_size
+
+
+def each_parameter_by_itself(model: nn.Module, limit: float, ring: Ring | None = None) -> float:
+    norm = gradient_norm(model)
+    for parameter in model.parameters():
+        parameter.grad *= min(1.0, limit / float(parameter.grad.norm()))
+    return norm
+
+
+def rounded_and_summed(model: nn.Module, *rings: Ring | None) -> None:
+    """The sum over ranks in bfloat16."""
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad.bfloat16().to(parameter.dtype)
+    sum_gradients(model, *rings)
+
+
+MUTANTS = (
+    Mutant("clips by the local norm", {"sum_gradients": clipped_then_summed, "clip_gradients": lambda model, limit, ring: gradient_norm(model)}),
+    Mutant("averages over ranks", {"sum_gradients": averaged}),
+    Mutant("does not clip", {"clip_gradients": lambda model, limit, ring: gradient_norm(model)}),
+    Mutant("clips each parameter by its own norm", {"clip_gradients": each_parameter_by_itself}),
+    Mutant("does not sum", {"sum_gradients": lambda *args: None}),
+    Mutant("sums float32 gradients in bfloat16", {"sum_gradients": rounded_and_summed}, "float32"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_law_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(SCHEDULED, precision=mutant.precision)
+    law_is_one_process(recipe, 2)
+    for name, wrong in mutant.patches.items():
+        monkeypatch.setattr(module, name, wrong)
+    with pytest.raises((AssertionError, RinglabError), match="loss|norm|different losses"):
+        law_is_one_process(recipe, 2, mutant=True)
+
+
+def test_the_law_notices_a_rate_that_counts_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, real = replace(SCHEDULED, precision="float64", micro_batches=2), Recipe.rate
+    law_is_one_process(recipe, 2)
+    monkeypatch.setattr(Recipe, "rate", lambda self, step: real(self, 2 * step))
+    with pytest.raises(AssertionError, match="rates"):
+        law_is_one_process(recipe, 2, mutant=True)
+
+
+def test_the_law_notices_micro_batches_with_counts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each micro-batch's mean, added up: the loss is as many times too large as there are micro-batches."""
+    recipe = replace(SCHEDULED, precision="float64", micro_batches=2)
+    real = module.loss_share
+    monkeypatch.setattr(module, "loss_share", lambda logits, labels, count: real(logits, labels, count // 2))
+    with pytest.raises(AssertionError, match="loss"):
+        law_is_one_process(recipe, 2, mutant=True)
+
+
+# What is sent.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"clip": None}, {"micro_batches": 4}, {"precision": "bfloat16"}, {"precision": "float64"}],
+    ids=str,
+)
+def test_a_step_sends_what_the_formula_says(changes: dict[str, Any]) -> None:
+    """Clipping sends nothing; gradients travel once a step, in the masters' dtype; K and V in the computation's."""
+    recipe, P = replace(SCHEDULED, steps=1, warmup=0, **changes), 3
+    trace = VirtualCluster(P, memory=False).run(train, recipe).trace
+    parameters = sum(p.numel() for p in Transformer(recipe.model).parameters())
+    master = torch.finfo(master_dtype(recipe.precision)).bits // 8
+    sizes = Attention(recipe.batch // recipe.micro_batches, H=2, K=1, D=8, dtype=recipe.precision)
+    layout = zigzag(recipe.S, P)
+    for rank in range(P):
+        there, back = (ring_traffic(sizes, layout, rank=rank, backward=way) for way in (False, True))
+        reduced = [e.bytes_sent for e in trace.exchanges(rank) if e.tag == "all_reduce"]
+        scalars = 2 * 8  # how many labels count, and the loss
+        assert sum(reduced) == (P - 1) * (parameters * master + scalars)
+        around = [e.bytes_sent for e in trace.exchanges(rank) if e.tag != "all_reduce"]
+        assert sum(around) == recipe.micro_batches * (there.total_bytes + back.total_bytes)
+        assert len(around) == recipe.micro_batches * (there.messages + back.messages)
