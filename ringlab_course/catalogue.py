@@ -276,10 +276,37 @@ LESSONS = (
         "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
         ("08", "09"),
     ),
+    Lesson(
+        "18",
+        "packed_batches",
+        "Packed and variable-length batches",
+        PARTS[3],
+        75,
+        "share packed documents over ranks, with the mask, labels, positions and loss of each document alone",
+        ("08", "14"),
+    ),
+    Lesson(
+        "19",
+        "serving",
+        "Serving a long context",
+        PARTS[3],
+        75,
+        "prefill a long prompt in chunks and decode from a cache in pages on many ranks; say what travels",
+        ("15",),
+    ),
+    Lesson(
+        "20",
+        "beyond_softmax",
+        "Rings beyond softmax",
+        PARTS[3],
+        75,
+        "say what still travels where a state takes the place of keys and values, and scan states over ranks",
+        ("09", "14"),
+    ),
 )
 
 CAPSTONE = Lesson(
-    "18",
+    "21",
     "capstone",
     "Capstone: your own ring attention",
     PARTS[3],
@@ -287,7 +314,7 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson, which combines all of them. It comes last, and keeps its id when lessons follow 17."""
+"""An exercise without a lesson, which combines all of them. It comes last; its id leaves room for lessons before it."""
 
 
 def lesson(lesson_id: str) -> Lesson:

@@ -125,7 +125,7 @@ THOROUGH = {
     "tests/course/test_exercise_16.py": CHECKS,
     "tests/course/test_exercise_17.py": CHECKS,
     "tests/course/test_exercise_17_bfloat16.py": CHECKS,
-    "tests/course/test_exercise_18.py": CHECKS,
+    "tests/course/test_exercise_21.py": CHECKS,
     "tests/course/test_extras_needed.py::test_its_notebook": "only here: it starts pytest twice; learners do not run pytest",
     "tests/course/test_kill_matrix.py": "tests/course/test_submissions.py: each wrong answer falls to its check",
     "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",

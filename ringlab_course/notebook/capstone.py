@@ -1,4 +1,4 @@
-"""What exercise 18 calls: the conformance suite on the learner's own five functions, and a table beside known packages."""
+"""What exercise 21 calls: the conformance suite on the learner's own five functions, and a table beside known packages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def target(namespace: Mapping[str, Any]) -> Any:
     Its layouts are those of the learner's `owned`. Raises: CourseError where one of the five is missing.
     """
     from ringlab.conformance import Target
-    from ringlab_course.exercises.e18_capstone.parts_mistakes import OWNERS
+    from ringlab_course.exercises.e21_capstone.parts_mistakes import OWNERS
 
     missing = [name for name in FUNCTIONS if not callable(namespace.get(name))]
     if missing:

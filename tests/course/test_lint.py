@@ -172,9 +172,9 @@ def test_the_capstone_comes_after_the_lessons_and_needs_those_that_are_there():
     assert all(lesson(needed).id == needed for needed in CAPSTONE.needs)
 
 
-def test_lessons_are_numbered_around_the_capstone_and_need_only_what_comes_before():
-    numbers = [f"{number:02d}" for number in range(len(LESSONS) + 1)]
-    assert [item.id for item in LESSONS] == [number for number in numbers if number != CAPSTONE.id]
+def test_lessons_are_numbered_up_to_the_capstone_and_need_only_what_comes_before():
+    assert [item.id for item in LESSONS] == [f"{number:02d}" for number in range(len(LESSONS))]
+    assert LESSONS[-1].id < CAPSTONE.id
     for item in LESSONS:
         assert all(lesson(needed).id < item.id for needed in item.needs)
         assert item.part in PARTS and 30 <= item.minutes <= 90

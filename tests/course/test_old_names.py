@@ -217,7 +217,7 @@ def _imported(source: str) -> set[str]:
         ("11", ()),
         ("16", ("ringlab.course",)),
         pytest.param("17", ("ringlab.course",), marks=pytest.mark.needs_jax),
-        ("18", ()),
+        ("21", ()),
     ],
 )
 def test_an_old_notebook_is_graded(tmp_path: Path, exercise: str, notes: tuple[str, ...]) -> None:

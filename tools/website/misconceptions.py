@@ -180,6 +180,6 @@ TOGETHER = {
     "13.straggler:any": _FRESH,
     "17.couriers:any": "an odd number of devices and positions in no order; the visible check has a zig-zag of four.",
     "17.window:layouts": "other layouts, and windows that end at a block's edge, which no visible check has.",
-    "18.backward:bytes": "exact bytes in bfloat16 and of shards of different lengths; the visible check allows for more.",
+    "21.backward:bytes": "exact bytes in bfloat16 and of shards of different lengths; the visible check allows for more.",
 }
 """By stage and check."""

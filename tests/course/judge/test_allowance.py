@@ -130,7 +130,7 @@ def shards() -> list[torch.Tensor]:
 def test_products_of_each_rank_are_counted_in_the_notebook() -> None:
     space: dict = {}
     exec(SOURCE.replace("200 *", ""), space)
-    outcome, efforts = InProcessSubject(load_stage("18.forward"), space).efforts(3, shards())
+    outcome, efforts = InProcessSubject(load_stage("21.forward"), space).efforts(3, shards())
     assert len(outcome.results) == 3
     assert efforts == [0, 2 * 128**3, 2 * 2 * 128**3]
 

@@ -1,15 +1,15 @@
-"""Exercise 18, the capstone: a whole ring attention of the learner's own, held to the conformance suite."""
+"""Exercise 21, the capstone: a whole ring attention of the learner's own, held to the conformance suite."""
 
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Exercise
-from ringlab_course.exercises.e18_capstone.parts import BLOCK_STAGE, MERGE_STAGE, OWNED_STAGE
-from ringlab_course.exercises.e18_capstone.ring import BACKWARD_STAGE, FORWARD_STAGE
+from ringlab_course.exercises.e21_capstone.parts import BLOCK_STAGE, MERGE_STAGE, OWNED_STAGE
+from ringlab_course.exercises.e21_capstone.ring import BACKWARD_STAGE, FORWARD_STAGE
 from ringlab_course.judge.offlimits import makers_of_layouts
 
 EXERCISE = Exercise(
-    id="18",
-    slug="18_capstone",
+    id="21",
+    slug="21_capstone",
     title="Capstone: your own ring attention",
     stages=(OWNED_STAGE, BLOCK_STAGE, MERGE_STAGE, FORWARD_STAGE, BACKWARD_STAGE),
     about=makers_of_layouts(),

@@ -1,4 +1,4 @@
-"""Stages 18.forward and 18.backward: the conformance suite's checks, and the questions that it leaves to an exercise.
+"""Stages 21.forward and 21.backward: the conformance suite's checks, and the questions that it leaves to an exercise.
 Common mistakes are listed by where they show: in values, in messages, in behaviour.
 """
 
@@ -20,7 +20,7 @@ from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reaso
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.numbers import State
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e18_capstone.explain import (
+from ringlab_course.exercises.e21_capstone.explain import (
     Explainer,
     Held,
     is_wrong,
@@ -29,7 +29,7 @@ from ringlab_course.exercises.e18_capstone.explain import (
     under_mask,
     without_scale,
 )
-from ringlab_course.exercises.e18_capstone.suite import (
+from ringlab_course.exercises.e21_capstone.suite import (
     BACKWARD,
     FORWARD,
     Learners,
@@ -40,7 +40,7 @@ from ringlab_course.exercises.e18_capstone.suite import (
     wide_runs,
 )
 
-mistake = mistakes_of("18.forward")
+mistake = mistakes_of("21.forward")
 _as_in_05 = mistakes_of("05")
 _as_in_09 = mistakes_of("09.couriers")
 
@@ -135,13 +135,13 @@ FORWARD_MISTAKES = (
     *SHARED,
     mistake("narrow_state"),
 )
-WITHOUT_SCALE = mistakes_of("18.backward")("dscores_without_scale", without_scale)
+WITHOUT_SCALE = mistakes_of("21.backward")("dscores_without_scale", without_scale)
 _ONCE = "dQ has the factor 1/√D, or the given scale, twice. Apply it once."
 BACKWARD_MISTAKES = (
     *(replace(each, message=_ONCE) if each.name == "scales_dq_again" else each for each in COMPARED),
     *(replace(each, message=f"Backward: {each.message}") for each in SHARED),
     replace(_as_in_09("narrow_couriers"), name="narrow_sums"),
-    mistakes_of("18.backward")("averages_shared_heads", mean_of_heads),
+    mistakes_of("21.backward")("averages_shared_heads", mean_of_heads),
     WITHOUT_SCALE,
 )
 FORWARD_NAMED = {each.name: each for each in FORWARD_MISTAKES}
@@ -346,7 +346,7 @@ def _stage(**fields: Any) -> Stage:
 
 
 FORWARD_STAGE = _stage(
-    id="18.forward",
+    id="21.forward",
     function="ring_forward",
     title="The forward ring",
     helpers=("attend_block", "merge"),
@@ -373,7 +373,7 @@ FORWARD_STAGE = _stage(
 )  # fmt: skip
 
 BACKWARD_STAGE = _stage(
-    id="18.backward",
+    id="21.backward",
     function="ring_backward",
     title="The backward ring",
     helpers=("attend_block",),

@@ -1,4 +1,4 @@
-"""Stages 18.owned, 18.block and 18.merge: who owns which token, one block, and two partial results."""
+"""Stages 21.owned, 21.block and 21.merge: who owns which token, one block, and two partial results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringlab_course.checking.positions import (
     mistake_in,
     same_shares,
 )
-from ringlab_course.exercises.e18_capstone.parts_mistakes import (
+from ringlab_course.exercises.e21_capstone.parts_mistakes import (
     BLOCK,
     MERGE,
     OWNED,
@@ -293,7 +293,7 @@ def _stage(
 
 Run = Callable[[Any, np.random.Generator], None]
 OWNED_STAGE = _stage(
-    "18.owned", "owned", "Who owns which token",
+    "21.owned", "owned", "Who owns which token",
     (
         "Which piece of the sequence goes to which rank? What happens to the last piece if the length does not divide?",
         "Give every token the number of its piece, position // length of a piece, and every piece its rank. Pieces have ⌈S / P⌉, 1, or "
@@ -308,7 +308,7 @@ OWNED_STAGE = _stage(
     OWNED,
 )  # fmt: skip
 BLOCK_STAGE = _stage(
-    "18.block", "attend_block", "One block",
+    "21.block", "attend_block", "One block",
     (
         "Which out and lse must a row that sees no key have, so that merging it changes nothing? Which of your operations turns it into NaN?",
         "Scores in float32 at least, −inf where a key lies after its query, logsumexp over the keys, weights exp(score − lse) with an lse that "
@@ -325,7 +325,7 @@ BLOCK_STAGE = _stage(
     BLOCK,
 )  # fmt: skip
 MERGE_STAGE = _stage(
-    "18.merge", "merge", "Two partial results",
+    "21.merge", "merge", "Two partial results",
     (
         "Both parts are normalised already. Which number of each part says how much it counts?",
         "The joint lse by logaddexp; each out times e^(its lse − the joint one). Where both lse are −inf the difference is NaN: think of those rows.",

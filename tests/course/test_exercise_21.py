@@ -1,4 +1,4 @@
-"""Exercise 18: the suite judges a learner's ring wherever it runs; the judge grades it; its report stands beside others."""
+"""Exercise 21: the suite judges a learner's ring wherever it runs; the judge grades it; its report stands beside others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ringlab.layout import contiguous, striped, zigzag
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
-from ringlab_course.exercises.e18_capstone import parts_mistakes as parts
-from ringlab_course.exercises.e18_capstone.ring import _expect_less_work, hidden_tiles
-from ringlab_course.exercises.e18_capstone.suite import (
+from ringlab_course.exercises.e21_capstone import parts_mistakes as parts
+from ringlab_course.exercises.e21_capstone.ring import _expect_less_work, hidden_tiles
+from ringlab_course.exercises.e21_capstone.suite import (
     BACKWARD,
     FORWARD,
     Learners,
@@ -32,7 +32,7 @@ from tests.course.submissions_of import CHECKOUT, namespace, solution_code, subm
 
 
 def learners(space: dict, names: tuple[str, ...]) -> Learners:
-    stage = load_stage("18.forward" if names == FORWARD else "18.backward")
+    stage = load_stage("21.forward" if names == FORWARD else "21.backward")
     return Learners(InProcessSubject(stage, space), names, claims(names))
 
 
@@ -44,7 +44,7 @@ def test_the_layouts_of_the_contract_are_those_of_ringlab(S: int, P: int) -> Non
 
 
 def test_a_backward_is_given_the_true_forward_and_judged_by_itself() -> None:
-    source = learners(solution_code("18"), BACKWARD)
+    source = learners(solution_code("21"), BACKWARD)
     (ran,) = source.made([Run(2, 8, "zigzag", True, H=2, K=1, D=4, meter=True)])
     assert set(ran.arrays) == set(BACKWARD) and not ran.forward
     block = 2 * 4 * 4 * 4
@@ -62,7 +62,7 @@ def test_a_ring_that_sends_nothing_is_found_in_either_pass() -> None:
 
 
 def test_faults_of_the_suite_are_faults_of_the_network() -> None:
-    source = learners(solution_code("18"), FORWARD)
+    source = learners(solution_code("21"), FORWARD)
     run = Run(3, 24, "contiguous", False, H=2, K=1)
     died, short, late = source.made(
         [Run(**{**run.__dict__, "fault": f}) for f in ("dies", "wrong shape", "stalls")]
@@ -77,7 +77,7 @@ def test_positions_of_a_run_hold_each_token_once() -> None:
     assert sorted(torch.cat(positions_of(run)).tolist()) == list(range(11))
 
 
-CLEANS = submission("18/wrong_forward_cleans_hidden_tiles").source
+CLEANS = submission("21/wrong_forward_cleans_hidden_tiles").source
 BY_HAND = {
     "q @ k[:, :, None].mT": "(q[..., :, None, :] * k[:, :, None, None]).sum(-1)",
     "torch.exp(scores - known[..., None]) @ v[:, :, None]": "(torch.exp(scores - known[..., None])[..., None] * v[:, :, None, None]).sum(-2)",
@@ -102,7 +102,7 @@ def test_hidden_tiles_that_are_cleaned_away_are_found_in_the_notebook(products: 
             assert old in source
             source = source.replace(old, new)
         exec(source, space)
-        subject = InProcessSubject(load_stage("18.forward"), space)
+        subject = InProcessSubject(load_stage("21.forward"), space)
         hidden_tiles(FORWARD)(subject, np.random.default_rng(0))
 
     with pytest.raises(Failure, match="the first rank sees one block"):
@@ -116,12 +116,12 @@ def test_a_ring_that_computes_where_nobody_counts_is_left_to_the_judge(
     """A few elements of bookkeeping, the same on all ranks, say nothing about its products."""
     counted = InProcessSubject.efforts
     monkeypatch.setattr(InProcessSubject, "efforts", lambda *a, **k: (counted(*a, **k)[0], [900.0] * a[1]))
-    _expect_less_work(learners(solution_code("18"), FORWARD), seed=0)
+    _expect_less_work(learners(solution_code("21"), FORWARD), seed=0)
 
 
 @pytest.mark.needs_bwrap
 def test_the_solution_earns_everything_in_the_judges_workers() -> None:
-    report = grade(CHECKOUT / "solutions" / "18_capstone.ipynb", seed=5, patience=4, total_timeout=900)
+    report = grade(CHECKOUT / "solutions" / "21_capstone.ipynb", seed=5, patience=4, total_timeout=900)
     assert report.ok, [
         (c.id, c.message, c.counterexample) for s in report.stages for c in s.checks if not c.ok
     ]
@@ -146,7 +146,7 @@ def test_a_missing_function_is_named() -> None:
 
 def test_the_whole_of_the_learners_functions_conforms(capsys: pytest.CaptureFixture[str]) -> None:
     report = capstone.conform(
-        solution_code("18"), only=("masks", "aliasing", "work"), isolate=False, ranks=(1, 2, 3, 4)
+        solution_code("21"), only=("masks", "aliasing", "work"), isolate=False, ranks=(1, 2, 3, 4)
     )
     assert report.ok and "4 of 4 checks hold" in capsys.readouterr().out
 
@@ -154,8 +154,8 @@ def test_the_whole_of_the_learners_functions_conforms(capsys: pytest.CaptureFixt
 def test_a_wrong_function_is_told_with_the_smallest_counterexample(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = namespace(submission("18/wrong_forward_local_mask"))
-    space = {**solution_code("18"), "ring_forward": wrong["ring_forward"]}
+    wrong = namespace(submission("21/wrong_forward_local_mask"))
+    space = {**solution_code("21"), "ring_forward": wrong["ring_forward"]}
     assert not capstone.conform(space, only=("masks",), isolate=False).ok
     told = capsys.readouterr().out
     assert "✗ masks" in told and "smallest counterexample" in told
@@ -199,7 +199,7 @@ def test_shares_that_are_right_but_not_ascending_are_told_so() -> None:
     def owned(layout: str, S: int, P: int) -> list[torch.Tensor]:
         return [torch.tensor(part).flip(0) for part in parts.owned(layout, S, P)]
 
-    stage = load_stage("18.owned")
+    stage = load_stage("21.owned")
     for check in stage.checks:
         with pytest.raises(Failure, match="not in ascending order"):
             check.run(InProcessSubject(stage, {"owned": owned}), np.random.default_rng(3))

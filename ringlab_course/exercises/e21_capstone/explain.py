@@ -22,7 +22,7 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.numbers import State, attend, merged
-from ringlab_course.exercises.e18_capstone.suite import BACKWARD, Learners, given, inputs, positions_of
+from ringlab_course.exercises.e21_capstone.suite import BACKWARD, Learners, given, inputs, positions_of
 
 See = Callable[["Held", int, int], np.ndarray]
 

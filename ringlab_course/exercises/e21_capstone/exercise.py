@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise 18 · Capstone: your own ring attention
+# # Exercise 21 · Capstone: your own ring attention
 #
 # **You get** a transport, this contract, and a conformance suite that has found bugs in published packages. **You
 # deliver** five functions, forward and backward, in which the suite finds nothing.
@@ -10,11 +10,11 @@
 #
 # | stage | function | what is checked |
 # |---|---|---|
-# | 18.owned | `owned` | contiguous, striped, zig-zag; any length |
-# | 18.block | `attend_block` | one query block on one K/V block, by global position |
-# | 18.merge | `merge` | two partial results |
-# | 18.forward | `ring_forward` | the suite: values, masks, precision, messages, memory, faults |
-# | 18.backward | `ring_backward` | the same for dq, dk and dv |
+# | 21.owned | `owned` | contiguous, striped, zig-zag; any length |
+# | 21.block | `attend_block` | one query block on one K/V block, by global position |
+# | 21.merge | `merge` | two partial results |
+# | 21.forward | `ring_forward` | the suite: values, masks, precision, messages, memory, faults |
+# | 21.backward | `ring_backward` | the same for dq, dk and dv |
 #
 # ## The contract
 #
@@ -34,7 +34,7 @@
 # 5. **Memory and work.** If shards keep their size, no tensor grows with P. A *stretch* is a maximal run of consecutive
 #    positions on one rank. If no query of one stretch sees any key of another rank's stretch, do not compute their scores,
 #    forward or backward. This is checked for contiguous and zig-zag layouts only. Whether your ring or your block skips
-#    them is up to you. The pairs within a rank's own shard may all be computed. 18.forward and 18.backward have checks of
+#    them is up to you. The pairs within a rank's own shard may all be computed. 21.forward and 21.backward have checks of
 #    memory and of work; `conform` counts both more exactly. Speed is not graded, but the grader compares the processor
 #    time of ranks: contiguous, the first must need clearly less than the last. A run that does not end is stopped.
 # 6. **Faults.** Results do not depend on when messages arrive. If a rank dies, or a shard is shorter than `positions`
@@ -59,7 +59,7 @@ from ringlab_course import check, hint
 from ringlab_course.notebook.capstone import beside, conform
 
 # %% [markdown]
-# ## 18.owned
+# ## 21.owned
 #
 # Return a list with the positions of each rank's tokens, as int64 tensors in ascending order. `layout` is one of
 #
@@ -70,7 +70,7 @@ from ringlab_course.notebook.capstone import beside, conform
 # Later pieces may be shorter or empty, so some ranks may get no token.
 
 
-# %% grade="18.owned"
+# %% grade="21.owned"
 def owned(layout, S, P):
     """Return the positions of each rank's tokens."""
     # BEGIN SOLUTION the positions of each rank's tokens
@@ -83,19 +83,19 @@ def owned(layout, S, P):
 
 
 # %%
-check("18.owned")
+check("21.owned")
 
 # %% [markdown]
-# Stuck? `hint("18.owned")` in a new cell shows a question, then a direction, then a line of mathematics.
+# Stuck? `hint("21.owned")` in a new cell shows a question, then a direction, then a line of mathematics.
 
 # %% [markdown]
-# ## 18.block
+# ## 21.block
 #
 # Return `(out, lse)` of these queries over only these keys, in the state's dtype: float32, or float64 for float64. There
 # may be no queries or no keys.
 
 
-# %% grade="18.block"
+# %% grade="21.block"
 def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
     """Return (out, lse) of one query block on one K/V block, in the state's dtype."""
     # BEGIN SOLUTION attention of these queries over these keys
@@ -113,19 +113,19 @@ def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
 
 
 # %%
-check("18.block")
+check("21.block")
 
 # %% [markdown]
-# Stuck? `hint("18.block")` in a new cell helps.
+# Stuck? `hint("21.block")` in a new cell helps.
 
 # %% [markdown]
-# ## 18.merge
+# ## 21.merge
 #
 # Both parts are results over different keys, for the same queries, and all four tensors have the state's dtype. Return
 # `(out, lse)` over the keys of both, in that dtype, in new tensors. Where both lse are −∞, out is 0 and lse −∞.
 
 
-# %% grade="18.merge"
+# %% grade="21.merge"
 def merge(out, lse, new_out, new_lse):
     """Return the partial result over the keys of both."""
     # BEGIN SOLUTION the two parts as one
@@ -137,18 +137,18 @@ def merge(out, lse, new_out, new_lse):
 
 
 # %%
-check("18.merge")
+check("21.merge")
 
 # %% [markdown]
-# Stuck? `hint("18.merge")` in a new cell helps.
+# Stuck? `hint("21.merge")` in a new cell helps.
 
 # %% [markdown]
-# ## 18.forward
+# ## 21.forward
 #
 # `q`, `k` and `v` are this rank's shards. Return its `(out, lse)`, out in the dtype of q, lse in that of the state.
 
 
-# %% grade="18.forward"
+# %% grade="21.forward"
 def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
     """Return this rank's (out, lse)."""
     # BEGIN SOLUTION the ring
@@ -178,19 +178,19 @@ def ring_forward(ring, q, k, v, positions, causal=True, scale=None):
 
 
 # %%
-check("18.forward")
+check("21.forward")
 
 # %% [markdown]
-# Stuck? `hint("18.forward")` in a new cell helps.
+# Stuck? `hint("21.forward")` in a new cell helps.
 
 # %% [markdown]
-# ## 18.backward
+# ## 21.backward
 #
 # `out` and `lse` are the results of the forward, and `dout` is the gradient of the loss with respect to out. Return this
 # rank's `(dq, dk, dv)` in the dtypes of q, k and v.
 
 
-# %% grade="18.backward"
+# %% grade="21.backward"
 def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=None):
     """Return this rank's (dq, dk, dv)."""
     # BEGIN SOLUTION the backward ring
@@ -234,10 +234,10 @@ def ring_backward(ring, dout, q, k, v, out, lse, positions, causal=True, scale=N
 
 
 # %%
-check("18.backward")
+check("21.backward")
 
 # %% [markdown]
-# Stuck? `hint("18.backward")` in a new cell helps.
+# Stuck? `hint("21.backward")` in a new cell helps.
 
 # %% [markdown]
 # ## The report
@@ -269,4 +269,4 @@ real = conform(transport="gloo", ranks=(2, 3), only=checks)
 beside(mine, real)
 
 # %% [markdown]
-# `ringlab grade exercises/18_capstone.ipynb` also runs the hidden checks, with each rank in its own process, on new inputs.
+# `ringlab grade exercises/21_capstone.ipynb` also runs the hidden checks, with each rank in its own process, on new inputs.

@@ -11,7 +11,7 @@ from ringlab import oracle
 from ringlab_course.checking.numbers import State, attend
 from ringlab_course.checking.wrong_answers import mistakes_of
 
-mistake = mistakes_of("18")
+mistake = mistakes_of("21")
 
 Shares = list[np.ndarray]
 
@@ -21,7 +21,7 @@ OWNERS: dict[str, Callable[[int, int], np.ndarray]] = {
     "striped": lambda S, P: np.arange(S) % P,
     "zigzag": lambda S, P: np.minimum(_piece(S, 2 * P), 2 * P - 1 - _piece(S, 2 * P)),
 }
-"""The layouts that 18.owned asks for: the rank of every token."""
+"""The layouts that 21.owned asks for: the rank of every token."""
 
 
 def _piece(S: int, pieces: int) -> np.ndarray:

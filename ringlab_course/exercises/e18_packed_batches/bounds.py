@@ -1,0 +1,152 @@
+"""Checks of 18.bounds: the bounds of packed documents, from the position of each token in its document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("18.bounds")
+
+NAMES = ("cu_seqlens", "documents")
+SHOWN = 12
+Answer = tuple[np.ndarray, np.ndarray]
+
+
+def of_starts(starts: Sequence[int], S: int) -> Answer:
+    """Return the cu_seqlens and the document of each token, for documents that begin at these tokens."""
+    begins = np.zeros(S, np.int64)
+    begins[np.asarray(starts, np.int64)] = 1
+    return np.array([*starts, S], np.int64), np.cumsum(begins) - 1
+
+
+def truth(position_ids: Any) -> Answer:
+    """Return (cu_seqlens, documents)."""
+    ids = np.asarray(position_ids)
+    return of_starts(np.flatnonzero(ids == 0).tolist(), len(ids))
+
+
+def _where_it_falls(position_ids: Any) -> Answer:
+    ids = np.asarray(position_ids)
+    return of_starts([0, *(np.flatnonzero(ids[1:] < ids[:-1]) + 1).tolist()], len(ids))
+
+
+def _changed(
+    bounds: Callable[[np.ndarray], np.ndarray] = lambda cu: cu,
+    documents: Callable[[np.ndarray], np.ndarray] = lambda ids: ids,
+) -> Callable[[Any], Answer]:
+    def imitate(position_ids: Any) -> Answer:
+        cu, of_token = truth(position_ids)
+        return bounds(cu), documents(of_token)
+
+    return imitate
+
+
+MISTAKES = (
+    mistake("misses_single_tokens", _where_it_falls),
+    mistake("without_the_end", _changed(lambda cu: cu[:-1])),
+    mistake("without_the_start", _changed(lambda cu: cu[1:])),
+    mistake("lengths_for_bounds", _changed(np.diff)),
+    mistake("documents_from_one", _changed(documents=lambda ids: ids + 1)),
+    mistake("wide_bounds"),
+)
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int]]) -> Iterator[Answered]:
+    for lengths in packed:
+        ids = torch.cat([torch.arange(n) for n in lengths])
+        right = truth(ids)
+        text = f"position_ids = [{_listed(ids)}]"
+        cu, documents = expect_tuple(subject.call(ids), NAMES)
+        cu, text = _bounds(cu, right[0], text)
+        documents = expect_array(documents, right[1].shape, name="documents")
+        yield Answered((_marks(cu, len(ids)), documents), _marked(right, len(ids)), 0.0, (ids,), NAMES, text)
+
+
+def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
+    """The learner's cu_seqlens, flat and whole, and the case with it. Raises: Failure."""
+    if hasattr(cu, "shape") and len(cu.shape) == 1:
+        cu = expect_array(cu, cu.shape, name="cu_seqlens")
+    else:
+        expect_array(cu, right.shape, name="cu_seqlens")
+    text = f"{text}, cu_seqlens = [{_listed(cu)}]"
+    if cu.dtype == np.int64:
+        raise NAMED["wide_bounds"].failure(text)
+    if cu.dtype != np.int32:
+        raise Failure(f"cu_seqlens should be int32, but is {cu.dtype}.", text)
+    return cu, text
+
+
+def _marks(cu: np.ndarray, S: int) -> np.ndarray:
+    """How often each of 0 … S is among the bounds, so that bounds of any number can be compared; others as one more."""
+    inside = cu[(cu >= 0) & (cu <= S)]
+    return np.append(np.bincount(inside, minlength=S + 1), len(cu) - len(inside))
+
+
+def _marked(answer: Answer, S: int) -> Answer:
+    return _marks(answer[0], S), answer[1]
+
+
+def _listed(numbers: Any) -> str:
+    items = [int(n) for n in numbers[: SHOWN + 1]]
+    return ", ".join(map(str, items[:SHOWN])) + (", …" if len(items) > SHOWN else "")
+
+
+COMPARED = tuple(
+    replace(each, imitate=lambda ids, imitate=each.imitate: _marked(imitate(ids), len(ids)))
+    for each in MISTAKES
+    if each.imitate is not None
+)
+"""The mistakes, in the form in which answers are compared."""
+
+
+def _drawn(rng: np.random.Generator, count: int, most: int) -> list[int]:
+    """Different lengths of two tokens or more."""
+    return [int(n) for n in rng.permutation(np.arange(2, most))[:count]]
+
+
+def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
+    packed = [_drawn(rng, 1, 9), _drawn(rng, 2, 9), _drawn(rng, 4, 40)]
+    compare_all(_cases(subject, rng, packed), COMPARED)
+
+
+def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
+    """Documents of one token: alone, one after the other, at both ends; and a row of nothing else."""
+    (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
+    ones = [1] * int(rng.integers(2, 30))
+    compare_all(_cases(subject, rng, [[a, 1, b], [1, 1, c, 1, 1], ones]), COMPARED)
+
+
+def _check_long(subject: Any, rng: np.random.Generator) -> None:
+    """Hundreds of documents, of one token to some hundreds."""
+    lengths = [int(n) for n in rng.geometric(0.02, 300)]
+    compare_all(_cases(subject, rng, [lengths]), COMPARED)
+
+
+STAGE = Stage(
+    id="18.bounds",
+    function="bounds_of",
+    title="Bounds from position ids",
+    hints=(
+        "Which position does the first token of every document have? Which position can no other token have?",
+        "Find the tokens whose position is 0; they are the bounds, but for the last one. A running sum over them counts the "
+        "documents.",
+        r"$\mathrm{cu} = (t : p_t = 0) \cup \{S\}$, $\quad d_t = \#\{u \le t : p_u = 0\} - 1$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("bounds", 1, "visible", "documents of two tokens and more", _check_bounds),
+        Check("one_token", 1, "visible", "documents of one token", _check_one_token),
+        Check("long", 1, "held-out", "hundreds of documents", _check_long),
+    ),
+)  # fmt: skip

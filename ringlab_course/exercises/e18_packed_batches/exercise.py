@@ -1,0 +1,214 @@
+# %% [markdown]
+# # Exercise 18 · Packed and variable-length batches
+#
+# **You build** the four places at which a packed row goes wrong when it is shared over ranks: the bounds of its documents,
+# the labels and positions of a shard, the ring itself, and the weights of the loss.
+# **You need** [lesson 18](../notebooks/18_packed_batches.ipynb). **Minutes** 60.
+#
+# | stage | function | what is checked |
+# |---|---|---|
+# | 18.bounds | `bounds_of` | cu_seqlens and documents from position ids; documents of one token |
+# | 18.shard | `shard_packed` | tokens, labels and positions of a shard, in any layout |
+# | 18.ring | `packed_ring` | values in any layout, messages, and no work on blocks that nobody sees |
+# | 18.weights | `token_weights` | a loss in which each document counts once, on whatever ranks it lies |
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Allowed:** ringlab's `merge`. **Not allowed:** ringlab's masks, packing, rings and `ringlab.nn`, PyTorch's attention, and changing
+# the arguments of a function.
+
+# %%
+import math
+from itertools import pairwise
+
+import torch
+
+from ringlab import VirtualCluster, launch, oracle, zigzag
+from ringlab_course import check, corpus, hint
+from ringlab.merge import Partial, merge
+
+# %% [markdown]
+# ## 18.bounds · Bounds from position ids
+#
+# A collator that packs documents into one row writes each token's position in its document. `position_ids` (S,), int64, is
+# such a row: each document counts from 0, and S ≥ 1. Return `(cu_seqlens, documents)`:
+#
+# - `cu_seqlens` (n + 1,), **int32**: for n documents, the first token of each, and S at the end. This is what kernels for
+#   packed rows take.
+# - `documents` (S,), int64: for each token the number of its document, from 0.
+#
+# A document may have a single token.
+
+
+# %% grade="18.bounds"
+def bounds_of(position_ids):
+    """Return (cu_seqlens, documents)."""
+    # BEGIN SOLUTION where each document begins, and the document of each token
+    first = position_ids == 0
+    starts = torch.nonzero(first).flatten()
+    end = torch.tensor([len(position_ids)])
+    return torch.cat([starts, end]).to(torch.int32), first.cumsum(0) - 1
+    # END SOLUTION
+
+
+# %%
+check("18.bounds")
+
+# %% [markdown]
+# Stuck? `hint("18.bounds")` in a new cell shows a question, then a direction, then a line of mathematics.
+
+# %% [markdown]
+# ## 18.shard · A shard of a packed row
+#
+# `tokens` (S,), int64, is the whole row, `cu_seqlens` (n + 1,), int32, its bounds, and `own` (L,), int64, holds the places in the row
+# of a rank's tokens, in the order in which the rank stores them. Return `(tokens, labels, positions)`, each (L,), int64:
+#
+# - the rank's tokens;
+# - their labels: the next token **of the same document**, −100 for the last token of a document;
+# - their positions in their documents, as rotary embedding takes them.
+#
+# Documents may be empty: then a bound is repeated. A rank may own no token.
+
+
+# %% grade="18.shard"
+def shard_packed(tokens, cu_seqlens, own):
+    """Return this rank's (tokens, labels, positions)."""
+    # BEGIN SOLUTION labels and positions of the whole row, then the rank's part
+    bounds = cu_seqlens.long()
+    lengths = bounds.diff()
+    labels = torch.cat([tokens[1:], tokens.new_full((1,), -100)])
+    labels[bounds[1:][lengths > 0] - 1] = -100
+    positions = torch.arange(len(tokens)) - bounds[:-1].repeat_interleave(lengths)
+    return tokens[own], labels[own], positions[own]
+    # END SOLUTION
+
+
+# %%
+check("18.shard")
+
+# %% [markdown]
+# Stuck? `hint("18.shard")` in a new cell helps.
+
+# %% [markdown]
+# ## 18.ring · The ring over packed documents
+#
+# `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `positions[r]` (L,), int64, holds the places in the
+# **row** of rank r's tokens, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query sees the
+# keys of its own document at or before itself.
+#
+# - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
+#   sees a key, and not at all for the others: a clock counts the calls. `merge(a, b)` merges two `Partial`s.
+# - Exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing of a block: somebody else does.
+#   `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives. Shards differ in length.
+# - A rank that owns no tokens returns out and lse with 0 rows.
+
+
+# %% grade="18.ring"
+def attend(q, k, v, visible):
+    """Given: the Partial of a block; `visible` (Lq, Lk) is True where a query sees a key. Rows may see none."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    safe = lse.masked_fill(lse == -math.inf, 0.0)
+    return Partial(torch.exp(scores - safe[..., None]) @ v, lse)
+
+
+def packed_ring(ring, q, k, v, positions, cu_seqlens):
+    """Return this rank's (out, lse) over the keys of each query's document, up to the query."""
+    # BEGIN SOLUTION attend to each block of which some query sees a key
+    lengths = cu_seqlens.long().diff()
+    document = torch.arange(len(lengths)).repeat_interleave(lengths)
+    state, rows = Partial.identity(q), positions[ring.rank]
+    for step in range(ring.world_size):
+        keys = positions[ring.origin(step)]
+        visible = (document[rows][:, None] == document[keys]) & (rows[:, None] >= keys)
+        if visible.any():
+            part = ring.compute(f"attend {step}", attend, q, k, v, visible)
+            state = merge(state, part)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+    return state.out, state.lse
+    # END SOLUTION
+
+
+# %%
+check("18.ring")
+
+# %% [markdown]
+# Stuck? `hint("18.ring")` in a new cell helps.
+
+# %% [markdown]
+# ## 18.weights · Weights of the loss
+#
+# A mean over tokens gives a document of a thousand tokens a thousand times the say of a document of one. Here each document
+# counts once: the loss is the mean, over documents, of the mean over the document's tokens that count. Documents of which no
+# token counts are left out.
+#
+# `counted` (L,), bool, says which of this rank's tokens count, `documents` (L,), int64, to which of the `n` documents each of
+# them belongs. Return their `weights` (L,), float: the loss of all ranks is the sum of weight · (loss of the token) over all
+# ranks and tokens. The weight of a token that does not count is 0. At least one token counts.
+#
+# - A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
+# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. **One** call is enough, for any number of
+#   documents.
+
+
+# %% grade="18.weights"
+def token_weights(ring, counted, documents, n):
+    """Return the weight of each of this rank's tokens in the loss."""
+    # BEGIN SOLUTION the weight of each token
+    own = torch.bincount(documents[counted], minlength=n)
+    total = ring.all_reduce(own)
+    present = (total > 0).sum()
+    return counted / (total[documents].clamp(min=1) * present)
+    # END SOLUTION
+
+
+# %%
+check("18.weights")
+
+# %% [markdown]
+# Stuck? `hint("18.weights")` in a new cell helps.
+
+# %% [markdown]
+# ## All four together, on real files
+#
+# When all stages hold, run `on_real_files()` in a new cell. It packs the beginnings of some files of Python's standard library,
+# whose lengths nobody chose, into one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
+# float64 attention, document by document.
+
+
+# %%
+def on_real_files(P=4, lengths=(1, 37, 300, 2, 90, 7, 75), H=4, K=2, D=32):
+    """Print whether a packed row on many ranks is as good as one document after the other."""
+    S = sum(lengths)
+    ids = torch.cat([torch.arange(n) for n in lengths])
+    cu, documents = bounds_of(ids)
+    layout, (q, k, v) = zigzag(S, P), corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
+    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
+    tokens = torch.from_numpy(corpus.tokens(S))
+    parts = [oracle.attention(*(x[:, :, a:b] for x in (q, k, v)), causal=True).out
+             for a, b in pairwise(cu.tolist())]
+    true = torch.cat([torch.from_numpy(part) for part in parts], dim=2)
+
+    def program(ring):
+        own = positions[ring.rank]
+        out, _ = packed_ring(ring, *layout.shard((q, k, v), ring.rank), positions, cu)
+        _, labels, _ = shard_packed(tokens, cu, own)
+        weights = token_weights(ring, labels != -100, documents[own], len(lengths))
+        return out, weights.sum()
+
+    runs = {"virtual ranks": VirtualCluster(P).run(program), "processes": launch(program, P)}
+    for name, run in runs.items():
+        outs, sums = zip(*run.results, strict=True)
+        error = ((layout.unshard(outs) - true).abs().max() / true.abs().max()).item()
+        total = round(float(sum(sums)), 6)
+        print(f"{name}: relative error below 1e-5: {error < 1e-5}, sum of all weights {total}")
+
+
+# %% tags=["solution-only"]
+on_real_files()
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/18_packed_batches.ipynb` also runs the hidden ones, on its own inputs.

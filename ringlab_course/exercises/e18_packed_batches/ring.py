@@ -1,0 +1,241 @@
+"""Checks of 18.ring: ring attention over packed documents, which computes a block only if some row sees some key of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import layout as layouts
+from ringlab.layout import Layout
+from ringlab_course.checking.answers import expect_tuple, relative_error, to_numpy
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.numbers import NAMES, State, attend, fold, rounding_bound
+from ringlab_course.checking.positions import MISTAKES as FORWARD
+from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, reason, shards
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e18_packed_batches.shard import bounds, document_of, lengths_of
+
+mistake = mistakes_of("18.ring")
+
+See = Callable[[int, int, Sequence[Any], np.ndarray], np.ndarray]
+"""Of (rank, origin, positions, cu_seqlens): True where a query of rank sees a key of origin."""
+
+
+def _same_document(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    of = document_of(cu)
+    return of[np.asarray(positions[rank])][:, None] == of[np.asarray(positions[origin])][None, :]
+
+
+def _causal(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    return np.asarray(positions[rank])[:, None] >= np.asarray(positions[origin])[None, :]
+
+
+def visible(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    """Return True where the key lies in the query's document, at or before the query."""
+    return _same_document(rank, origin, positions, cu) & _causal(rank, origin, positions, cu)
+
+
+def _divided(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    """Each rank's bounds are the row's, divided by the number of ranks."""
+    local = cu // len(positions)
+    rows, keys = (np.searchsorted(local, np.arange(len(positions[each])), "right") for each in (rank, origin))
+    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
+
+
+def _by_index(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    """Blocks of earlier ranks lie in the past, those of later ranks in the future, the own one is a triangle."""
+    shape = len(positions[rank]), len(positions[origin])
+    before = np.tri(*shape, dtype=bool) if rank == origin else np.full(shape, origin < rank)
+    return before & _same_document(rank, origin, positions, cu)
+
+
+def _bound_too_early(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    """The first token of a document counts as one of the document before."""
+    rows, keys = (np.searchsorted(cu, np.asarray(positions[each]), "left") for each in (rank, origin))
+    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
+
+
+def _over(see: See) -> Callable[..., State]:
+    """The (out, lse) of a rank that sees of each block what `see` says; keys in the order of ranks."""
+
+    def imitate(
+        rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any, cu: Any
+    ) -> State:
+        bounds = np.asarray(cu, np.int64)
+        order = [(rank - step) % len(ks) for step in range(len(ks))]
+        return fold(attend(qs[rank], ks[o], vs[o], see(rank, o, positions, bounds)) for o in order)
+
+    return imitate
+
+
+def _own_block(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    return visible(rank, origin, positions, cu) & (rank == origin)
+
+
+truth = _over(visible)
+IN_VALUES = (
+    mistake("ignores_documents", _over(_causal)),
+    mistake("sees_the_whole_document", _over(_same_document)),
+    mistake("divides_the_bounds", _over(_divided)),
+    mistake("causal_by_index", _over(_by_index)),
+    mistake("bound_too_early", _over(_bound_too_early)),
+    mistake("own_block_alone", _over(_own_block)),
+)
+BEHAVES = (
+    mistake("nan_in_blind_rows"),
+    mistake("skips_the_exchange"),
+    mistake("assumes_equal_lengths"),
+    mistake("computes_what_nobody_sees"),
+    mistake("computes_unseen"),
+)
+ON_THE_WIRE = tuple(
+    FORWARD[name]
+    for name in (
+        "gathers_everything", "sends_p_times", "splits_the_exchange", "repeats_heads_on_the_wire", "sends_too_many_bytes",
+        "does_not_unpack", "leaves_the_ring", "never_waits",
+    )
+)  # fmt: skip
+MISTAKES = (*IN_VALUES, *BEHAVES, *ON_THE_WIRE)
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _case(
+    rng: np.random.Generator, lengths: Sequence[int], make: Callable[[int, int], Layout], P: int,
+    H: int = 1, K: int = 1, D: int = 2,
+) -> Shards:  # fmt: skip
+    layout = make(sum(lengths), P)
+    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
+    made = shards(rng, [len(own) for own in positions], H, K, D, positions=positions)
+    return replace(
+        made,
+        text=f"documents of {', '.join(map(str, lengths))} tokens, {layout.name}, {made.text}",
+        keywords={"cu_seqlens": bounds(lengths)},
+    )
+
+
+def _run(subject: Any, case: Shards) -> Any:
+    keywords = {**case.keywords, "positions": case.positions}
+    try:
+        return subject.run_ring(case.world_size, case.qs, case.ks, case.vs, **keywords)
+    except Crashed as crash:
+        name = reason(crash, ragged=len({q.shape[-2] for q in case.qs}) > 1, causal=True)
+        name = {"skips_the_shift": "skips_the_exchange"}.get(name or "", name)
+        if name not in NAMED:
+            raise
+        raise NAMED[str(name)].failure(f"{case.text}\n{crash.counterexample}") from None
+
+
+def _answers(results: Sequence[Any], case: Shards) -> Iterator[Answered]:
+    for rank, answer in enumerate(results):
+        out, _ = expect_tuple(answer, NAMES)
+        if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
+            raise NAMED["nan_in_blind_rows"].failure(f"{case.text}: rank {rank}")
+    shared = (case.qs, case.ks, case.vs, case.positions, case.keywords["cu_seqlens"])
+    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+    for rank, answer in enumerate(results):
+        right = truth(rank, *shared)
+        bound = rounding_bound(case.qs[rank], keys, values, right)
+        yield Answered(answer, right, bound, (rank, *shared), NAMES, f"{case.text}: rank {rank}")
+
+
+def _verify(subject: Any, cases: Iterable[Shards]) -> None:
+    """Compare (out, lse) of every rank with the oracle's, the smallest case first."""
+    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), IN_VALUES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    """One rank; documents that lie within shards, and across their borders."""
+    a, b, c = lengths_of(rng, 3, 7)
+    packed = ([a, b], 1), ([a, a], 2), ([a, b, c], 2), ([b, c, a, 2], 3)
+    _verify(subject, [_case(rng, lengths, layouts.contiguous, P) for lengths, P in packed])
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    packed = [(lengths_of(rng, 3, 9), make) for make in (layouts.zigzag, layouts.striped)]
+    cases = [_case(rng, lengths, make, 3) for lengths, make in packed]
+    _verify(subject, [*cases, _case(rng, lengths_of(rng, 4, 9), layouts.zigzag, 2, 4, 2, 4)])
+
+
+def _check_edges(subject: Any, rng: np.random.Generator) -> None:
+    """Documents of one token and of none, fewer tokens than ranks, eight ranks."""
+    a, b, c = lengths_of(rng, 3, 9)
+    packed = (
+        ([1, 1], layouts.contiguous, 3), ([a, 0, 1, b], layouts.zigzag, 3), ([0, 1, 1, c, 0], layouts.striped, 2),
+        ([a, b, c, 1, a], layouts.zigzag, 8),
+    )  # fmt: skip
+    _verify(subject, [_case(rng, *each, 2, 1, 4) for each in packed])
+
+
+def _right(subject: Any, case: Shards) -> Any:
+    """The trace of a run whose values are right: only of such a run are messages and work counted."""
+    outcome = _run(subject, case)
+    for each in _answers(outcome.results, case):
+        if relative_error(each.answer, each.truth) > 1e-4:
+            raise Failure("Messages and work are counted once the values are right.", each.text)
+    return outcome.trace
+
+
+def _check_messages(subject: Any, rng: np.random.Generator) -> None:
+    for lengths, make, H, K in (
+        ([3, 3, 3], layouts.contiguous, 1, 1),
+        (lengths_of(rng, 3, 9), layouts.zigzag, 4, 2),
+    ):
+        case = _case(rng, lengths, make, 3, H, K, 4)
+        trace = _right(subject, case)
+        expect_neighbours(trace, case.text)
+        expect_bytes(case, trace, H // K)
+
+
+LONG = ([700, 836], layouts.zigzag, 2, 4, 4, 64)
+"""Documents, layout, ranks, heads and head dim of a run whose computation takes long."""
+
+
+def _check_work(subject: Any, rng: np.random.Generator) -> None:
+    """Each rank computes with the blocks of which it sees a key, and with no other.
+
+    The last case takes so long that the judge sees whether the work is done where the ring says that it computes.
+    """
+    a, b = lengths_of(rng, 2, 6)
+    for each in (([a] * 3, layouts.contiguous, 3), ([a, b, a, b], layouts.contiguous, 4), LONG):
+        case = _case(rng, *each)
+        trace, cu = _right(subject, case), case.keywords["cu_seqlens"].numpy()
+        P = case.world_size
+        assert case.positions is not None
+        for rank in range(P):
+            needed = sum(bool(visible(rank, owner, case.positions, cu).any()) for owner in range(P))
+            made = len([event for event in trace.computes(rank) if event.end > event.start])
+            if made != needed:
+                example = f"{case.text}: rank {rank} sees keys of {needed} of {P} blocks, but made {made} computations"
+                raise NAMED["computes_what_nobody_sees" if made > needed else "computes_unseen"].failure(
+                    example
+                )
+
+
+STAGE = Stage(
+    id="18.ring",
+    function="packed_ring",
+    title="The ring over packed documents",
+    kind="ring",
+    hints=(
+        "A block has arrived. Which two things must a query and a key have in common, whatever rank they lie on, for the query to "
+        "see the key?",
+        "Look up the document of every token of your own and of the block's, by its position in the row. The mask compares "
+        "documents and positions. If it holds nothing, compute nothing; the exchange happens all the same.",
+        r"$\mathrm{visible}_{ij} = [d_{p_i} = d_{p_j}] \wedge [p_j \le p_i]$, "
+        r"$\;(o, L) \leftarrow (o, L) \oplus \mathrm{attend}(q, k, v, \mathrm{visible})$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "contiguous shards, documents within them and across", _check_values),
+        Check("layouts", 2, "visible", "zig-zag and striped, shared heads", _check_layouts),
+        Check("edges", 1, "visible", "documents of one token and of none, ranks without tokens", _check_edges),
+        Check("messages", 1, "held-out", "P − 1 exchanges with the next rank, exact bytes", _check_messages, kind="cost"),
+        Check("work", 1, "visible", "a rank computes only with blocks that it sees", _check_work, kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Checks of 18.weights: the weight of every token in a loss in which each document counts once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import expect_array
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("18.weights")
+
+BOUND = 1e-6
+"""Relative: weights are quotients of small whole numbers, and may be float32."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The documents of every rank's tokens, and which tokens count; n documents in all."""
+
+    documents: list[torch.Tensor]
+    counted: list[torch.Tensor]
+    n: int
+    text: str
+
+    def counts(self, ranks: Sequence[int] | None = None, *, every: bool = False) -> np.ndarray:
+        """Return how many tokens of each document count on these ranks, or lie there; by default on all."""
+        total = np.zeros(self.n)
+        for rank in range(len(self.documents)) if ranks is None else ranks:
+            own, counts = self.documents[rank].numpy(), self.counted[rank].numpy()
+            np.add.at(total, own[counts | every], 1)
+        return total
+
+
+def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, share: float = 0.7) -> Problem:
+    """Return a problem whose rank r holds held[r][d] tokens of document d; of each document some token counts."""
+    documents = [torch.from_numpy(np.repeat(np.arange(n), own)) for own in held]
+    counted = [torch.from_numpy(rng.random(len(own)) < share) for own in documents]
+    for document in range(n):
+        for own, counts in zip(documents, counted, strict=True):
+            here = np.flatnonzero(own.numpy() == document)
+            if len(here):
+                counts[int(rng.choice(here))] = True
+    return Problem(
+        documents, counted, n, f"P={len(held)}, tokens of each document by rank: {[list(x) for x in held]}"
+    )
+
+
+Weigh = Callable[[Problem, int], tuple[np.ndarray, float]]
+"""Of (problem, rank): what a counted token of each document is divided by, and the number of documents."""
+
+
+def _weights(weigh: Weigh) -> Callable[[int, Problem], np.ndarray]:
+    def imitate(rank: int, given: Problem) -> np.ndarray:
+        size, documents = weigh(given, rank)
+        own = given.documents[rank].numpy()
+        return given.counted[rank].numpy() / (np.where(size > 0, size, 1.0)[own] * documents)
+
+    return imitate
+
+
+def _present(counts: np.ndarray) -> int:
+    return int(np.count_nonzero(counts))
+
+
+truth = _weights(lambda given, rank: (given.counts(), _present(given.counts())))
+MISTAKES = (
+    mistake("mean_over_tokens", _weights(lambda given, rank: (np.full(given.n, given.counts().sum()), 1))),
+    mistake("counts_its_own_part", _weights(lambda given, rank: (given.counts([rank]), _present(given.counts())))),
+    mistake("counts_every_document", _weights(lambda given, rank: (given.counts(), given.n))),
+    mistake("counts_its_own_documents", _weights(lambda given, rank: (given.counts(), _present(given.counts([rank]))))),
+    mistake("counts_all_tokens", _weights(lambda given, rank: (given.counts(every=True), _present(given.counts())))),
+    mistake("not_divided_by_documents", _weights(lambda given, rank: (given.counts(), 1))),
+    mistake(
+        "mean_over_ranks",
+        _weights(lambda given, rank: (given.counts(), _present(given.counts()) * len(given.documents))),
+    ),
+    mistake("skips_the_reduction"),
+    mistake("not_a_number"),
+    mistake("a_message_for_each"),
+)  # fmt: skip
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _run(subject: Any, given: Problem) -> Any:
+    try:
+        return subject.run_ring(len(given.documents), given.counted, given.documents, n=given.n)
+    except Crashed as crash:
+        stuck = re.search(r"DeadlockError|UnreceivedError|PeerDiedError|MismatchError", crash.message)
+        if stuck and any(not counts.any() for counts in given.counted):
+            raise NAMED["skips_the_reduction"].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise
+
+
+def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    for rank, answer in enumerate(results):
+        right = truth(rank, given)
+        got = expect_array(answer, right.shape, name="the weights")
+        text = f"{given.text}: rank {rank}, counted {given.counted[rank].int().tolist()}"
+        if np.isnan(got).any():
+            raise NAMED["not_a_number"].failure(text)
+        yield Answered((got,), (right,), BOUND, (rank, given), ("the weights",), text)
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), MISTAKES)
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
+    """Tokens of each document on each rank, one or more."""
+    return [[int(n) for n in row] for row in rng.integers(1, 6, shape)]
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    """One rank; then whole documents, on one rank each."""
+    a, b, c = (int(n) for n in rng.permutation(np.arange(2, 8))[:3])
+    alone = problem(rng, [[a, b, 1]], 3)
+    _verify(subject, alone, problem(rng, [[a, b, 0], [0, 0, c]], 3))
+
+
+def _check_shared(subject: Any, rng: np.random.Generator) -> None:
+    """Documents of which several ranks hold tokens."""
+    _verify(subject, problem(rng, _drawn(rng, (2, 2)), 2), problem(rng, _drawn(rng, (3, 4)), 4))
+
+
+def _check_none(subject: Any, rng: np.random.Generator) -> None:
+    """Documents of which nothing counts, empty documents, ranks without tokens."""
+    given = problem(rng, [[*_drawn(rng, (1, 3))[0], 0], [0, 0, 0, 0], [2, 3, 0, 0]], 4)
+    for own, counts in zip(given.documents, given.counted, strict=True):
+        counts[own == 1] = False
+    _verify(subject, given)
+
+
+def _check_messages(subject: Any, rng: np.random.Generator) -> None:
+    """all_reduce takes P − 1 exchanges, a ring of reduce-scatter and all-gather twice as many; one is enough."""
+    P = 3
+    given = problem(rng, _drawn(rng, (P, 6)), 6)
+    run = _run(subject, given)
+    compare_all(_answers(run.results, given), MISTAKES)
+    for rank in range(P):
+        if (rounds := run.trace.rounds(rank)) > 2 * (P - 1):
+            text = f"{given.text}: rank {rank} made {rounds} exchanges, {P - 1} are enough"
+            raise NAMED["a_message_for_each"].failure(text)
+        if not rounds:
+            raise Failure("No rank can know the counts of the others without a message.", given.text)
+
+
+STAGE = Stage(
+    id="18.weights",
+    function="token_weights",
+    title="Weights of the loss",
+    kind="ring",
+    hints=(
+        "Two ranks hold a part of the same document each. Which number must both of them know before they can weigh a token?",
+        "Count your own tokens that count, by document, in a vector of n numbers, and reduce it once. It tells you both how "
+        "many tokens of each document count, and how many documents count at all.",
+        r"$c_d = \sum_r c_{r,d}$, $\;m = \#\{d : c_d > 0\}$, $\;w_t = 1 / (m \, c_{d_t})$ if token $t$ counts, else 0",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 1, "visible", "one rank, and documents that lie on one rank each", _check_values),
+        Check("shared", 2, "visible", "documents that several ranks share", _check_shared),
+        Check("none", 1, "visible", "documents of which nothing counts, ranks without tokens", _check_none),
+        Check("messages", 1, "held-out", "one reduction for all documents", _check_messages, kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,236 @@
+# %% [markdown]
+# # Exercise 19 · Serving a long context
+#
+# **You build** what a server with a long context is made of: the place of every token in a paged cache, the merge of all ranks, decode
+# with shared heads, prefill of a chunk after a cached prefix, and the bytes that decide who should travel.
+# **You need** [lesson 19](../notebooks/19_serving.ipynb). **Minutes** 75.
+#
+# | stage | function | what is checked |
+# |---|---|---|
+# | 19.place | `place` | the rank and the slot of any token |
+# | 19.merge | `merge_all` | values, ranks without keys, large lse |
+# | 19.decode | `decode` | values with shared heads, empty ranks, bytes |
+# | 19.prefill | `prefill` | values in any layout, after any prefix; messages |
+# | 19.travel | `bytes_sent` | both ways, to the byte |
+#
+# `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
+#
+# **Not allowed:** `ringlab.serving`, ringlab's decode, merge, rings and formulas of traffic, PyTorch's attention, and changing the
+# arguments of a function.
+
+# %%
+import math
+
+import torch
+
+from ringlab import VirtualCluster, launch, oracle, zigzag
+from ringlab_course import check, corpus, hint
+
+# %% [markdown]
+# ## 19.place · Pages on ranks
+#
+# A sequence is cut into pages of `page` tokens, and page n lies on rank n mod P, after the pages that this rank has already. `tokens` (n,),
+# int64, are places in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
+# sequence on that rank.
+
+
+# %% grade="19.place"
+def place(tokens, page, P):
+    """Return (ranks, slots) of these tokens."""
+    # BEGIN SOLUTION the rank and the slot
+    number = tokens // page
+    return number % P, number // P * page + tokens % page
+    # END SOLUTION
+
+
+# %%
+check("19.place")
+
+# %% [markdown]
+# Stuck? `hint("19.place")` in a new cell shows a question, then a direction, then a line of mathematics.
+
+# %% [markdown]
+# ## 19.merge · The merge of all ranks
+#
+# `outs` (R, …, D) and `lses` (R, …) are R partials of the same queries over different keys. lse is a natural logarithm, −∞ where a partial
+# has no key for a row; its out is then 0. Return the partial `(out, lse)` over the keys of all, (…, D) and (…). A row that sees no key
+# at all has out 0 and lse −∞. lse may be large: exponentials of it overflow.
+
+
+# %% grade="19.merge"
+def merge_all(outs, lses):
+    """Return (out, lse) of R partials along the first axis."""
+    # BEGIN SOLUTION shares of the whole sum
+    top = lses.amax(0)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    weights = torch.exp(lses - top)
+    total = weights.sum(0)
+    shares = weights / total.masked_fill(total == 0, 1.0)
+    return (shares[..., None] * outs).sum(0), top + total.log()
+    # END SOLUTION
+
+
+# %%
+check("19.merge")
+
+# %% [markdown]
+# Stuck? `hint("19.merge")` in a new cell helps.
+
+# %% [markdown]
+# ## 19.decode · Decode with shared heads
+#
+# One new token. The weights are shared out by heads, so this rank has the queries of its own H/P heads: `q` (B, H/P, 1, D); rank r has
+# heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens, the
+# new one included on the rank that owns it. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
+# Return out (B, H/P, 1, D) of this rank's heads over the tokens of **all** ranks.
+#
+# - `ring.all_gather(x)` returns the list of all ranks' x. `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y),
+#   source=rank).wait()` sends two tensors and returns the two that arrive.
+# - A rank may send its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
+#   numbers per sequence, however long the sequences are.
+# - Your `merge_all` merges P partials.
+
+
+# %% grade="19.decode"
+def attend(q, k, v):
+    """Given: the partial (out, lse) of queries (B, H, n, D) over keys (B, K, L, D); (0, −∞) without keys."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    lse = torch.logsumexp(scores, dim=-1)
+    safe = lse.masked_fill(lse == -math.inf, 0.0)
+    return torch.exp(scores - safe[..., None]) @ v, lse
+
+
+def decode(ring, q, k, v):
+    """Return out of this rank's heads over the tokens of all ranks."""
+    # BEGIN SOLUTION gather queries, attend to own tokens, hand partials to the owners of their heads
+    P, heads = ring.world_size, q.shape[1]
+    out, lse = attend(torch.cat(ring.all_gather(q), dim=1), k, v)
+    outs, lses = (x.split(heads, dim=1) for x in (out, lse))
+    mine = {ring.rank: (outs[ring.rank], lses[ring.rank])}
+    for distance in range(1, P):
+        to, source = (ring.rank + distance) % P, (ring.rank - distance) % P
+        sent = outs[to].contiguous(), lses[to].contiguous()
+        room = tuple(torch.empty_like(x) for x in sent)
+        mine[source] = ring.comm.exchange(send=sent, to=to, receive=room, source=source).wait()
+    return merge_all(*(torch.stack(parts) for parts in zip(*mine.values(), strict=True)))[0]
+    # END SOLUTION
+
+
+# %%
+check("19.decode")
+
+# %% [markdown]
+# Stuck? `hint("19.decode")` in a new cell helps.
+
+# %% [markdown]
+# ## 19.prefill · Prefill of a chunk
+#
+# A long prompt is computed in chunks, and the chunks before this one are cached. `q` (B, H, L, D), `k`, `v` (B, K, L, D) are this rank's
+# tokens of the chunk; `cached_k`, `cached_v` (B, K, C, D) its tokens of the prefix. `positions[r]` (L,) and `cached[r]` (C,) hold the
+# positions in the sequence of rank r's tokens of both. Return `(out, lse)` of this rank's queries over all keys at or before them, in the
+# prefix and in the chunk.
+#
+# - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
+#   `ring.shift(k, v, length=n)` makes room for the n tokens that arrive.
+# - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
+
+
+# %% grade="19.prefill"
+def prefill(ring, q, k, v, cached_k, cached_v, positions, cached):
+    """Return (out, lse) of this rank's queries over prefix and chunk."""
+    # BEGIN SOLUTION a causal ring whose blocks hold prefix and chunk
+    k, v = torch.cat([cached_k, k], dim=2), torch.cat([cached_v, v], dim=2)
+    places = [torch.cat(pair) for pair in zip(cached, positions, strict=True)]
+    group, rows = q.shape[1] // k.shape[1], positions[ring.rank]
+    outs, lses = [], []
+    for step in range(ring.world_size):
+        visible = rows[:, None] >= places[ring.origin(step)]
+        wide_k, wide_v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        scores = (q @ wide_k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
+        lse = torch.logsumexp(scores, dim=-1)
+        safe = lse.masked_fill(lse == -math.inf, 0.0)
+        outs.append(torch.exp(scores - safe[..., None]) @ wide_v)
+        lses.append(lse)
+        if step < ring.world_size - 1:
+            k, v = ring.shift(k, v, length=len(places[ring.origin(step + 1)]))
+    return merge_all(torch.stack(outs), torch.stack(lses))
+    # END SOLUTION
+
+
+# %%
+check("19.prefill")
+
+# %% [markdown]
+# Stuck? `hint("19.prefill")` in a new cell helps.
+
+# %% [markdown]
+# ## 19.travel · Who should travel
+#
+# P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
+# sends P − 1 blocks. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
+# is out and lse, in float32 or wider. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
+# rank sends either way, for one sequence.
+
+
+# %% grade="19.travel"
+def bytes_sent(prefix, new, P, H, K, D, itemsize):
+    """Return the bytes that a rank sends if (keys and values, queries) travel."""
+    # BEGIN SOLUTION bytes of both ways
+    keys = (P - 1) * (prefix + new) // P * 2 * K * D * itemsize
+    partial = H * (D + 1) * max(itemsize, 4)
+    return keys, (P - 1) * (new // P) * (H * D * itemsize + partial)
+    # END SOLUTION
+
+
+# %%
+check("19.travel")
+
+# %% [markdown]
+# Stuck? `hint("19.travel")` in a new cell helps.
+
+# %% [markdown]
+# ## All together, on real text
+#
+# When all stages hold, run `serve()` in a new cell. It computes a prompt of real text in chunks on 4 virtual ranks and on 4 processes, keeps
+# the cache in pages, decodes the last token, and compares it with attention in float64.
+
+
+# %%
+def serve(S=193, P=4, H=8, K=2, D=16, chunk=64, page=16):
+    """Print whether a prompt in chunks, then one decoded token, is as good as attention over everything."""
+    q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
+    ranks, _ = place(torch.arange(S), page, P)
+    true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
+
+    def program(ring):
+        outs = []
+        for start in range(0, S - 1, chunk):
+            layout = zigzag(min(chunk, S - 1 - start), P)
+            positions = [start + torch.from_numpy(layout.positions(r)) for r in range(P)]
+            cached = [torch.nonzero(ranks[:start] == r).flatten() for r in range(P)]
+            new, old = positions[ring.rank], cached[ring.rank]
+            parts = (q[:, :, new], k[:, :, new], v[:, :, new], k[:, :, old], v[:, :, old])
+            outs.append((new, prefill(ring, *parts, positions, cached)[0]))
+        own = torch.nonzero(ranks == ring.rank).flatten()
+        heads = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
+        return outs, decode(ring, q[:, heads, -1:], k[:, :, own], v[:, :, own])
+
+    runs = {"virtual ranks": VirtualCluster(P).run(program), "processes": launch(program, P)}
+    for name, run in runs.items():
+        found = torch.zeros_like(true)
+        for outs, _ in run.results:
+            for places, out in outs:
+                found[:, :, places] = out.double()
+        found[:, :, -1:] = torch.cat([last for _, last in run.results], dim=1).double()
+        error = ((found - true).abs().max() / true.abs().max()).item()
+        print(f"{name}: relative error below 1e-5: {error < 1e-5}")
+    keys, queries = bytes_sent(128, 64, P, H, K, D, 4)
+    print(f"bytes of the last chunk: {keys:,} if keys and values travel, {queries:,} if queries do")
+
+
+# %% tags=["solution-only"]
+serve()
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/19_serving.ipynb` also runs the hidden ones, on its own inputs.

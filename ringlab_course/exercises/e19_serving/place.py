@@ -1,0 +1,99 @@
+"""Checks of 19.place: the rank and the slot of every token of a paged cache whose pages are dealt to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.wrong_answers import mistakes_of
+
+mistake = mistakes_of("19.place")
+
+NAMES = ("ranks", "slots")
+Answer = tuple[np.ndarray, np.ndarray]
+
+
+def _rank(t: np.ndarray, page: int, P: int) -> np.ndarray:
+    return t // page % P
+
+
+def _slot(t: np.ndarray, page: int, P: int) -> np.ndarray:
+    return t // (page * P) * page + t % page
+
+
+Number = Callable[[np.ndarray, int, int], np.ndarray]
+
+
+def _by(rank: Number = _rank, slot: Number = _slot) -> Callable[[Any, int, int], Answer]:
+    def place(tokens: Any, page: int, P: int) -> Answer:
+        t = np.asarray(tokens, np.int64)
+        return rank(t, page, P), slot(t, page, P)
+
+    return place
+
+
+truth = _by()
+MISTAKES = (
+    mistake("deals_single_tokens", _by(lambda t, page, P: t % P, lambda t, page, P: t // P)),
+    mistake("no_second_turn", _by(lambda t, page, P: t // page, lambda t, page, P: t % page)),
+    mistake("slot_in_the_sequence", _by(slot=lambda t, page, P: t)),
+    mistake("slot_in_the_page", _by(slot=lambda t, page, P: t % page)),
+    mistake(
+        "counts_all_pages", _by(slot=lambda t, page, P: t // page * page + t % page - t // page % P * page)
+    ),
+    mistake("page_of_the_rank", _by(slot=lambda t, page, P: t // (page * P))),
+)
+
+
+def _answers(subject: Any, cases: Sequence[tuple[np.ndarray, int, int]]) -> Iterator[Answered]:
+    for tokens, page, P in cases:
+        inputs = torch.from_numpy(tokens), page, P
+        right = truth(*inputs)
+        parts = expect_tuple(subject.call(*inputs), NAMES)
+        got = tuple(
+            expect_array(part, x.shape, name=name) for name, part, x in zip(NAMES, parts, right, strict=True)
+        )
+        shown = ", ".join(map(str, tokens[:12].tolist())) + (", …" if len(tokens) > 12 else "")
+        yield Answered(got, right, 0.0, inputs, NAMES, f"pages of {page} tokens, P={P}, tokens {shown}")
+
+
+def _check_first(subject: Any, rng: np.random.Generator) -> None:
+    """The first tokens of a sequence, in order, for more than one turn of pages."""
+    cases = [(page, P) for page, P in ((1, 2), (2, 2), (4, 3))]
+    drawn = [(np.arange(int(rng.integers(2, 4)) * page * P + 1), page, P) for page, P in cases]
+    page = int(rng.integers(3, 9))
+    compare_all(_answers(subject, [*drawn, (np.arange(5 * page), page, 2)]), MISTAKES)
+
+
+def _check_any(subject: Any, rng: np.random.Generator) -> None:
+    """Any tokens, in any order, far into the sequence; one rank; no token."""
+    drawn = [
+        (rng.integers(0, 1 << 20, 40), int(rng.integers(1, 70)), int(rng.integers(2, 70))) for _ in range(4)
+    ]
+    none = np.zeros(0, np.int64), int(rng.integers(1, 9)), 2
+    compare_all(_answers(subject, [*drawn, (rng.integers(0, 1000, 9), 16, 1), none]), MISTAKES)
+
+
+STAGE = Stage(
+    id="19.place",
+    function="place",
+    title="Pages on ranks",
+    hints=(
+        "Number the pages of the sequence from 0. Which pages does rank 1 of three have, and which of them is its second?",
+        "The page of token t has a number; its remainder by P is the rank, its quotient says how many pages of this rank come "
+        "before it. Each of these is full.",
+        r"$n = \lfloor t / \mathrm{page} \rfloor$, $\;\mathrm{rank} = n \bmod P$, "
+        r"$\;\mathrm{slot} = \lfloor n / P \rfloor \cdot \mathrm{page} + (t \bmod \mathrm{page})$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("first", 1, "visible", "the first turns of pages", _check_first),
+        Check("any", 1, "held-out", "tokens anywhere, one rank, no token", _check_any),
+    ),
+)  # fmt: skip

@@ -1,0 +1,216 @@
+"""Checks of 19.prefill: a chunk of a prompt attends to the cached prefix and to itself, both spread over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab import layout as layouts
+from ringlab.layout import Layout
+from ringlab_course.checking.answers import expect_tuple, to_numpy
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Crashed, Failure, reason
+from ringlab_course.checking.numbers import NAMES, State, attend, random, rounding_bound
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e19_serving.place import truth as place
+
+mistake = mistakes_of("19.prefill")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What every rank holds: of the chunk q, k, v and their positions, of the prefix cached k, v and their positions."""
+
+    qs: list[torch.Tensor]
+    ks: list[torch.Tensor]
+    vs: list[torch.Tensor]
+    positions: list[torch.Tensor]
+    cached_ks: list[torch.Tensor]
+    cached_vs: list[torch.Tensor]
+    cached: list[torch.Tensor]
+    text: str
+
+    @property
+    def world_size(self) -> int:
+        return len(self.qs)
+
+    def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the k, v and positions of all ranks, prefix and chunk."""
+        k, v = (torch.cat([*old, *new], dim=2).double().numpy() for old, new in ((self.cached_ks, self.ks), (self.cached_vs, self.vs)))  # fmt: skip
+        return k, v, torch.cat([*self.cached, *self.positions]).numpy()
+
+
+def problem(
+    rng: np.random.Generator, prefix: int, layout: Layout, H: int = 1, K: int = 1, D: int = 4, page: int = 2
+) -> Problem:
+    """Return a problem: a chunk under `layout` after `prefix` cached tokens, in pages of `page` tokens."""
+    P, positions, cached = layout.P, [], []
+    ranks, _ = place(np.arange(prefix), page, P)
+    for rank in range(P):
+        positions.append(torch.from_numpy(prefix + layout.positions(rank)))
+        cached.append(torch.from_numpy(np.flatnonzero(ranks == rank)))
+    qs = [random(rng, 1, H, len(own), D) for own in positions]
+    ks, vs = ([random(rng, 1, K, len(own), D) for own in positions] for _ in range(2))
+    old_ks, old_vs = ([random(rng, 1, K, len(own), D) for own in cached] for _ in range(2))
+    heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
+    text = f"P={P}, {prefix} cached tokens and {layout.S} new ones, {layout.name}{heads}"
+    return Problem(qs, ks, vs, positions, old_ks, old_vs, cached, text)
+
+
+def _over(rank: int, given: Problem, seen: np.ndarray) -> State:
+    k, v, _ = given.keys()
+    return attend(given.qs[rank], k, v, seen)
+
+
+def truth(rank: int, given: Problem) -> State:
+    """Return (out, lse) of a rank's queries over all keys at or before them."""
+    return _over(rank, given, given.positions[rank].numpy()[:, None] >= given.keys()[2][None])
+
+
+def _chunk_alone(rank: int, given: Problem) -> State:
+    _, _, at = given.keys()
+    first = min(int(own.min()) for own in given.positions if len(own))
+    return _over(rank, given, (given.positions[rank].numpy()[:, None] >= at[None]) & (at >= first)[None])
+
+
+def _prefix_alone(rank: int, given: Problem) -> State:
+    _, _, at = given.keys()
+    first = min(int(own.min()) for own in given.positions if len(own))
+    return _over(rank, given, np.broadcast_to(at < first, (len(given.positions[rank]), len(at))))
+
+
+def _from_zero(rank: int, given: Problem) -> State:
+    """The chunk's positions count from 0 for the mask: of the prefix, early tokens only are seen."""
+    _, _, at = given.keys()
+    first = min(int(own.min()) for own in given.positions if len(own))
+    new = at >= first
+    return _over(
+        rank, given, given.positions[rank].numpy()[:, None] - first >= np.where(new, at - first, at)[None]
+    )
+
+
+def _not_causal(rank: int, given: Problem) -> State:
+    return _over(rank, given, np.ones((len(given.positions[rank]), len(given.keys()[2])), bool))
+
+
+def _own_prefix(rank: int, given: Problem) -> State:
+    """Of the prefix, each rank sees the part that it holds itself."""
+    _, _, at = given.keys()
+    first = min(int(own.min()) for own in given.positions if len(own))
+    mine = np.isin(at, given.cached[rank].numpy()) | (at >= first)
+    return _over(rank, given, (given.positions[rank].numpy()[:, None] >= at[None]) & mine[None])
+
+
+IN_VALUES = (
+    mistake("forgets_the_prefix", _chunk_alone),
+    mistake("forgets_the_chunk", _prefix_alone),
+    mistake("chunk_begins_at_zero", _from_zero),
+    mistake("sees_later_tokens", _not_causal),
+    mistake("sees_its_own_part_of_the_prefix", _own_prefix),
+)
+BEHAVES = (
+    mistake("assumes_equal_parts"),
+    mistake("two_rings"),
+    mistake("sends_to_strangers"),
+)
+MISTAKES = (*IN_VALUES, *BEHAVES)
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _run(subject: Any, given: Problem) -> Any:
+    keywords = {"positions": given.positions, "cached": given.cached}
+    per_rank = given.qs, given.ks, given.vs, given.cached_ks, given.cached_vs
+    try:
+        return subject.run_ring(given.world_size, *per_rank, **keywords)
+    except Crashed as crash:
+        if reason(crash, ragged=True) == "assumes_equal_lengths":
+            raise NAMED["assumes_equal_parts"].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise
+
+
+def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    k, v, _ = given.keys()
+    for rank, answer in enumerate(results):
+        out, _ = expect_tuple(answer, NAMES)
+        text = f"{given.text}: rank {rank}"
+        if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
+            raise Failure("There is a NaN in out.", text)
+        right = truth(rank, given)
+        bound = rounding_bound(given.qs[rank], k, v, right)
+        yield Answered(answer, right, bound, (rank, given), NAMES, text)
+
+
+def _verify(subject: Any, cases: Iterable[Problem]) -> None:
+    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), IN_VALUES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    """No prefix, one rank, then both."""
+    made = ((0, 4, 1), (0, 4, 2), (3, 2, 1), (4, 4, 2), (9, 6, 3))
+    _verify(subject, [problem(rng, prefix, layouts.contiguous(n, P)) for prefix, n, P in made])
+
+
+def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
+    """Zig-zag and striped chunks, shared heads, large pages."""
+    prefix = int(rng.integers(5, 12))
+    made = [
+        problem(rng, prefix, layouts.zigzag(8, 2)),
+        problem(rng, prefix + 4, layouts.striped(6, 3), page=4),
+    ]
+    _verify(subject, [*made, problem(rng, prefix, layouts.zigzag(12, 3), 4, 2)])
+
+
+def _check_edges(subject: Any, rng: np.random.Generator) -> None:
+    """A chunk of fewer tokens than ranks; a prefix that lies on some ranks only."""
+    made = ((1, layouts.contiguous(1, 3)), (3, layouts.zigzag(5, 4)), (0, layouts.striped(2, 3)))
+    _verify(subject, [problem(rng, prefix, layout, 2, 1, page=3) for prefix, layout in made])
+
+
+def _check_messages(subject: Any, rng: np.random.Generator) -> None:
+    """Prefix and chunk of a rank in one block: P − 1 exchanges with the next rank, each block once."""
+    for prefix, layout in ((8, layouts.contiguous(8, 4)), (9, layouts.zigzag(7, 3))):
+        given = problem(rng, prefix, layout, 2, 1)
+        outcome = _run(subject, given)
+        compare_all(_answers(outcome.results, given), IN_VALUES)
+        P, trace = layout.P, outcome.trace
+        blocks = [
+            sum(x[r].nbytes for x in (given.ks, given.vs, given.cached_ks, given.cached_vs)) for r in range(P)
+        ]
+        for rank in range(P):
+            if strangers := trace.peers(rank) - {(rank + 1) % P}:
+                text = f"{given.text}: rank {rank} sends to {', '.join(map(str, sorted(strangers)))}"
+                raise NAMED["sends_to_strangers"].failure(text)
+            rounds, sent = trace.rounds(rank), trace.bytes_sent(rank)
+            exact = sum(blocks[(rank - step) % P] for step in range(P - 1))
+            text = f"{given.text}: rank {rank} made {rounds} exchanges of {sent:,} bytes; {P - 1} of {exact:,} are enough"
+            if rounds == 2 * (P - 1) and sent == exact:
+                raise NAMED["two_rings"].failure(text)
+            if rounds != P - 1 or sent != exact:
+                raise Failure("The exchanges or their bytes are not those of one ring.", text)
+
+
+STAGE = Stage(
+    id="19.prefill",
+    function="prefill",
+    title="Prefill of a chunk",
+    kind="ring",
+    hints=(
+        "A causal ring compares positions and nothing else. What changes for it if a rank's block holds some tokens of the prefix, too?",
+        "Put the cached keys in front of the new ones, and their positions likewise, on every rank. Then it is the causal ring of "
+        "lesson 07, with queries of the chunk alone. Which lengths do the blocks have?",
+        r"$k = [k_{\mathrm{cached}}; k_{\mathrm{new}}]$, $p = [p_{\mathrm{cached}}; p_{\mathrm{new}}]$ on every rank; "
+        r"visible if $p_{\mathrm{query}} \ge p_{\mathrm{key}}$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "contiguous chunks, without a prefix and with one", _check_values),
+        Check("layouts", 1, "visible", "zig-zag and striped chunks, shared heads", _check_layouts),
+        Check("edges", 1, "visible", "fewer tokens than ranks, a prefix on some ranks", _check_edges),
+        Check("messages", 1, "visible", "P − 1 exchanges of exact bytes", _check_messages, kind="cost"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,205 @@
+# %% [markdown]
+# # Exercise 20 · Rings beyond softmax
+#
+# **You build** linear attention over ranks: one chunk of it, what tokens do to a state, the scan that tells every rank which state
+# enters it, and the layer made of them.
+# **You need** [lesson 20](../notebooks/20_beyond_softmax.ipynb). **Minutes** 75.
+#
+# | stage | function | what is checked |
+# |---|---|---|
+# | 20.chunk | `chunk` | outputs and the state that leaves, with decays from none to all |
+# | 20.transition | `transition` | the two matrices of the gated delta rule |
+# | 20.scan | `enter` | the entering state on any number of ranks, in ⌈log₂ P⌉ rounds of one message |
+# | 20.layer | `ring_linear` | values on stretches of any lengths, and bytes that do not grow with them |
+#
+# Shapes are (H, L, D) here: heads, tokens, head dim, without a batch. All numbers are float64. `check` runs the visible checks
+# in seconds.
+#
+# **Not allowed:** `ringlab.scan`, ringlab's attention, PyTorch's attention, and changing the arguments of a function.
+
+# %%
+import torch
+
+from ringlab import VirtualCluster, contiguous, launch
+from ringlab_course import check, corpus, hint
+
+# %% [markdown]
+# ## 20.chunk · One chunk
+#
+# Token t makes the state $S_t = e^{g_t} S_{t-1} + k_t v_t^\top$, and its output is $S_t^\top q_t$. There is no scale. `q` and `k` are
+# (H, L, D), `v` (H, L, Dv), `decay` (H, L) holds the logarithms $g_t \le 0$, and `state` (H, D, Dv) enters. Return `(out, state)`: the
+# outputs (H, L, Dv), and the state after the last token.
+#
+# - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
+# - Decays may forget everything: $e^{-400}$ is no more than rounding, and $e^{400}$ overflows.
+# - The chunk may have no token.
+
+
+# %% grade="20.chunk"
+def chunk(q, k, v, decay, state):
+    """Return (out, state) of one chunk of linear attention with decay."""
+    # BEGIN SOLUTION outputs within the chunk and from the entering state; the state that leaves
+    L = decay.shape[-1]
+    below = torch.ones(L, L, dtype=torch.bool).tril(-1)
+    sums = decay[..., None].expand(*decay.shape, L).masked_fill(~below, 0.0).cumsum(-2)
+    between = sums.exp().tril()  # e^(g_{j+1} + … + g_i)
+    since = decay.cumsum(-1).exp()[..., None]
+    out = since * (q @ state) + (between * (q @ k.mT)) @ v
+    if L == 0:
+        return out, state.clone()
+    left = between[..., -1, :, None]
+    return out, since[..., -1:, :] * state + (left * k).mT @ v
+    # END SOLUTION
+
+
+# %%
+check("20.chunk")
+
+# %% [markdown]
+# Stuck? `hint("20.chunk")` in a new cell shows a question, then a direction, then a line of mathematics.
+
+# %% [markdown]
+# ## 20.transition · What tokens do to a state
+#
+# Under the **gated delta rule** a token first forgets, then corrects what the state says for its key:
+#
+# $$S_t = e^{g_t}\,(I - \beta_t\, k_t k_t^\top)\, S_{t-1} + \beta_t\, k_t v_t^\top.$$
+#
+# Whatever state S enters some tokens, the state that leaves is A S + B, with two matrices that depend on the tokens alone. `k` is
+# (H, L, D), `v` (H, L, Dv), `decay` and `beta` (H, L). Return `(A, B)`, (H, D, D) and (H, D, Dv). A loop over tokens is fine.
+# There may be no token, and a decay may be −∞.
+
+
+# %% grade="20.transition"
+def transition(k, v, decay, beta):
+    """Return (A, B): these tokens make A S + B of any state S."""
+    # BEGIN SOLUTION the two matrices, token by token
+    H, L, D = k.shape
+    eye = torch.eye(D, dtype=k.dtype)
+    A, B = eye.expand(H, D, D).clone(), k.new_zeros(H, D, v.shape[-1])
+    for t in range(L):
+        k_t, v_t, b_t = k[:, t, :, None], v[:, t, None, :], beta[:, t, None, None]
+        step = decay[:, t, None, None].exp() * (eye - b_t * k_t * k_t.mT)
+        A, B = step @ A, step @ B + b_t * k_t * v_t
+    return A, B
+    # END SOLUTION
+
+
+# %%
+check("20.transition")
+
+# %% [markdown]
+# Stuck? `hint("20.transition")` in a new cell helps.
+
+# %% [markdown]
+# ## 20.scan · The scan over ranks
+#
+# Rank r holds the r-th stretch of tokens, and `A` (H, D, D) and `B` (H, D, Dv) say what they do to a state. Return the state
+# (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
+#
+# - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after that many
+#   halves. In each round a rank sends one A and one B at most. P is any number.
+# - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
+#   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is an empty tensor
+#   of the right shape.
+
+
+# %% grade="20.scan"
+def enter(ring, A, B):
+    """Return the state that enters this rank."""
+    # BEGIN SOLUTION twice as many ranks in every round
+    P, rank, distance = ring.world_size, ring.rank, 1
+    before = None  # what the ranks from rank − distance + 1 to rank − 1 do
+    while distance < P:
+        halves = {}
+        if rank + distance < P:
+            halves |= {"send": (A, B), "to": rank + distance}
+        if rank >= distance:
+            halves |= {"receive": (torch.empty_like(A), torch.empty_like(B)), "source": rank - distance}
+        if halves:
+            arrived = ring.comm.exchange(**halves).wait()
+        if rank >= distance:
+            A_0, B_0 = arrived
+            before = (A_0, B_0) if before is None else (before[0] @ A_0, before[0] @ B_0 + before[1])
+            A, B = A @ A_0, A @ B_0 + B
+        distance *= 2
+    return torch.zeros_like(B) if before is None else before[1]
+    # END SOLUTION
+
+
+# %%
+check("20.scan")
+
+# %% [markdown]
+# Stuck? `hint("20.scan")` in a new cell helps.
+
+# %% [markdown]
+# ## 20.layer · The layer over ranks
+#
+# Rank r holds the r-th stretch of the sequence, (H, L, ·) each; stretches differ in length, and some are empty. Return the outputs
+# (H, L, Dv) of this rank's tokens, as if one process had gone through all tokens of all ranks. `recurrence` is given: it goes through
+# tokens from a state. What travels may depend on H, D and Dv, but not on the number of tokens.
+
+
+# %% grade="20.layer"
+def recurrence(q, k, v, decay, beta, state):
+    """Given: the outputs (H, L, Dv) of these tokens, from the state that enters, token by token."""
+    outs = []
+    for t in range(q.shape[1]):
+        q_t, k_t, v_t = (x[:, t, :, None] for x in (q, k, v))
+        state = decay[:, t, None, None].exp() * state
+        state = state + k_t @ (beta[:, t, None, None] * (v_t - state.mT @ k_t)).mT
+        outs.append((state.mT @ q_t)[..., 0])
+    return torch.stack(outs, dim=1) if outs else torch.zeros_like(v)
+
+
+def ring_linear(ring, q, k, v, decay, beta):
+    """Return the outputs of this rank's tokens."""
+    # BEGIN SOLUTION three lines, with the functions above
+    A, B = transition(k, v, decay, beta)
+    state = enter(ring, A, B)
+    return recurrence(q, k, v, decay, beta, state)
+    # END SOLUTION
+
+
+# %%
+check("20.layer")
+
+# %% [markdown]
+# Stuck? `hint("20.layer")` in a new cell helps.
+
+# %% [markdown]
+# ## All four together, on real text
+#
+# When all stages hold, run `on_real_text()` in a new cell. It takes q, k and v of real text, normalises the keys, and compares your layer
+# on 5 virtual ranks and on 4 processes with the recurrence on one, and the bytes of two lengths.
+
+
+# %%
+def on_real_text(H=2, D=16):
+    """Print the error of the layer on many ranks, and the bytes that rank 0 sends."""
+
+    def program(ring, layout, parts):
+        own = (layout.shard(x, ring.rank, dim=1) for x in parts)
+        return ring_linear(ring, *own)
+
+    for S in (200, 400):
+        q, k, v = (x[0].double() for x in corpus.qkv(S, heads=H, head_dim=D))
+        k = k / k.norm(dim=-1, keepdim=True)
+        gate = torch.sigmoid(q[..., 0])  # any number between 0 and 1
+        parts = q, k, v, -0.1 * gate, gate
+        true = recurrence(*parts, torch.zeros(H, D, D, dtype=torch.float64))
+        layouts = {"virtual ranks": contiguous(S, 5), "processes": contiguous(S, 4)}
+        for name, layout in layouts.items():
+            start = launch if name == "processes" else lambda f, P, *a: VirtualCluster(P).run(f, *a)
+            run = start(program, layout.P, layout, parts)
+            error = (layout.unshard(run.results, dim=1) - true).abs().max() / true.abs().max()
+            sent = run.trace.bytes_sent(0)
+            print(f"{S} tokens, {layout.P} {name}: error below 1e-10: {error < 1e-10}, {sent:,} bytes")
+
+
+# %% tags=["solution-only"]
+on_real_text()
+
+# %% [markdown]
+# The visible checks are not all: `ringlab grade exercises/20_beyond_softmax.ipynb` also runs the hidden ones, on its own inputs.

@@ -1,0 +1,152 @@
+"""Checks of 20.layer: linear attention with the gated delta rule over ranks, each of which holds a stretch of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringlab_course.checking.answers import expect_array
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e20_beyond_softmax.scan import rounds_of
+from ringlab_course.exercises.e20_beyond_softmax.transition import RIGHT as TRANSITION
+
+mistake = mistakes_of("20.layer")
+
+BOUND = 1e-8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tokens of every rank, in order: lists with one (H, L, ·) a rank."""
+
+    qs: list[torch.Tensor]
+    ks: list[torch.Tensor]
+    vs: list[torch.Tensor]
+    decays: list[torch.Tensor]
+    betas: list[torch.Tensor]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [q.shape[1] for q in self.qs]
+
+    @property
+    def per_rank(self) -> tuple[list[torch.Tensor], ...]:
+        return self.qs, self.ks, self.vs, self.decays, self.betas
+
+    @property
+    def text(self) -> str:
+        return f"P={len(self.qs)}, {', '.join(map(str, self.lengths))} tokens on the ranks"
+
+    def out(self, rank: int, state: np.ndarray) -> np.ndarray:
+        """Return a rank's outputs if this state enters it."""
+        q, k, v, g, b = (each[rank].numpy() for each in self.per_rank)
+        outs = []
+        for t in range(q.shape[1]):
+            q_t, k_t, v_t = (x[:, t, :, None] for x in (q, k, v))
+            state = np.exp(g[:, t, None, None]) * state
+            written = b[:, t, None, None] * (v_t - state.swapaxes(1, 2) @ k_t)
+            state = state + k_t @ written.swapaxes(1, 2)
+            outs.append((state.swapaxes(1, 2) @ q_t)[..., 0])
+        return np.stack(outs, axis=1) if outs else np.zeros(v.shape)
+
+    def after(self, ranks: Sequence[int]) -> np.ndarray:
+        """Return the state after these ranks' tokens, in this order, from zeros."""
+        H, _, D = self.qs[0].shape
+        state = np.zeros((H, D, self.vs[0].shape[-1]))
+        for rank in ranks:
+            A, B = TRANSITION(*(each[rank] for each in self.per_rank[1:]))
+            state = A @ state + B
+        return state
+
+
+def problem(rng: np.random.Generator, lengths: Sequence[int], H: int = 2, D: int = 3, Dv: int = 2) -> Problem:
+    """Return random tokens in float64; keys have length 1, decays forget a tenth at most."""
+
+    def drawn(n: int) -> list[torch.Tensor]:
+        return [torch.from_numpy(rng.standard_normal((H, L, n))) for L in lengths]
+
+    ks = [k / k.norm(dim=-1, keepdim=True) for k in drawn(D)]
+    decays = [torch.from_numpy(-0.1 * rng.random((H, L))) for L in lengths]
+    betas = [torch.from_numpy(0.1 + 0.8 * rng.random((H, L))) for L in lengths]
+    return Problem(drawn(D), ks, drawn(Dv), decays, betas)
+
+
+def _entered_by(ranks: Callable[[int, int], Sequence[int]]) -> Callable[[int, Problem], np.ndarray]:
+    return lambda rank, given: given.out(rank, given.after(ranks(rank, len(given.qs))))
+
+
+truth = _entered_by(lambda rank, P: range(rank))
+MISTAKES = (
+    mistake("starts_from_nothing", _entered_by(lambda rank, P: ())),
+    mistake("hears_the_rank_before_alone", _entered_by(lambda rank, P: range(max(rank - 1, 0), rank))),
+    mistake("own_tokens_twice", _entered_by(lambda rank, P: range(rank + 1))),
+    mistake("sends_its_tokens"),
+)
+NAMED = {each.name: each for each in MISTAKES}
+
+
+def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    for rank, answer in enumerate(results):
+        right = truth(rank, given)
+        got = expect_array(answer, right.shape, name="out")
+        yield Answered((got,), (right,), BOUND, (rank, given), ("out",), f"{given.text}: rank {rank}")
+
+
+def _verify(subject: Any, *cases: Problem) -> None:
+    ran = ((subject.run_ring(len(case.qs), *case.per_rank), case) for case in cases)
+    compare_all((each for outcome, case in ran for each in _answers(outcome.results, case)), MISTAKES)
+
+
+def _check_values(subject: Any, rng: np.random.Generator) -> None:
+    _verify(subject, *(problem(rng, [4] * P) for P in (1, 2, 3)), problem(rng, [3] * 4))
+
+
+def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
+    """Stretches of different lengths, empty ones among them."""
+    _verify(subject, problem(rng, [2, 5, 3]), problem(rng, [4, 0, 3]), problem(rng, [0, 1, 0, 2, 1], H=1))
+
+
+def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
+    """What travels is as large as states are, for short sequences and long ones."""
+    H, D, Dv, P = 2, 4, 4, 4
+    for length in (2, 40):
+        given = problem(rng, [length] * P, H, D, Dv)
+        outcome = subject.run_ring(P, *given.per_rank)
+        compare_all(_answers(outcome.results, given), MISTAKES)
+        most = 8 * H * D * (D + Dv) * rounds_of(P)
+        for rank in range(P):
+            sent = outcome.trace.bytes_sent(rank)
+            if sent > most:
+                text = f"{given.text}: rank {rank} sent {sent:,} bytes, {most:,} are enough"
+                raise NAMED["sends_its_tokens"].failure(text)
+        if not sum(outcome.trace.bytes_sent(rank) for rank in range(P)):
+            raise Failure("No rank can know the others' tokens without a message.", given.text)
+
+
+STAGE = Stage(
+    id="20.layer",
+    function="ring_linear",
+    title="The layer over ranks",
+    kind="ring",
+    helpers=("transition", "enter"),
+    hints=(
+        "Which two things can your rank compute from its own tokens before it has heard from anybody? Which of the two do the others "
+        "need?",
+        "Compute the transition of your own tokens, let `enter` turn the transitions of all ranks into the state that enters "
+        "yours, and go through your tokens once more, from that state.",
+        r"$(A_r, B_r) = \mathrm{transition}(k, v, g, \beta)$, $\;S = \mathrm{enter}(A_r, B_r)$, $\;O = \mathrm{recurrence}(q, k, v, g, \beta, S)$",
+    ),
+    misconceptions=MISTAKES,
+    checks=(
+        Check("values", 2, "visible", "outputs of every rank, P = 1, 2, 3, 4", _check_values),
+        Check("ragged", 1, "visible", "stretches of different lengths, and empty ones", _check_ragged),
+        Check("bytes", 2, "visible", "bytes do not depend on the length of the sequence", _check_bytes, kind="cost"),
+    ),
+)  # fmt: skip

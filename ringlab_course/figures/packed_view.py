@@ -1,0 +1,170 @@
+"""Packed documents: the pairs of tokens that see each other, and who owns which part of which document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+from ringlab.packing.assignment import Assignment
+from ringlab.viz.style import PAPER, QUIET, RULE, new_figure, rank_colour, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def figure(layouts: Sequence[Layout], documents: Sequence[int]) -> Figure:
+    """Return, for each layout, which query sees which key; a row has the colour of the rank that owns the query."""
+    with styled():
+        drawn = new_figure((8.0, 8.0 / len(layouts) + 0.9))
+        axes = drawn.subplots(1, len(layouts), squeeze=False)[0]
+        for ax, layout in zip(axes, layouts, strict=True):
+            _draw_pairs(ax, layout, documents)
+        axes[0].set_ylabel("query: token of the row")
+        names = [f"query of rank {rank}" for rank in range(layouts[0].P)]
+        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
+        drawn.legend(boxes, names, loc="outside lower center", ncols=len(names))
+    return drawn
+
+
+def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
+    owner = owners(layout)
+    tokens = np.arange(layout.S)
+    seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
+    for query, key in np.argwhere(seen):
+        place = (key - 0.5, query - 0.5), 1, 1
+        ax.add_patch(_box(*place, facecolor=rank_colour(int(owner[query])), edgecolor=PAPER, linewidth=0.5))
+    for bound in np.cumsum(documents)[:-1]:
+        for line in (ax.axhline, ax.axvline):
+            line(bound - 0.5, color=RULE, linewidth=0.8)
+    for number, (start, length) in enumerate(zip(np.cumsum([0, *documents]), documents, strict=False)):
+        right = start + length < 0.7 * layout.S  # of the triangle, where there is room
+        place = (start + length if right else start - 1, start + (length - 1) / 2)
+        side = "left" if right else "right"
+        ax.text(*place, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center")
+    ax.set(
+        xlim=(-0.5, layout.S - 0.5),
+        ylim=(layout.S - 0.5, -0.5),
+        aspect="equal",
+        xlabel="key: token of the row",
+    )
+    ax.set_title(f"{layout.name.replace('_', ' ')}, {layout.P} ranks")
+    ax.set_xticks(range(0, layout.S, 2))
+    ax.set_yticks(range(0, layout.S, 2))
+    ax.grid(False)
+
+
+def owners(layout: Layout) -> np.ndarray:
+    """Return the rank that owns each token."""
+    owner = np.empty(layout.S, np.int64)
+    for rank in range(layout.P):
+        owner[layout.positions(rank)] = rank
+    return owner
+
+
+def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
+    """Return the pictured pairs in words."""
+    tokens = np.arange(layouts[0].S)
+    seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
+    parts = []
+    for layout in layouts:
+        pairs = [int(seen[layout.positions(rank)].sum()) for rank in range(layout.P)]
+        parts.append(f"{layout.name}: {', '.join(map(str, pairs))} pairs on ranks 0 to {layout.P - 1}")
+    lengths = ", ".join(map(str, documents))
+    return (
+        f"Visible pairs of a row with documents of {lengths} tokens: one triangle for each document, nothing between "
+        f"two of them. {'; '.join(parts)}."
+    )
+
+
+def rectangle(documents: Sequence[int], columns: int) -> Figure:
+    """Return the same documents as a padded batch, one to a line, and packed into rows of `columns` tokens."""
+    longest = max(documents)
+    with styled():
+        drawn = new_figure((8.0, 3.4))
+        padded, packed = drawn.subplots(1, 2)
+        for line, length in enumerate(documents):
+            padded.barh(line, longest, color="#E8ECF0", edgecolor=RULE, linewidth=0.4, height=0.9)
+            padded.barh(line, length, color=rank_colour(line), edgecolor=PAPER, linewidth=0.4, height=0.9)
+        at = 0
+        for number, length in enumerate(documents):
+            _draw_piece(packed, at, length, columns, rank_colour(number))
+            at += length
+        rows = -(-at // columns)
+        padded.set(
+            title=f"Padded: {len(documents)} lines of {longest:,} tokens", xlabel="tokens", ylabel="line"
+        )
+        packed.set(title=f"Packed: {rows} lines of {columns:,} tokens", xlabel="tokens")
+        for ax, lines in ((padded, len(documents)), (packed, len(documents))):
+            ax.set(ylim=(lines - 0.5, -0.5), xlim=(0, longest), yticks=[])
+            ax.grid(False)
+    return drawn
+
+
+def _draw_piece(ax: Any, at: int, length: int, columns: int, colour: str) -> None:
+    while length > 0:
+        line, column = divmod(at, columns)
+        part = min(length, columns - column)
+        ax.barh(line, part, left=column, color=colour, edgecolor=PAPER, linewidth=0.4, height=0.9)
+        at, length = at + part, length - part
+
+
+def describe_rectangle(documents: Sequence[int], columns: int) -> str:
+    """Return the two batches in words."""
+    total, longest = sum(documents), max(documents)
+    share = 1 - total / (longest * len(documents))
+    return (
+        f"{len(documents)} documents of {total:,} tokens. Padded to the longest, {longest:,} tokens, {share:.0%} of the batch "
+        f"is padding. Packed, they fill {-(-total // columns)} lines of {columns:,} tokens."
+    )
+
+
+def on_ranks(assignment: Assignment) -> list[list[tuple[int, int]]]:
+    """Return, for each rank, (document, ranks that share it) of each document of which it has a part."""
+    held: list[list[tuple[int, int]]] = [[] for _ in range(assignment.P)]
+    for batch in assignment.micro_batches:
+        for each in batch:
+            for rank in each.ranks:
+                held[rank].append((each.sequence, each.degree))
+    return held
+
+
+Placed = Sequence[Sequence[Sequence[tuple[int, float]]]]
+"""placed[assignment][rank] = ((document, ms), …)."""
+
+
+def groups(placed: Placed, titles: Sequence[str]) -> Figure:
+    """Return, for each assignment, a bar for every rank, with a piece for every document of which it has a part."""
+    with styled():
+        drawn = new_figure((8.0, 3.4))
+        axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
+        for ax, ranks, title in zip(axes, placed, titles, strict=True):
+            for rank, parts in enumerate(ranks):
+                at = 0.0
+                for document, ms in parts:
+                    ax.bar(rank, ms, bottom=at, color=rank_colour(document), edgecolor=PAPER, linewidth=0.5)
+                    at += ms
+            ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
+        axes[0].set_ylabel("ms of a step")
+    return drawn
+
+
+def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
+    """Return the bars in words."""
+    parts = []
+    for ranks, title in zip(placed, titles, strict=True):
+        ends = [sum(ms for _, ms in parts) for parts in ranks]
+        parts.append(
+            f"{title}: {min(ends):.0f} to {max(ends):.0f} ms, {sum(map(len, ranks))} parts of documents"
+        )
+    return f"What each rank does in a step, document by document. {'; '.join(parts)}."
+
+
+def _box(*place: Any, **look: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(*place, **look)

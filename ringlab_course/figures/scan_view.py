@@ -1,0 +1,88 @@
+"""Scans of states over ranks: which ranks' tokens each one knows of after each round; and how well a state remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Known = Sequence[Sequence[Sequence[int]]]
+"""known[round][rank]: the ranks whose tokens this rank knows of after that round, its own among them."""
+
+
+def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
+    """Return what each rank knows of before the first round and after each, if hops (source, target) carry all that is known."""
+    held = [[rank] for rank in range(P)]
+    rounds = [held]
+    for hop_round in hops:
+        held = [
+            sorted({*held[rank], *(of for source, to in hop_round if to == rank for of in held[source])})
+            for rank in range(P)
+        ]
+        rounds.append(held)
+    return rounds
+
+
+def rounds(scans: Mapping[str, Known]) -> Figure:
+    """Return, for each scan, a panel for every round: a row for each rank, with a box for each rank whose tokens it knows of."""
+    most = max(len(each) for each in scans.values())
+    with styled():
+        drawn = new_figure((8.0, 2.2 * len(scans) + 0.3))
+        axes = drawn.subplots(len(scans), most, squeeze=False)
+        for row, (name, each) in zip(axes, scans.items(), strict=True):
+            for number, ax in enumerate(row):
+                if number >= len(each):
+                    ax.set_axis_off()
+                    continue
+                P = len(each[number])
+                for rank, of in enumerate(each[number]):
+                    complete = len(of) == rank + 1
+                    for source in of:
+                        ax.barh(rank, 1, left=source, color=rank_colour(source), edgecolor=PAPER, height=0.9)
+                    ax.text(P + 0.2, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
+                title = "at first" if number == 0 else f"round {number}"
+                ax.set(
+                    xlim=(0, P + 1), ylim=(P - 0.5, -0.5), xticks=[], yticks=range(P) if number == 0 else []
+                )
+                ax.set_title(title, fontsize=9.5, fontweight="normal")
+                ax.grid(False)
+            row[0].set_ylabel(f"{name}\nrank")
+    return drawn
+
+
+def describe(scans: Mapping[str, Known]) -> str:
+    """Return the rounds in words."""
+    parts = [f"{name}: {len(each) - 1} rounds" for name, each in scans.items()]
+    return (
+        "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
+        f"{'; '.join(parts)}."
+    )
+
+
+def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int) -> Figure:
+    """Return the error of a value that is read back, against the number of keys that were stored."""
+    with styled():
+        drawn = new_figure(WIDE)
+        ax = drawn.subplots()
+        looks = ((ORANGE, "o"), (BLUE, "s"))
+        for (name, values), (colour, mark) in zip(errors.items(), looks, strict=False):
+            ax.plot(stored, values, color=colour, marker=mark, label=name)
+        ax.axvline(D, color=RULE)
+        ax.annotate(f"D = {D}", (D, ax.get_ylim()[1]), (4, -12), textcoords="offset points", color=INK)
+        ax.set(
+            xlabel="keys stored in one state",
+            ylabel="error of a value read back",
+            title="What a state of D × D numbers remembers",
+        )
+        ax.legend()
+    return drawn
+
+
+def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]) -> str:
+    """Return the curves in words."""
+    ends = ", ".join(f"{name} from {values[0]:.2f} to {values[-1]:.2f}" for name, values in errors.items())
+    return f"Error of a value read back, with {stored[0]} to {stored[-1]} keys stored: {ends}."

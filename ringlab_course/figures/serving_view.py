@@ -1,0 +1,119 @@
+"""Serving: pages of a cache, the bytes of a prefill by who travels, and which rank reads which part of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, QUIET, RULE, WIDE, new_figure, rank_colour, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pages(held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Sequence[str]) -> Figure:
+    """Return the pool of pages: held[p] = ((sequence, tokens), …), one entry for each sequence that has the page."""
+    with styled():
+        drawn = new_figure((8.0, 2.3))
+        ax = drawn.subplots()
+        for number, owners in enumerate(held):
+            ax.add_patch(_box((number, 0), 0.92, 1, facecolor="#F2F4F7", edgecolor=RULE))
+            for at, (name, tokens) in enumerate(owners):
+                height = 1 / len(owners)
+                colour = rank_colour(sequences.index(name))
+                ax.add_patch(
+                    _box(
+                        (number, at * height), 0.92 * tokens / page, height, facecolor=colour, edgecolor=PAPER
+                    )
+                )
+            ax.text(number + 0.46, -0.08, f"{number}", ha="center", va="top", color=QUIET, fontsize=9)
+        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
+        drawn.legend(boxes, sequences, loc="outside lower center", ncols=len(sequences))
+        ax.set(
+            xlim=(-0.05, len(held)), ylim=(-0.3, 1.05), title="Pages of the pool, and whose tokens they hold"
+        )
+        ax.set_axis_off()
+    return drawn
+
+
+def describe_pages(held: Sequence[Sequence[tuple[str, int]]]) -> str:
+    """Return the pages in words."""
+    words = [
+        f"page {number}: {' and '.join(f'{tokens} tokens of {name}' for name, tokens in owners) or 'free'}"
+        for number, owners in enumerate(held)
+    ]
+    return f"{len(held)} pages. {'; '.join(words)}."
+
+
+def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> Figure:
+    """Return the bytes that a rank sends against the cached tokens; `meet` is where the two lines cross."""
+    with styled():
+        drawn = new_figure(WIDE)
+        ax = drawn.subplots()
+        for (name, values), colour, mark in zip(lines.items(), (ORANGE, BLUE), ("o", "s"), strict=True):
+            ax.plot(prefixes, [value / 1e6 for value in values], color=colour, marker=mark, label=name)
+        ax.axvline(meet, color=INK, linewidth=1, linestyle=":")
+        ax.annotate(
+            f"{meet:,} tokens",
+            (meet, 0.9),
+            (6, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+        )
+        ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends",
+               title="Prefill of a chunk: keys and values travel, or queries do")  # fmt: skip
+        ax.legend(loc="upper left")
+    return drawn
+
+
+def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> str:
+    """Return the two lines in words."""
+    ends = "; ".join(
+        f"{name}: {values[0] / 1e6:,.1f} to {values[-1] / 1e6:,.1f} MB" for name, values in lines.items()
+    )
+    return f"Bytes of a rank with {prefixes[0]:,} to {prefixes[-1]:,} cached tokens. {ends}. They meet at {meet:,} tokens."
+
+
+def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Figure:
+    """Return, for each way to share a cache, which part each rank reads: (first head, heads, first token, tokens), in shares of 1."""
+    with styled():
+        drawn = new_figure((8.0, 3.2))
+        axes = drawn.subplots(1, len(grids), sharey=True, squeeze=False)[0]
+        for ax, (name, parts) in zip(axes, grids.items(), strict=True):
+            for part in dict.fromkeys(parts):
+                head, heads, token, tokens = part
+                ranks = [rank for rank, other in enumerate(parts) if other == part]
+                alone = len(ranks) == 1
+                look = {
+                    "facecolor": rank_colour(ranks[0]) if alone else "#E8ECF0",
+                    "edgecolor": PAPER,
+                    "linewidth": 2,
+                }
+                ax.add_patch(_box((token, head), tokens, heads, hatch="" if alone else "//", **look))
+                names = " and ".join(map(str, ranks))
+                box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+                ax.text(
+                    token + tokens / 2,
+                    head + heads / 2,
+                    names,
+                    ha="center",
+                    va="center",
+                    color=INK,
+                    fontsize=9,
+                    bbox=box,
+                )
+            ax.set(title=name, xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel="tokens of the cache")
+        axes[0].set_ylabel("K/V heads")
+    return drawn
+
+
+def describe_shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> str:
+    """Return each way in words."""
+    parts = [f"{name}: {len(set(each))} different parts on {len(each)} ranks" for name, each in grids.items()]
+    return f"Which part of a cache of heads and tokens each rank holds. {'; '.join(parts)}."
+
+
+def _box(*place: Any, **look: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(*place, **look)

@@ -1,0 +1,476 @@
+# %% [markdown]
+# # 18 · Packed and variable-length batches
+#
+# **Afterwards you can** pack documents into one row, share the row over ranks, and say of mask, bounds, labels, positions and
+# loss why each is right: as if every document had been computed alone.
+#
+# **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts, and [lesson 14](14_training.ipynb), labels and the loss of a
+# sharded sequence.
+#
+# **Minutes** 75 to read and run; the exercise takes another 60.
+#
+# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Most published bugs of
+# context parallelism are here: not in attention itself, but in what belongs to a *document* and is cut by *rank*. None of them
+# raises an error, and the loss goes down.
+
+# %%
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ringlab import Mask, VirtualCluster, contiguous, ring_attention, striped, zigzag
+from ringlab.cost.hardware import hardware
+from ringlab.cost.models import model
+from ringlab.cost.sequence_time import SequenceCosts
+from ringlab.cost.sizes import Attention
+from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
+from ringlab.packing import Packing
+from ringlab.packing.compare import compare as compare_assignments
+from ringlab.packing.groups import sent_bytes
+from ringlab_course import compare, corpus, predict
+from ringlab_course.figures import packed_view
+from ringlab.viz.style import show
+
+# %% [markdown]
+# ## 1 · A rectangle of documents
+#
+# Here are 24 documents whose lengths are drawn as those of real text are: many short ones, a few long ones. (The logarithm of a
+# length is normal.) The simple batch has one line for each of them, filled up to the longest with *padding*, tokens that mean nothing.
+
+# %%
+lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
+print("tokens:", *sorted(lengths.tolist()))
+
+# %% tags=["nbval-ignore-output"]
+predict("18.padding", "24 documents, padded to the longest: what percentage of the batch is padding?",
+        unit="%")
+
+# %%
+padding = 1 - lengths.sum() / (len(lengths) * lengths.max())
+print(f"{lengths.sum():,} tokens in {len(lengths)} lines of {lengths.max():,}")
+compare("18.padding", 100 * padding)
+show(packed_view.rectangle(lengths, columns=lengths.max()),
+     packed_view.describe_rectangle(lengths, columns=lengths.max()))
+
+# %% [markdown]
+# A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
+# gap. With a ring, a batch is usually a single line, the **row**: one long sequence of S tokens that all ranks share.
+#
+# ## 2 · Three ways to write a bound
+#
+# From here on four documents of 5, 1, 7 and 3 tokens do. Libraries say in three ways where one ends:
+
+# %%
+documents = (5, 1, 7, 3)
+row = Packing.of_lengths(documents)
+print("cu_seqlens    ", row.cu_seqlens.tolist())
+print("position ids  ", *row.position_ids)
+print("document ids  ", *row.document_ids)
+
+# %% [markdown]
+# - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take it.
+# - **Position ids**, which begin again at 0 with each document. A collator that "flattens" a batch makes these. The document of
+#   one token shows as a second 0 in a row.
+# - **Document ids**, also called segment ids: a number for each token.
+#
+# Each can be computed from each other one. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
+
+# %%
+same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
+        Packing.of_document_ids(row.document_ids)]
+print([each.documents for each in same])
+
+# %% [markdown]
+# ## 3 · Which token sees which
+#
+# A query sees the keys of its own document at or before itself. In the picture a square is a visible pair, and its colour is
+# the rank that owns the query:
+
+# %%
+S = sum(documents)
+pictured = [contiguous(S, 2), zigzag(S, 2)]
+show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
+
+# %% [markdown]
+# Four triangles, and nothing between them. If somebody forgets the documents, the triangle of the whole row is computed instead.
+# Values then leak from one document into the next. A test for that: change **one token**, and count the outputs that move.
+
+# %%
+torch.manual_seed(18)
+embedding = torch.randn(256, 3, 1, 2, 8, dtype=torch.float64)  # q, k and v of each token, 2 heads
+
+
+def attend(tokens, visible):
+    """Attention of a row, (2, S, 8); `visible` says which query sees which key."""
+    q, k, v = embedding[tokens].permute(1, 2, 3, 0, 4)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.from_numpy(visible))[0]
+
+
+def moved(visible, token):
+    """How many rows of the output change if this token becomes another one."""
+    before = torch.arange(S)
+    after = before.clone()
+    after[token] = 99
+    difference = attend(before, visible) - attend(after, visible)
+    return int((difference.abs().amax((0, 2)) > 0).sum())
+
+
+# %% tags=["nbval-ignore-output"]
+predict("18.leak", "Token 6, the first of the third document, changes. With a causal mask that knows "
+        "no documents, how many of the 16 outputs move?", unit="outputs")
+
+# %%
+tokens = np.arange(S)
+causal, packed = Mask().visible(tokens, tokens), row.mask().visible(tokens, tokens)
+print("outputs that move with documents:", moved(packed, 6))
+print("outputs that move without:       ", moved(causal, 6))
+compare("18.leak", moved(causal, 6))
+
+# %% [markdown]
+# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference:
+# it finds a wrong mask in any implementation, by the *number* of positions that move. ringlab's suite asks it of every
+# target.
+#
+# ## 4 · The bounds of a shard
+#
+# Now cut the row. A kernel on each rank wants cu_seqlens, and it has only a part of the row. A line of a published training
+# library did this:
+#
+# ```python
+# cu_seqlens = cu_seqlens // cp_size
+# ```
+#
+# It reads well: each of P ranks has 1/P of every document. On two ranks:
+
+# %%
+P = 2
+print("cu_seqlens    ", row.cu_seqlens.tolist())
+print("divided by P  ", (row.cu_seqlens // P).tolist())
+for rank in range(P):
+    places = contiguous(S, P).positions(rank)
+    print(f"rank {rank} holds tokens of documents", *row.document_ids[places])
+
+# %% tags=["nbval-ignore-output"]
+predict("18.divided", "Contiguous shards, each rank takes the divided bounds for its tokens, and a key "
+        "is seen if it lies in the same document by these bounds and not later in the row. How many "
+        "of the 16 queries see exactly the keys that they should?", unit="queries")
+
+
+# %%
+def by_divided_bounds(packing, layout):
+    """Which query sees which key if every rank uses the row's bounds, divided by the number of ranks."""
+    local = packing.cu_seqlens // layout.P
+    document, ranks = np.empty(packing.S, int), range(layout.P)
+    for rank in ranks:
+        count = np.arange(layout.length(rank))
+        document[layout.positions(rank)] = np.searchsorted(local, count, side="right")
+    places = np.arange(packing.S)
+    return (document[:, None] == document) & (places[:, None] >= places)
+
+
+def right_queries(packing, layout):
+    places = np.arange(packing.S)
+    true = packing.mask().visible(places, places)
+    return int((by_divided_bounds(packing, layout) == true).all(axis=1).sum())
+
+
+compare("18.divided", right_queries(row, contiguous(S, P)))
+print("queries with the right keys:", right_queries(row, contiguous(S, P)), "of", S)
+
+# %% [markdown]
+# The parity test of that library was green: its documents were all of one length. So when *is* the line right? If every rank holds
+# the same number of tokens of **every** document. Then each of its bounds is the row's, divided. The layout `per_document` of
+# [lesson 08](08_striped_and_zigzag.ipynb) does that, if 2P divides all lengths. (Each document is cut into 2P pieces, and rank r
+# has pieces r and 2P − 1 − r.)
+
+# %%
+even = Packing.of_lengths((8, 4, 12))
+for packing in (even, row):
+    layout = packing.layout("per_document", P)
+    shares = [np.bincount(packing.document_ids[layout.positions(r)]).tolist() for r in range(P)]
+    right = right_queries(packing, layout)
+    print(f"documents of {packing.documents}: {right} of {packing.S} queries right;",
+          f"tokens of each document by rank {shares}")
+
+# %% [markdown]
+# So some libraries round every document up to a multiple of 2P, with padding *between* documents. They then keep two kinds of
+# bounds, with and without it. Mixing up the two is a bug of its own. And what does it cost on our 24 documents?
+
+# %% tags=["nbval-ignore-output"]
+predict("18.rounded", "8 ranks, so every document is rounded up to a multiple of 16 tokens. By how many "
+        "percent does the row grow?", unit="%")
+
+# %%
+real = Packing.of_lengths(lengths.tolist())
+rounded = real.padded(16)
+print(f"{real.S:,} tokens, {rounded.S:,} with padding")
+compare("18.rounded", 100 * (rounded.S / real.S - 1))
+shortest = Packing.of_lengths([1] * 100).padded(16)
+print("a hundred documents of one token:", shortest.S, "tokens with padding")
+
+# %% [markdown]
+# For long documents the price is small; for very short ones it is a factor. The other way is not to need equal parts. Give each
+# token its **place in the row**, and let two tokens ask about documents and order by place. ringlab's masks do that, in any layout
+# and for any lengths:
+
+# %%
+def on_ring(ring, layout, packing, qkv):
+    parts = layout.shard(qkv, ring.rank)
+    return ring_attention(*parts, ring=ring, layout=layout, mask=packing.mask(), block="naive")
+
+
+q, k, v = embedding[torch.arange(S)].permute(1, 2, 3, 0, 4)
+alone = [F.scaled_dot_product_attention(q[..., own, :], k[..., own, :], v[..., own, :], is_causal=True)
+         for own in row.slices]
+for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_document", 3)):
+    run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
+    error = (layout.unshard(run.results) - torch.cat(alone, dim=-2)).abs().max().item()
+    print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
+
+# %% [markdown]
+# ## 5 · Labels
+#
+# The label of a token is the next token of **its document**. Two borders are in the way: that of the document, where there is no
+# next token, and that of the shard, where the next token lies elsewhere. Let us make the labels in three ways, and count the
+# wrong ones:
+#
+# - *shift the row*, ignoring documents, then cut;
+# - *cut*, then shift on each rank, with the documents of its tokens;
+# - *shift within documents*, then cut.
+
+# %%
+numbers = torch.arange(S)[None]  # every token is its own place
+true = row.next_tokens(numbers)[0]
+print("labels:", *true.tolist())
+
+
+def shift(tokens, of=None):
+    """The token after each; −100 after the last, and where the next one is of another document."""
+    labels = torch.full_like(tokens, IGNORE)
+    labels[:-1] = tokens[1:]
+    if of is not None:
+        labels[:-1][of[1:] != of[:-1]] = IGNORE
+    return labels
+
+
+# %% tags=["nbval-ignore-output"]
+predict("18.labels", "Striped over 2 ranks; each rank cuts first, then shifts within documents. How many "
+        "of the 16 labels are wrong?", unit="labels")
+
+# %%
+of = torch.from_numpy(row.document_ids)
+for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
+    wrong = {"shift the row": 0, "cut first": 0, "in documents": 0}
+    for rank in range(2):
+        own = torch.from_numpy(layout.positions(rank))
+        made = shift(numbers[0])[own], shift(numbers[0][own], of[own]), shift(numbers[0], of)[own]
+        for name, labels in zip(wrong, made, strict=True):
+            wrong[name] += int((labels != true[own]).sum())
+    print(f"{layout.name:11} wrong labels:", wrong)
+    if layout.name == "striped":
+        compare("18.labels", wrong["cut first"])
+
+# %% [markdown]
+# - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
+#   begins. A few wrong labels in a thousand; no curve shows it.
+# - *Cut first* loses or invents a label at the end of every run of a shard. A contiguous or zig-zag shard has one or two runs. In
+#   a striped shard no two tokens are neighbours, and **every label is wrong** or lost that is not −100 by right.
+# - Models that predict two tokens ahead shift twice. A `roll` of the whole row then leaks two tokens over each bound.
+#
+# So: shift in the whole row, within documents, and send labels along like tokens. The same holds for loss weights and everything
+# else that belongs to a token.
+#
+# ## 6 · Positions
+#
+# Rotary embedding turns q and k by their positions. Three candidates: the position in the document, the place in the row, and
+# the index in the shard.
+
+
+# %%
+def turn(x, positions):
+    """Rotary positions: turn the pair (x[i], x[i + 4]) by position · 100^(−i/4)."""
+    angles = torch.as_tensor(positions)[:, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def with_positions(positions):
+    """Attention of the row with these positions and the right mask."""
+    visible = torch.from_numpy(packed)
+    return F.scaled_dot_product_attention(turn(q, positions), turn(k, positions), v, attn_mask=visible)
+
+
+# %% tags=["nbval-ignore-output"]
+predict("18.positions", "The mask is right, but rotary embedding gets each token's place in the row "
+        "in place of its position in the document. How does the output change?",
+        ["not at all, but for rounding", "a little, in later documents", "it is another model"])
+
+# %%
+index = np.empty(S, int)
+for rank in range(2):
+    index[zigzag(S, 2).positions(rank)] = np.arange(zigzag(S, 2).length(rank))
+right = with_positions(row.position_ids)
+for name, positions in (("place in the row", tokens), ("index in a zig-zag shard", index)):
+    error = (with_positions(positions) - right).norm() / right.norm()
+    print(f"{name:25} relative difference", f"{error:.2f}" if error > 1e-9 else "below 1e-9")
+close = (with_positions(tokens) - right).abs().max() < 1e-9
+compare("18.positions", "not at all, but for rounding" if close else "it is another model")
+
+# %% [markdown]
+# A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
+# constant. So the place in the row does no harm to rotary embedding; a model with learned positions, or one that stretches long contexts,
+# does care. The index in a shard is always wrong: two neighbours of one document may lie on different ranks, at any
+# two indices.
+#
+# ## 7 · The loss
+#
+# The loss is a mean over the tokens that count. Of how many? Suppose that four ranks hold these sums of −log p, and these
+# numbers of tokens that count:
+
+# %%
+sums, counts = np.array([8.0, 30.0, 12.0, 100.0]), np.array([4, 10, 2, 50])
+print("mean of all ranks' tokens:  ", round(sums.sum() / counts.sum(), 3))
+print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
+
+# %% tags=["nbval-ignore-output"]
+predict("18.loss", "A library sums the ranks' losses and divides by the tokens that count on one rank, "
+        "as if all had as many. By which factor is the loss of rank 0 too large?", unit="times")
+
+# %%
+factor = (sums.sum() / counts[0]) / (sums.sum() / counts.sum())
+print(f"{factor:.1f} times")
+compare("18.loss", factor)
+
+# %% [markdown]
+# Such a factor is reported as a learning rate that is off, and it changes from batch to batch: 1.83 in one published issue. Packed
+# rows make it worse, since what counts (answers, not prompts; no padding) is spread unevenly over the ranks. **Count over all
+# ranks, once, before anybody divides.** Padding between documents must not count either.
+#
+# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. In a padded batch
+# with a mean per line, as some losses for preferences and rewards have it, each *document* counts once. Packing must not
+# change which of the two is meant:
+
+# %%
+losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
+by_token = losses.mean()
+by_document = torch.stack([losses[own].mean() for own in row.slices]).mean()
+print(f"each token counts once: {by_token:.3f}, each document counts once: {by_document:.3f}")
+
+# %% [markdown]
+# If a document lies on two ranks, neither of them knows its mean. In the exercise you find the weight of each token with one
+# reduction.
+#
+# ## 8 · A short document needs no ring
+#
+# So far every document lay on all ranks. Back to the 24 documents, now on 16 ranks. The shortest has 70 tokens, so a rank has 4 or 5 of
+# them, and waits for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest document has most of the
+# work, and belongs on many ranks.
+#
+# This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
+
+# %% tags=["nbval-ignore-output"]
+predict("18.share", "Attention computes about n² / 2 pairs for n tokens. Which share of all pairs of the 24 documents belongs "
+        "to the longest one?", unit="%")
+
+# %%
+pairs = np.array([n * (n + 1) / 2 for n in lengths])
+print("pairs of the longest documents, in percent:", *np.sort(100 * pairs / pairs.sum())[::-1][:4].round(1))
+compare("18.share", 100 * pairs.max() / pairs.sum())
+
+# %% [markdown]
+# The work of one document outweighs that of all others together, so its ranks must have little else to do. `assign` looks for a number of
+# ranks for each document, so that all ranks end at about the same time. It knows how long a token, a pair and a hop take, here in
+# Llama 3 8B on H100s, 8 of them in a node. The other way, *static*, gives all documents the same number, whichever is the fastest.
+
+# %%
+costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
+found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
+print(found.table())
+
+# %%
+placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
+           for on_rank in packed_view.on_ranks(made)] for made in (found.static, found.dynamic)]
+show(packed_view.groups(placed, ["static: one degree for all", "dynamic"]),
+     packed_view.describe_groups(placed, ["static", "dynamic"]))
+
+# %% [markdown]
+# Each colour is a document, each bar a rank. `bound` is a time that no assignment can beat. The dynamic one is near it, and most of its
+# documents are in one piece. Now count the bytes of one layer:
+
+# %%
+sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
+for name, made in (("static", found.static), ("dynamic", found.dynamic)):
+    batches = range(len(made.micro_batches))
+    sent = sum(sent_bytes(made, batch, rank, sizes) for batch in batches for rank in range(16))
+    print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
+
+# %% [markdown]
+# The longer the documents, the less there is to gain: long hops hide behind long computations. But real batches have many short ones.
+#
+# Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
+# from the largest group to the smallest, so no two wait for each other in a circle.
+#
+# ## 9 · All of it in a step
+#
+# Finally a step of training: a small decoder on 3 ranks, a row of four documents, labels, positions, mask, and a loss that counts over
+# all ranks. Everything that travels with a token comes from `Packing.shard`. It must be the step of one process that computes each
+# document alone:
+
+
+# %%
+CONFIG = ModelConfig(width=32, heads=4, kv_heads=2, hidden=64)
+text = torch.from_numpy(corpus.tokens(S))[None]
+
+
+def step(ring, layout):
+    """This rank's share of the loss, and its gradient of the embedding."""
+    decoder = Transformer(CONFIG, seed=0).double()
+    part = row.shard(layout, ring.rank, input_ids=text, labels=text)
+    own = Context.agreed(ring, layout, mask=row.mask(), position_ids=part["position_ids"][0])
+    total = ring.all_reduce((part["labels"] != IGNORE).sum())
+    share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
+    share.backward()
+    return share.item(), ring.all_reduce(decoder.embedding.weight.grad)
+
+
+def total_loss(logits, labels):
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+# %%
+decoder = Transformer(CONFIG, seed=0).double()
+each_alone = [total_loss(decoder(text[:, own])[:, :-1], text[:, own][:, 1:]) for own in row.slices]
+loss = sum(each_alone) / (true != IGNORE).sum()
+loss.backward()
+for layout in (zigzag(S, 3), row.layout("per_document", 3)):
+    shares, gradients = zip(*VirtualCluster(3).run(step, layout).results, strict=True)
+    same = abs(sum(shares) - loss.item()) < 1e-12
+    close = torch.allclose(gradients[0], decoder.embedding.weight.grad, atol=1e-12)
+    print(f"{layout.name:13} the loss of each document alone: {same}, its gradient: {close}")
+
+# %% [markdown]
+# ## Recap
+#
+# - A row of packed documents saves the padding. cu_seqlens, position ids and document ids say the same thing, of the *whole row*.
+# - Bounds divided by P are right only if each rank holds the same part of every document. Places in the row are always right.
+# - To find a wrong mask, change one token and count the outputs that move.
+# - Labels, weights and positions are made before the cut, within documents, and travel with their tokens.
+# - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
+# - A short document belongs on one rank, a long one on many.
+#
+# ## Self-check
+#
+# <details><summary>1. A library's test packs four documents of 512 tokens on four ranks and passes. Which bug of this lesson can it not
+# see?</summary>Divided bounds: with equal parts of every document they are right.</details>
+#
+# <details><summary>2. Why does cutting first cost one label with contiguous shards and all of them with striped ones?</summary>A label is
+# lost at the end of every run, and in a striped shard each token is a run.</details>
+#
+# <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
+# only; for learned positions and for methods that treat positions beyond a limit differently.</details>
+#
+# <details><summary>4. Why not put every short document on all 16 ranks?</summary>Each rank would compute on a few tokens of it, and wait for
+# fifteen hops that nothing hides.</details>
+#
+# Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss.

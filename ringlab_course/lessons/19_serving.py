@@ -1,0 +1,337 @@
+# %% [markdown]
+# # 19 · Serving a long context
+#
+# **Afterwards you can** compute a long prompt in chunks, keep the caches of many sequences in pages on many ranks, decode with heads and
+# tokens shared out, and say what travels in each of these, and why.
+#
+# **You need first** [lesson 15](15_choosing.ipynb), decode against a sharded cache.
+#
+# **Minutes** 75 to read and run; the exercise takes another 75.
+#
+# A server meets many users at once, with prompts of any length. It is judged by two numbers: the **time to first token**, and the **tokens
+# per second** after it. The two come from opposite phases. *Prefill* computes all tokens of a prompt side by side, and is limited by
+# arithmetic. *Decode* computes one token after the other, reads all weights and the whole cache for each, and is limited by reading.
+
+# %%
+import numpy as np
+import torch
+
+from ringlab import VirtualCluster, contiguous, oracle
+from ringlab.cost.flops import attention_flops
+from ringlab.cost.memory import kv_cache_bytes
+from ringlab.cost.models import model
+from ringlab.cost.planner.plan import plan
+from ringlab.cost.planner.request import Request
+from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
+from ringlab.cost.sizes import Attention
+from ringlab.merge import Partial, merge
+from ringlab.serving import PagedCache, decode_heads, prefill
+from ringlab.viz.style import show
+from ringlab_course import compare, corpus, predict
+from ringlab_course.figures import serving_view
+
+# %% tags=["nbval-ignore-output"]
+predict("19.phases", "Llama 3 70B on 16 H100 (2 nodes), a prompt of 1,048,576 tokens. As many seconds as the prefill takes: "
+        "how many tokens are decoded in that time?", ["100", "1,000", "10,000", "100,000"])
+
+# %%
+first = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="prefill")).best.time.total_s
+each = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).best.step_s
+print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token: {first / each:,.0f} tokens in the time of the prefill")
+choices = (100, 1_000, 10_000, 100_000)
+compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
+
+# %% [markdown]
+# (The planner counts with the hardware's peaks; a real server takes longer for both.)
+#
+# ## 1 · A prompt in chunks
+#
+# While such a prompt is computed, everybody else waits. So it is computed in **chunks** of some thousand tokens, with steps of decode for
+# other users in between. A chunk attends to two things: to the **prefix**, all tokens before it, whose keys and values are cached;
+# and to itself, causally.
+#
+# In ringlab a chunk is one call. It returns this rank's rows, and the cache has grown. Three chunks of uneven lengths, on 4 ranks:
+
+# %%
+S, P, H, K, D = 200, 4, 8, 2, 16
+q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
+true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
+CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
+
+
+def in_chunks(ring, travels="auto"):
+    """Compute the prompt chunk by chunk; this rank's rows of each, and the positions of its cached tokens."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
+    prompt, outs = cache.add(), []
+    for chunk in CHUNKS:
+        layout = cache.next_layout(prompt, chunk.stop - chunk.start)
+        own = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
+        outs.append((layout, prefill(*own, cache, prompt, layout=layout, travels=travels)))
+    return outs, cache.positions(prompt)
+
+
+run = VirtualCluster(P).run(in_chunks)
+for number, chunk in enumerate(CHUNKS):
+    layout = run.results[0][0][number][0]
+    out = layout.unshard([outs[number][1] for outs, _ in run.results])
+    error = (out - true[:, :, chunk]).abs().max() / true.abs().max()
+    print(f"tokens {chunk.start:3} to {chunk.stop - 1:3}: as in one pass, to 1e-5: {error < 1e-5}")
+
+# %% [markdown]
+# The positions of a chunk go on where the prefix ends, in the mask and in rotary embedding. If they begin at 0 again, the first token
+# of the chunk sees one key. That is a common bug.
+
+# %% tags=["nbval-ignore-output"]
+predict("19.chunks", "A prompt in four chunks of equal length. How many times as many pairs of query and key does the last chunk "
+        "compute as the first?", unit="times")
+
+# %%
+pairs = [sum(token + 1 for token in range(n * 1024, (n + 1) * 1024)) for n in range(4)]
+print("pairs of each chunk, over those of the first:", [round(n / pairs[0], 2) for n in pairs])
+compare("19.chunks", pairs[3] / pairs[0])
+
+# %% [markdown]
+# Later chunks cost more: 1 : 3 : 5 : 7. Chunks of equal *time* get shorter and shorter.
+#
+# ## 2 · Who should travel?
+#
+# Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In the ring of lesson 05 keys and values
+# did. Here the prefix may be a hundred times as long as the chunk, and it would go around once for each chunk. If the
+# **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query.
+
+# %% tags=["nbval-ignore-output"]
+predict("19.travel", "Chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. From how many cached tokens on do "
+        "queries send fewer bytes?", ["4,000", "16,000", "50,000", "500,000"])
+
+# %%
+sizes, ranks, chunk = Attention(H=64, K=8, D=128, dtype="bfloat16"), 8, 4096
+
+
+def sent(prefix, travels):
+    """The bytes that a rank sends for the chunk after `prefix` cached tokens."""
+    each = [prefix // ranks] * ranks
+    return prefill_traffic(sizes, contiguous(chunk, ranks), each, travels=travels).total_bytes
+
+
+prefixes = [2**n for n in range(12, 21)]
+lines = {"keys and values": [sent(n, "kv") for n in prefixes], "queries": [sent(n, "q") for n in prefixes]}
+meet = next(n for n in range(0, 2**20, 512) if sent(n, "kv") >= sent(n, "q"))
+show(serving_view.bytes_by_prefix(prefixes, lines, meet), serving_view.describe_bytes(prefixes, lines, meet))
+near = (4_000, 16_000, 50_000, 500_000)
+compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
+
+# %% [markdown]
+# Queries have eight times as many heads as keys, and out comes back in 32 bits. So the prefix must be some ten chunks long before they are
+# the smaller message. `prefill` counts the bytes and chooses; `travels=` overrides it. Both give the same result:
+
+# %%
+for travels in ("kv", "q"):
+    run = VirtualCluster(P).run(in_chunks, travels)
+    last = run.results[0][0][2][0]
+    out = last.unshard([outs[2][1] for outs, _ in run.results])
+    error = (out - true[:, :, CHUNKS[2]]).abs().max() / true.abs().max()
+    print(f"{travels:2} travel: right to 1e-5: {error < 1e-5}, rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
+
+# %% [markdown]
+# ## 3 · Pages
+#
+# Sequences grow, end, and are replaced by others. If each had one piece of memory, it would have to be as long as the sequence might
+# become. So memory is cut into **pages** of some tokens, as in an operating system. A sequence has a *block table*, the list of its pages,
+# and takes a page from the pool when the last one is full.
+#
+# On many ranks, the tokens are dealt besides: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
+# last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all. One sequence is a
+# **fork**: it shares the first 64 tokens of another, a system prompt, say, and both go on with different texts.
+
+
+# %%
+def several(ring):
+    """Three sequences; the second shares 64 tokens with the first. Returns what each page holds, and the free pages."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
+    one, other = cache.add(), cache.add()
+    cache.append(k[:, :, :70], v[:, :, :70], [one], new=[70])
+    forked = cache.fork(one, 64)
+    free = [cache.free_pages]
+    cache.append(k[:, :, :40], v[:, :, :40], [forked, other], new=[20, 20])
+    free.append(cache.free_pages)
+    names = {one: "first", forked: "fork of it", other: "another"}
+    span, held = 8 * ring.world_size, [[] for _ in range(10)]
+    for number, name in names.items():
+        for at, page in enumerate(cache.tables.pages[number]):
+            held[page].append((name, min(span, cache.length(number) - at * span)))
+    return held, free, list(names.values())
+
+
+# %% tags=["nbval-ignore-output"]
+predict("19.fork", "A page holds 32 tokens on all ranks together. The first sequence has 70 tokens; the fork shares 64 of them, and "
+        "then grows by 20. How many pages does the fork take from the pool?", unit="pages")
+
+# %%
+held, free, names = VirtualCluster(P).run(several).results[0]
+show(serving_view.pages(held, 32, names), serving_view.describe_pages(held))
+taken_by_another = sum(any(name == "another" for name, _ in owners) for owners in held)
+print("free pages after the fork, and after both have grown:", free)
+compare("19.fork", free[0] - free[1] - taken_by_another)
+
+# %% [markdown]
+# Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page would be half full, and would be
+# copied before one of the two writes to it (*copy on write*). A page is free when *no* sequence has it any more. Whoever frees it with
+# the first sequence, and not the last, lets the next user's tokens appear in somebody's prompt: a published bug, and the worst kind.
+#
+# A shared prefix saves memory, and above all it saves its prefill. The fork's tokens were never computed. Take a system prompt of
+# 60,000 tokens, with a question of 4,000 after it:
+
+# %%
+shared, whole = 60_000, 64_000
+saved = shared * (shared + 1) / 2
+rest = whole * (whole + 1) / 2 - saved
+layer = Attention(H=64, K=8, D=128, dtype="bfloat16")
+print(f"attention of the question alone: {rest / (rest + saved):.0%} of the pairs of the whole prompt")
+print(f"linear layers: {(whole - shared) / whole:.0%} of the tokens")
+print(f"a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
+      f"of {attention_flops(layer, rest + saved) / 1e12:.1f}")
+
+# %% [markdown]
+# So servers keep the caches of common prefixes, and look for the longest one that a new prompt begins with. The match has to be exact, token by
+# token: one other token changes every key after it, in all layers but the first.
+#
+# How large should a page be? The last page of every sequence is partly empty, so large pages waste memory. With small ones block tables get
+# long, and a kernel reads memory in small pieces. Usual are 16 to 128 tokens.
+#
+# ## 4 · Decode with shared heads
+#
+# In lesson 15 every rank had the query of all heads. But a server that shares out the weights by heads (tensor parallelism) has H/P query
+# heads on each rank, while the cache is shared out by *tokens*. So a step of decode is:
+#
+# 1. **gather** the queries: every rank gets all heads of the new token;
+# 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
+# 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
+#
+# This is *decode context parallelism*. `decode_heads` does it, here for two sequences of different lengths at once:
+
+
+# %%
+def two_sequences(ring):
+    """Decode the last tokens of sequences of 150 and 33 tokens with this rank's H/P heads."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8)
+    both = [cache.add(), cache.add()]
+    for number, n in zip(both, (150, 33), strict=True):
+        cache.append(k[:, :, :n], v[:, :, :n], [number], new=[n])
+    own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
+    return decode_heads(q[:, own][:, :, [149, 32]], cache, both)
+
+
+run = VirtualCluster(P).run(two_sequences)
+out = torch.cat(run.results, dim=1)
+for at, (n, row) in enumerate(((150, 149), (33, 32))):
+    alone = torch.from_numpy(oracle.attention(q[:, :, row : row + 1], k[:, :, :n], v[:, :, :n]).out)
+    error = (out[:, :, at : at + 1] - alone).abs().max() / alone.abs().max()
+    print(f"sequence of {n:3} tokens: right to 1e-5: {error < 1e-5}")
+print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
+
+# %% tags=["nbval-ignore-output"]
+predict("19.length", "Both sequences become a thousand times as long. How does the number of bytes change?",
+        ["it stays", "it grows a thousand times", "it grows by log 1000"])
+
+# %%
+bytes_of = decode_heads_traffic(Attention(B=2, H=H, K=K, D=D, dtype="float32"), P).total_bytes
+print("the formula, which knows no length:", bytes_of)
+compare("19.length", "it stays" if bytes_of == run.trace.bytes_sent(0) else "it grows a thousand times")
+
+# %% [markdown]
+# ## 5 · The merge, where the bugs are
+#
+# Step 3 has a list of [published bugs](../docs/field-reports.md) of its own. Here are three of them. One query attends to the tokens of
+# three ranks; the third rank holds none yet.
+
+# %%
+row = q[:, :, 149:150]
+parts = [oracle.attention(row, k[:, :, own], v[:, :, own]) for own in (slice(0, 100), slice(100, 150), slice(150, 150))]
+outs, lses = (torch.stack([torch.from_numpy(x) for x in each]) for each in zip(*parts, strict=True))
+alone = torch.from_numpy(oracle.attention(row, k[:, :, :150], v[:, :, :150]).out)
+
+
+def off(out):
+    return f"{((out - alone).abs().max() / alone.abs().max()).item():.2f}"
+
+
+total = Partial(outs[0], lses[0])
+for part in zip(outs[1:], lses[1:], strict=True):
+    total = merge(total, Partial(*part))
+shares = torch.softmax(lses * np.log(2), dim=0)  # lse taken for a logarithm to the base 2
+counts = torch.tensor([100, 50, 0]) / 150
+print("merged by lse:                  off by", off(total.out))
+print("lse in base 2 taken for base e: off by", off((shares[..., None] * outs).sum(0)))
+print("weighed by numbers of tokens:   off by", off((counts.view(3, 1, 1, 1, 1) * outs).sum(0)))
+print("lse of the rank without tokens:", lses[2].unique().tolist())
+
+# %% [markdown]
+# - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, and the error is
+#   small where one rank dominates.
+# - **Token counts** say nothing about scores.
+# - **A rank without tokens** has lse −∞ and out 0. If its out is uninitialised memory, 0 · NaN is NaN. At the beginning of every
+#   sequence most ranks are empty.
+#
+# A fourth is of another kind: a new token that *every* rank appends to its own cache is counted P times. The output looks almost right. And a
+# fifth has nothing to do with the merge: whoever takes the *slot* of a token in its page, or in its rank's part, for its position turns it by the wrong
+# angle in rotary embedding. `cache.next_positions(sequence, n)` gives the positions in the sequence.
+#
+# ## 6 · More ranks than K/V heads
+#
+# Tensor parallelism gives each rank some heads. Llama 3 70B has 8 K/V heads: on 16 ranks each of them lies on two, and both copies
+# are read in every step. **Helix** (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other.
+
+# %% tags=["nbval-ignore-output"]
+predict("19.helix", "Llama 3 70B, a million tokens, 16 ranks. The cache that each rank reads for a token: 16-fold tensor parallelism against "
+        "a grid of 8 × 2. How many times as much?", unit="times")
+
+# %%
+cache = kv_cache_bytes(model("llama3-70b"), 2**20)
+grids = {
+    "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
+    "grid: 8 head groups × 2 token groups": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
+}
+for name, parts in grids.items():
+    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
+compare("19.helix", grids["heads on 16 ranks"][0][3] / grids["grid: 8 head groups × 2 token groups"][0][3])
+show(serving_view.shares(grids), serving_view.describe_shares(grids))
+
+# %% [markdown]
+# Attention uses the grid. Everything after it, the output projection and the feed-forward, is tensor-parallel over all 16 ranks, so that the
+# weights are read in sixteenths. Between the two lies the hand-over of section 4, inside each pair of ranks that share heads: afterwards each
+# rank has H/16 heads, and that is what the projection wants. `HelixGrid` in ringlab is this grid.
+#
+# ## 7 · What to choose
+#
+# | | travels | bytes for a token or chunk |
+# |---|---|---|
+# | prefill, short prefix | K and V | grow with prefix and chunk |
+# | prefill, long prefix | queries, and partials home | grow with the chunk |
+# | decode, all ranks have all heads (lesson 15) | partials | H (D + 1), to each other rank |
+# | decode, shared heads | queries, then partials of own heads | H/P (2D + 1), to each other rank |
+# | decode on a grid | partials inside a row | fewer ranks to send to |
+#
+# ## Recap
+#
+# - Prefill is arithmetic, decode is reading. They want different divisions of the same ranks.
+# - A chunk attends to the cached prefix and to itself; its positions go on. Equal chunks cost 1 : 3 : 5 : 7.
+# - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
+# - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
+# - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes know no length.
+# - Merge by lse, of one base, with (0, −∞) where there is no key.
+#
+# ## Self-check
+#
+# <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>The share is the sum of the
+# exponentials of the scores, which lse is the logarithm of.</details>
+#
+# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is short against the chunk, or queries have many
+# more heads than keys.</details>
+#
+# <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
+# fewer.</details>
+#
+# <details><summary>4. Why does Helix not simply share out the tokens among all ranks?</summary>Then each rank would need the queries of all heads,
+# and messages would go to all ranks. With the grid both stay inside a row.</details>
+#
+# Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

@@ -1,0 +1,356 @@
+# %% [markdown]
+# # 20 · Rings beyond softmax
+#
+# **Afterwards you can** write linear attention with decay and the delta rule, token by token and chunk by chunk; say what a rank must
+# hear from the ranks before it; and pass it on in a relay, in one round, or in log₂ P rounds.
+#
+# **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
+# attention.
+#
+# **Minutes** 75 to read and run; the exercise takes another 75.
+#
+# Many models of today are *hybrids*: in three of four layers attention has no softmax. Such a layer keeps no keys and values, but one
+# matrix for each head, however long the text is. So what does a rank have to send? Not blocks, and not around a ring.
+
+# %%
+import torch
+
+from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab.cost.scan_traffic import LinearAttention, scan_traffic
+from ringlab.cost.sizes import Attention
+from ringlab.cost.traffic import ring_traffic
+from ringlab.errors import RinglabError
+from ringlab.scan import plain
+from ringlab.scan.attention import linear_attention
+from ringlab.scan.chain import SCANS
+from ringlab.viz import gantt
+from ringlab.viz.style import show
+from ringlab_course import compare, corpus, predict
+from ringlab_course.figures import scan_view
+
+# %% [markdown]
+# ## 1 · Take the exponential away
+#
+# Softmax attention weighs a value by $e^{q \cdot k}$. Suppose that the weight is $q \cdot k$ itself, without exponential and without a
+# sum to divide by. Then brackets can move:
+#
+# $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
+#
+# The bracket on the right is a matrix of D × D numbers: the **state** S. It does not depend on the query, and token i + 1 needs one
+# addition to bring it up to date. Here are both ways, for one head and tokens of real text:
+
+# %%
+S, D = 256, 16
+q, k, v = (x[0, 0].double() for x in corpus.qkv(S, heads=1, head_dim=D))
+
+scores = (q @ k.mT).tril()  # left: S × S weights
+left = scores @ v
+state, rows = torch.zeros(D, D, dtype=torch.float64), []
+for t in range(S):  # right: one state
+    state = state + torch.outer(k[t], v[t])
+    rows.append(q[t] @ state)
+print("the two sides agree:", torch.allclose(left, torch.stack(rows)))
+
+# %% [markdown]
+# The state replaces the whole cache of keys and values. A layer of a model has, say, 32 heads with D = 128, and 16-bit keys and values; its
+# states are kept in 32 bits.
+
+# %% tags=["nbval-ignore-output"]
+predict("20.cache", "Keys and values of 1,048,576 tokens, 32 heads of 128 in 16 bits, against the 32 states of "
+        "128 × 128 in 32 bits: how many times as many bytes?", unit="times")
+
+# %%
+cache_bytes = 2 * 2**20 * 32 * 128 * 2
+state_bytes = 32 * 128 * 128 * 4
+print(f"cache {cache_bytes / 2**30:.0f} GiB, states {state_bytes / 2**20:.0f} MiB")
+compare("20.cache", cache_bytes / state_bytes)
+
+# %% [markdown]
+# ## 2 · Forget, correct, write, read
+#
+# A plain sum has two weaknesses. It never forgets. And if two keys are similar, their values mix: whoever asks with one key gets a part
+# of the other's value. So a token of today's models does four things to the state, in this order:
+#
+# 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$, often written as its logarithm $g_t \le 0$;
+# 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t$ of that (the *delta rule*);
+# 3. it **writes** its value, times $\beta_t$, under its key;
+# 4. its query **reads**.
+
+
+# %%
+def token(state, q, k, v, decay, beta):
+    """The state after one token, and the token's output."""
+    state = decay.exp() * state
+    said = state.mT @ k  # what the state says for this key
+    state = state + beta * torch.outer(k, v - said)
+    return state, state.mT @ q
+
+
+# %% [markdown]
+# How much does a state remember? Store n pairs of a key and a value, then ask for each value by its key. Keys are random and of
+# length 1. A state has D × D numbers:
+
+
+# %%
+def recall_error(n, delta, repeats=4):
+    """Mean distance of values that are read back from those that were stored, relative to their length."""
+    draw = torch.Generator().manual_seed(20)
+    keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
+    keys = keys / keys.norm(dim=1, keepdim=True)
+    state = torch.zeros(D, D, dtype=torch.float64)
+    for _ in range(repeats if delta else 1):  # the delta rule may write a pair again
+        for key, value in zip(keys, values, strict=True):
+            said = state.mT @ key if delta else 0.0
+            state = state + torch.outer(key, value - said)
+    return ((keys @ state - values).norm(dim=1) / values.norm(dim=1)).mean().item()
+
+
+stored = [1, 2, 4, 8, 12, 16, 24, 32]
+errors = {"plain sum": [recall_error(n, False) for n in stored],
+          "delta rule, four passes": [recall_error(n, True) for n in stored]}
+show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
+
+# %% [markdown]
+# With few keys the delta rule reads back nearly what was written; a plain sum mixes from the second key on. Above D keys, nobody can: D
+# keys fill all directions, and any other key is a mixture of them. A state is small because it forgets. That is why hybrids keep
+# some layers with softmax.
+#
+# ## 3 · Chunk by chunk
+#
+# A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax. The state
+# is needed only at the border of the chunk. Without the delta rule:
+#
+# $$O = (E \circ QK^\top)\,V + e \circ (Q\,S), \qquad E_{ij} = \alpha_{j+1} \cdots \alpha_i \text{ for } j \le i .$$
+#
+# With it a small triangular system is solved besides. `ringlab.scan.plain` has both on one page.
+
+# %%
+draw = torch.Generator().manual_seed(20)
+q, k, v = (x.double() for x in corpus.qkv(S, heads=2, head_dim=D))
+k = k / k.norm(dim=-1, keepdim=True)
+decay = -0.2 * torch.rand(1, 2, S, generator=draw, dtype=torch.float64)
+beta = torch.rand(1, 2, S, generator=draw, dtype=torch.float64)
+nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
+by_token, last = plain.recurrence(q, k, v, decay, beta, nothing, 1.0)
+for length in (1, 16, 64, 256):
+    by_chunk, end = plain.by_chunks(q, k, v, decay, beta, nothing, 1.0, length)
+    same = torch.allclose(by_chunk, by_token) and torch.allclose(end, last)
+    print(f"chunks of {length:3} tokens: the same outputs and the same state: {same}")
+
+# %% [markdown]
+# The products of decays hide a trap. $E_{ij}$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could scale
+# the rows of Q by the numerator and the rows of K by one over the denominator, and needs no matrix E at all.
+
+# %% tags=["nbval-ignore-output"]
+predict("20.quotient", "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how many of "
+        "the 64 rows of E ∘ QKᵀ hold a number that is no number?", unit="rows")
+
+# %%
+steps = torch.full((64,), 0.1).log()
+ones = torch.ones(64, 1)
+since = steps.cumsum(0).exp()[:, None]
+bad = ((since * ones) @ (ones / since).mT).tril()
+compare("20.quotient", int((~bad.isfinite()).any(1).sum()))
+below = torch.ones(64, 64).tril(-1).bool()
+sums = steps[:, None].expand(64, 64).masked_fill(~below, 0.0).cumsum(0)
+print("rows with NaN or ∞, by the quotient:         ", int((~bad.isfinite()).any(1).sum()))
+print("rows with NaN or ∞, by sums of what is meant:", int((~sums.exp().tril().isfinite()).any(1).sum()))
+
+# %% [markdown]
+# After some 38 tokens the denominator is below the smallest number in 32 bits, and one over it is infinite. Sum exactly the decays that
+# are meant, and take the exponential last.
+#
+# ## 4 · What a rank must hear
+#
+# Now cut the sequence: rank r has the r-th stretch of tokens. Its first token needs the state after all tokens of the ranks before it. That is
+# all: **one state**, whatever the length of the sequence. The simple way is a relay: rank 0 computes and sends its state on to rank 1, which
+# computes, and so on.
+
+# %% tags=["nbval-ignore-output"]
+predict("20.relay", "8 ranks; a stretch takes 1 s to compute, a message ½ s. After how many seconds is the last rank "
+        "done, in a relay?", unit="s")
+
+
+# %%
+def relay(ring, work):
+    """Receive the state, compute this rank's stretch, send the state on."""
+    state = torch.zeros(4, 4)
+    if ring.rank > 0:
+        ring.comm.exchange(receive=(state,), source=ring.rank - 1, tag="state").wait()
+    state = ring.compute("stretch", work, state)
+    if ring.rank < ring.world_size - 1:
+        ring.comm.exchange(send=(state,), to=ring.rank + 1, tag="state").wait()
+
+
+run = VirtualCluster(8).run(relay, lambda state: state + 1)
+end = max(event.end for event in run.trace.computes())
+print(f"the last rank is done after {end:g} s")
+compare("20.relay", end)
+show(gantt.figure(run.trace), gantt.describe(run.trace))
+
+# %% [markdown]
+# Nobody works side by side: eight ranks take longer than one. Few bytes, and no speed at all.
+#
+# ## 5 · Say what you would do to any state
+#
+# A rank cannot know its outputs before it knows what enters. But it can say what its tokens do to **any** state. One token makes
+# $\alpha (I - \beta k k^\top) S + \beta k v^\top$ of S: a matrix times S, plus a matrix. Two tokens do the same with other matrices,
+# and so does a stretch:
+#
+# $$S \mapsto A S + B, \qquad (A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
+#
+# We find A and B of a stretch by trying: B is what the stretch makes of zeros, and A S + B what it makes of S.
+
+
+# %%
+def transition(q, k, v, decay, beta):
+    """(A, B) of these tokens, found by running them from zeros and from the unit matrix."""
+    start = torch.zeros(1, 2, D, D, dtype=torch.float64)
+    _, B = plain.by_chunks(q, k, v, decay, beta, start, 1.0, 64)
+    _, moved = plain.by_chunks(q, k, v, decay, beta, start + torch.eye(D, dtype=torch.float64), 1.0, 64)
+    return moved - B, B
+
+
+def stretch(number, parts=4):
+    """One of `parts` stretches of the tokens."""
+    own = slice(number * S // parts, (number + 1) * S // parts)
+    return *(x[:, :, own] for x in (q, k, v)), decay[:, :, own], beta[:, :, own]
+
+
+(A_0, B_0), (A_1, B_1) = (transition(*stretch(number)) for number in (0, 1))
+both = transition(*stretch(0, parts=2))
+print("stretch 1 after stretch 0:", torch.allclose(A_1 @ A_0, both[0]),
+      torch.allclose(A_1 @ B_0 + B_1, both[1]))
+print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
+
+# %% [markdown]
+# The composition is **associative**: brackets may stand anywhere. It is **not commutative**: the order of the sequence stays. That is
+# what a *scan* needs. A sum over ranks (`all_reduce`) would be wrong, and not by a little.
+#
+# Without the delta rule A is a number for each head, the product of the decays. With it, A has D × D numbers, as many as a state.
+#
+# ## 6 · Three scans
+#
+# All ranks compute their (A, B) at the same time. Then:
+#
+# - **all-gather**: everybody sends its pair to all later ranks, in one round, and composes what it received;
+# - **doubling**: in round i a rank sends what it knows to the rank $2^{i-1}$ further on, so that in each round it knows of twice as many
+#   ranks;
+# - **relay**: as before, a state goes from rank to rank. But A and B are there already, so a hop costs one product of small matrices.
+#
+# A box is a rank whose tokens are known of; a check means all that come before are known.
+
+# %%
+P = 8
+scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-gather")}
+show(scan_view.rounds(scans), scan_view.describe(scans))
+
+# %% tags=["nbval-ignore-output"]
+predict("20.rounds", "Doubling on 64 ranks: after how many rounds does the last rank know of all 64?", unit="rounds")
+
+# %%
+compare("20.rounds", len(SCANS["doubling"](64)))
+print("rounds on 64 ranks:", {name: len(hops(64)) for name, hops in SCANS.items()})
+
+# %% [markdown]
+# `linear_attention` of ringlab takes the scan by name. It gives what one process gives, forward and backward:
+
+
+# %%
+def on_ranks(ring, layout, scan, parts, dout):
+    """This rank's outputs, and the gradient of v."""
+    own = [layout.shard(x, ring.rank, dim=2).clone().requires_grad_() for x in parts]
+    how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
+    out = linear_attention(*own[:3], scale=1.0, **how)
+    (dv,) = torch.autograd.grad(out, own[2], layout.shard(dout, ring.rank, dim=2))
+    return out.detach(), dv
+
+
+parts, dout = (q, k, v, decay, beta), torch.cos(torch.arange(2.0 * S * D)).view(1, 2, S, D).double()
+leaf = v.clone().requires_grad_()
+whole, _ = plain.by_chunks(q, k, leaf, decay, beta, nothing, 1.0, 64)
+(dv,) = torch.autograd.grad(whole, leaf, dout)
+for scan in SCANS:
+    run = VirtualCluster(4).run(on_ranks, contiguous(S, 4), scan, parts, dout)
+    outs, gradients = (contiguous(S, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True))
+    right = torch.allclose(outs, whole.detach()), torch.allclose(gradients, dv)
+    print(f"{scan:10} out and dv of one process: {right}, rank 0 sends {run.trace.bytes_sent(0):,} bytes")
+
+# %% [markdown]
+# The backward is a scan too, **from the last token to the first**: what a later rank's loss owes to the state comes back through the
+# same matrices, transposed. A published implementation forgot to send it. Its gradients were right on the last rank only, since nobody comes
+# after it. The forward was right everywhere, and the loss fell.
+#
+# ## 7 · The ledger
+#
+# What does a layer send? The ring sends K and V of all tokens past every rank; the scan sends states. Both forward, for one layer with
+# 32 heads of 128 on 8 ranks:
+
+# %% tags=["nbval-ignore-output"]
+predict("20.equal", "A softmax layer with 8 K/V heads of 128 in 16 bits on 8 ranks sends as many bytes as the scan in one "
+        "round at about how many tokens?",
+        ["1,000", "8,000", "100,000", "1,000,000"])
+
+# %%
+softmax, layer = Attention(H=32, K=8, D=128, dtype="bfloat16"), LinearAttention(H=32, D=128, Dv=128)
+sent = {scan: scan_traffic(layer, P, scan).total_bytes for scan in SCANS}
+print("one scan of states:", {scan: f"{each / 1e6:.1f} MB" for scan, each in sent.items()})
+for length in (1_024, 8_192, 131_072, 1_048_576):
+    ring = ring_traffic(softmax, length, P).total_bytes
+    print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {ring / sent['all-gather']:7.1f} times the all-gather")
+at_equal = next(n for n in range(64, 10**6, 64) if ring_traffic(softmax, n, P).total_bytes >= sent["all-gather"])
+choices = (1_000, 8_000, 100_000, 1_000_000)
+compare("20.equal", f"{min(choices, key=lambda n: abs(n / at_equal - 1)):,}")
+
+# %% [markdown]
+# For short sequences the states are the larger message: with the delta rule a pair has as many bytes as some thousands of tokens. At a million
+# tokens the ring sends over a hundred times as much. Nothing grows with the sequence here, so nothing has to hide behind computation either.
+#
+# ## 8 · Three things that stay
+#
+# **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. A
+# zig-zag rank has two stretches, so a state passes through 2P of them: right, but with more messages. In a striped layout every token
+# is a stretch of its own:
+
+# %%
+for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
+    try:
+        run = VirtualCluster(4).run(on_ranks, layout, "all-gather", parts, dout)
+        outs, _ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
+        sent_bytes = sum(run.trace.bytes_sent(rank) for rank in range(4))
+        print(f"{layout.name:10} right: {torch.allclose(outs, whole.detach())}, all ranks send {sent_bytes:,} bytes")
+    except RinglabError as refusal:
+        print(f"{layout.name:10} refused: {str(refusal).splitlines()[0]}")
+
+# %% [markdown]
+# A hybrid has both kinds of layers, and its softmax layers want a zig-zag. So one either pays for two stretches, or reorders between layers.
+#
+# **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
+# document begins. If a document begins on rank r, nothing from before has to reach the ranks after it, and A is zero.
+#
+# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a
+# stretch these three lie on another rank, so every rank sends its last three tokens to the next, its *halo*, and in the backward the
+# gradient comes back. Three tokens are little; forgetting them is another model at P − 1 places.
+#
+# ## Recap
+#
+# - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
+# - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
+# - Chunks compute within by matrices, and pass a state on at their borders. Sums of logarithms of exactly what is meant never overflow.
+# - A stretch of tokens does A S + B to any state. Pairs (A, B) compose associatively, in order. That is a scan.
+# - Relay: one state a rank, and nobody works side by side. All-gather: one round. Doubling: log₂ P rounds.
+# - The backward is a scan from the end. The bytes depend on heads and head dims, not on the length.
+#
+# ## Self-check
+#
+# <details><summary>1. Without the delta rule, what is A?</summary>One number for each head: the product of the decays.</details>
+#
+# <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
+# the delta rule: then every A is 1.</details>
+#
+# <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing?</summary>The reverse scan: no gradient of the
+# state comes from later ranks.</details>
+#
+# <details><summary>4. Why does the zig-zag gain nothing here?</summary>All tokens cost the same; there is no triangle to fold.</details>
+#
+# Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.
