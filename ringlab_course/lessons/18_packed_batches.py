@@ -25,7 +25,7 @@ from ringlab.cost.sequence_time import SequenceCosts
 from ringlab.cost.sizes import Attention
 from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
 from ringlab.packing import Packing
-from ringlab.packing.compare import compare as compare_assignments
+from ringlab.packing.comparison import compare as compare_assignments
 from ringlab.packing.groups import sent_bytes
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import packed_view
@@ -42,8 +42,11 @@ lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
 print("tokens:", *sorted(lengths.tolist()))
 
 # %% tags=["nbval-ignore-output"]
-predict("18.padding", "24 documents, padded to the longest: what percentage of the batch is padding?",
-        unit="%")
+predict(
+    "18.padding",
+    "24 documents, padded to the longest: what percentage of the batch is padding?",
+    unit="%",
+)
 
 # %%
 padding = 1 - lengths.sum() / (len(lengths) * lengths.max())
@@ -116,8 +119,12 @@ def moved(visible, token):
 
 
 # %% tags=["nbval-ignore-output"]
-predict("18.leak", "Token 6, the first of the third document, changes. With a causal mask that knows "
-        "no documents, how many of the 16 outputs move?", unit="outputs")
+predict(
+    "18.leak",
+    "Token 6, the first of the third document, changes. With a causal mask that knows no "
+    "documents, how many of the 16 outputs move?",
+    unit="outputs",
+)
 
 # %%
 tokens = np.arange(S)
@@ -151,14 +158,18 @@ for rank in range(P):
     print(f"rank {rank} holds tokens of documents", *row.document_ids[places])
 
 # %% tags=["nbval-ignore-output"]
-predict("18.divided", "Contiguous shards, each rank takes the divided bounds for its tokens, and a key "
-        "is seen if it lies in the same document by these bounds and not later in the row. How many "
-        "of the 16 queries see exactly the keys that they should?", unit="queries")
+predict(
+    "18.divided",
+    "Contiguous shards, each rank takes the divided bounds for its tokens, and a key is "
+    "seen if it lies in the same document by these bounds and not later in the row. How "
+    "many of the 16 queries see exactly the keys that they should?",
+    unit="queries",
+)
 
 
 # %%
 def by_divided_bounds(packing, layout):
-    """Which query sees which key if every rank uses the row's bounds, divided by the number of ranks."""
+    """Which query sees which key if every rank uses the row's bounds, divided by P."""
     local = packing.cu_seqlens // layout.P
     document, ranks = np.empty(packing.S, int), range(layout.P)
     for rank in ranks:
@@ -197,8 +208,12 @@ for packing in (even, row):
 # bounds, with and without it. Mixing up the two is a bug of its own. And what does it cost on our 24 documents?
 
 # %% tags=["nbval-ignore-output"]
-predict("18.rounded", "8 ranks, so every document is rounded up to a multiple of 16 tokens. By how many "
-        "percent does the row grow?", unit="%")
+predict(
+    "18.rounded",
+    "8 ranks, so every document is rounded up to a multiple of 16 tokens. By how many "
+    "percent does the row grow?",
+    unit="%",
+)
 
 # %%
 real = Packing.of_lengths(lengths.tolist())
@@ -220,7 +235,7 @@ def on_ring(ring, layout, packing, qkv):
 
 
 q, k, v = embedding[torch.arange(S)].permute(1, 2, 3, 0, 4)
-alone = [F.scaled_dot_product_attention(q[..., own, :], k[..., own, :], v[..., own, :], is_causal=True)
+alone = [F.scaled_dot_product_attention(*(x[..., own, :] for x in (q, k, v)), is_causal=True)
          for own in row.slices]
 for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_document", 3)):
     run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
@@ -254,8 +269,12 @@ def shift(tokens, of=None):
 
 
 # %% tags=["nbval-ignore-output"]
-predict("18.labels", "Striped over 2 ranks; each rank cuts first, then shifts within documents. How many "
-        "of the 16 labels are wrong?", unit="labels")
+predict(
+    "18.labels",
+    "Striped over 2 ranks; each rank cuts first, then shifts within documents. How many "
+    "of the 16 labels are wrong?",
+    unit="labels",
+)
 
 # %%
 of = torch.from_numpy(row.document_ids)
@@ -289,7 +308,8 @@ for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
 # %%
 def turn(x, positions):
     """Rotary positions: turn the pair (x[i], x[i + 4]) by position · 100^(−i/4)."""
-    angles = torch.as_tensor(positions)[:, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    turns = 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    angles = torch.as_tensor(positions)[:, None] * turns
     cos, sin = angles.cos(), angles.sin()
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
@@ -298,13 +318,17 @@ def turn(x, positions):
 def with_positions(positions):
     """Attention of the row with these positions and the right mask."""
     visible = torch.from_numpy(packed)
-    return F.scaled_dot_product_attention(turn(q, positions), turn(k, positions), v, attn_mask=visible)
+    turned = turn(q, positions), turn(k, positions)
+    return F.scaled_dot_product_attention(*turned, v, attn_mask=visible)
 
 
 # %% tags=["nbval-ignore-output"]
-predict("18.positions", "The mask is right, but rotary embedding gets each token's place in the row "
-        "in place of its position in the document. How does the output change?",
-        ["not at all, but for rounding", "a little, in later documents", "it is another model"])
+predict(
+    "18.positions",
+    "The mask is right, but rotary embedding gets each token's place in the row in place "
+    "of its position in the document. How does the output change?",
+    ["not at all, but for rounding", "a little, in later documents", "it is another model"],
+)
 
 # %%
 index = np.empty(S, int)
@@ -334,8 +358,12 @@ print("mean of all ranks' tokens:  ", round(sums.sum() / counts.sum(), 3))
 print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
 
 # %% tags=["nbval-ignore-output"]
-predict("18.loss", "A library sums the ranks' losses and divides by the tokens that count on one rank, "
-        "as if all had as many. By which factor is the loss of rank 0 too large?", unit="times")
+predict(
+    "18.loss",
+    "A library sums the ranks' losses and divides by the tokens that count on one rank, "
+    "as if all had as many. By which factor is the loss of rank 0 too large?",
+    unit="times",
+)
 
 # %%
 factor = (sums.sum() / counts[0]) / (sums.sum() / counts.sum())
@@ -370,12 +398,17 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 # This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
 
 # %% tags=["nbval-ignore-output"]
-predict("18.share", "Attention computes about n² / 2 pairs for n tokens. Which share of all pairs of the 24 documents belongs "
-        "to the longest one?", unit="%")
+predict(
+    "18.share",
+    "Attention computes about n² / 2 pairs for n tokens. Which share of all pairs of the "
+    "24 documents belongs to the longest one?",
+    unit="%",
+)
 
 # %%
 pairs = np.array([n * (n + 1) / 2 for n in lengths])
-print("pairs of the longest documents, in percent:", *np.sort(100 * pairs / pairs.sum())[::-1][:4].round(1))
+percent = 100 * pairs / pairs.sum()
+print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4].round(1))
 compare("18.share", 100 * pairs.max() / pairs.sum())
 
 # %% [markdown]
@@ -435,7 +468,8 @@ def step(ring, layout):
 
 
 def total_loss(logits, labels):
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    rows, own = logits.flatten(0, 1), labels.flatten()
+    return F.cross_entropy(rows, own, ignore_index=IGNORE, reduction="sum")
 
 
 # %%

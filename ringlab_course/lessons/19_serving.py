@@ -31,13 +31,18 @@ from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
 
 # %% tags=["nbval-ignore-output"]
-predict("19.phases", "Llama 3 70B on 16 H100 (2 nodes), a prompt of 1,048,576 tokens. As many seconds as the prefill takes: "
-        "how many tokens are decoded in that time?", ["100", "1,000", "10,000", "100,000"])
+predict(
+    "19.phases",
+    "Llama 3 70B on 16 H100 (2 nodes), a prompt of 1,048,576 tokens. As many seconds as "
+    "the prefill takes: how many tokens are decoded in that time?",
+    ["100", "1,000", "10,000", "100,000"],
+)
 
 # %%
 first = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="prefill")).best.time.total_s
 each = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).best.step_s
-print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token: {first / each:,.0f} tokens in the time of the prefill")
+print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token:",
+      f"{first / each:,.0f} tokens in the time of the prefill")
 choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
@@ -60,7 +65,7 @@ CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
 
 
 def in_chunks(ring, travels="auto"):
-    """Compute the prompt chunk by chunk; this rank's rows of each, and the positions of its cached tokens."""
+    """The prompt chunk by chunk: this rank's rows of each, and the positions of its tokens."""
     cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
     prompt, outs = cache.add(), []
     for chunk in CHUNKS:
@@ -82,8 +87,12 @@ for number, chunk in enumerate(CHUNKS):
 # of the chunk sees one key. That is a common bug.
 
 # %% tags=["nbval-ignore-output"]
-predict("19.chunks", "A prompt in four chunks of equal length. How many times as many pairs of query and key does the last chunk "
-        "compute as the first?", unit="times")
+predict(
+    "19.chunks",
+    "A prompt in four chunks of equal length. How many times as many pairs of query and "
+    "key does the last chunk compute as the first?",
+    unit="times",
+)
 
 # %%
 pairs = [sum(token + 1 for token in range(n * 1024, (n + 1) * 1024)) for n in range(4)]
@@ -100,8 +109,12 @@ compare("19.chunks", pairs[3] / pairs[0])
 # **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query.
 
 # %% tags=["nbval-ignore-output"]
-predict("19.travel", "Chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. From how many cached tokens on do "
-        "queries send fewer bytes?", ["4,000", "16,000", "50,000", "500,000"])
+predict(
+    "19.travel",
+    "Chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. From "
+    "how many cached tokens on do queries send fewer bytes?",
+    ["4,000", "16,000", "50,000", "500,000"],
+)
 
 # %%
 sizes, ranks, chunk = Attention(H=64, K=8, D=128, dtype="bfloat16"), 8, 4096
@@ -114,9 +127,11 @@ def sent(prefix, travels):
 
 
 prefixes = [2**n for n in range(12, 21)]
-lines = {"keys and values": [sent(n, "kv") for n in prefixes], "queries": [sent(n, "q") for n in prefixes]}
+lines = {"keys and values": [sent(n, "kv") for n in prefixes],
+         "queries": [sent(n, "q") for n in prefixes]}
 meet = next(n for n in range(0, 2**20, 512) if sent(n, "kv") >= sent(n, "q"))
-show(serving_view.bytes_by_prefix(prefixes, lines, meet), serving_view.describe_bytes(prefixes, lines, meet))
+show(serving_view.bytes_by_prefix(prefixes, lines, meet),
+     serving_view.describe_bytes(prefixes, lines, meet))
 near = (4_000, 16_000, 50_000, 500_000)
 compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
@@ -130,7 +145,8 @@ for travels in ("kv", "q"):
     last = run.results[0][0][2][0]
     out = last.unshard([outs[2][1] for outs, _ in run.results])
     error = (out - true[:, :, CHUNKS[2]]).abs().max() / true.abs().max()
-    print(f"{travels:2} travel: right to 1e-5: {error < 1e-5}, rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
+    print(f"{travels:2} travel: right to 1e-5: {error < 1e-5},",
+          f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
 # ## 3 · Pages
@@ -146,7 +162,7 @@ for travels in ("kv", "q"):
 
 # %%
 def several(ring):
-    """Three sequences; the second shares 64 tokens with the first. Returns what each page holds, and the free pages."""
+    """Three sequences; the second shares 64 tokens with the first. Who is on each page?"""
     cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
     one, other = cache.add(), cache.add()
     cache.append(k[:, :, :70], v[:, :, :70], [one], new=[70])
@@ -163,8 +179,13 @@ def several(ring):
 
 
 # %% tags=["nbval-ignore-output"]
-predict("19.fork", "A page holds 32 tokens on all ranks together. The first sequence has 70 tokens; the fork shares 64 of them, and "
-        "then grows by 20. How many pages does the fork take from the pool?", unit="pages")
+predict(
+    "19.fork",
+    "A page holds 32 tokens on all ranks together. The first sequence has 70 tokens; the "
+    "fork shares 64 of them, and then grows by 20. How many pages does the fork take from "
+    "the pool?",
+    unit="pages",
+)
 
 # %%
 held, free, names = VirtualCluster(P).run(several).results[0]
@@ -186,7 +207,7 @@ shared, whole = 60_000, 64_000
 saved = shared * (shared + 1) / 2
 rest = whole * (whole + 1) / 2 - saved
 layer = Attention(H=64, K=8, D=128, dtype="bfloat16")
-print(f"attention of the question alone: {rest / (rest + saved):.0%} of the pairs of the whole prompt")
+print(f"attention of the question: {rest / (rest + saved):.0%} of the pairs of the prompt")
 print(f"linear layers: {(whole - shared) / whole:.0%} of the tokens")
 print(f"a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
       f"of {attention_flops(layer, rest + saved) / 1e12:.1f}")
@@ -230,13 +251,17 @@ for at, (n, row) in enumerate(((150, 149), (33, 32))):
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
 # %% tags=["nbval-ignore-output"]
-predict("19.length", "Both sequences become a thousand times as long. How does the number of bytes change?",
-        ["it stays", "it grows a thousand times", "it grows by log 1000"])
+predict(
+    "19.length",
+    "Both sequences become a thousand times as long. How does the number of bytes change?",
+    ["it stays", "it grows a thousand times", "it grows by log 1000"],
+)
 
 # %%
 bytes_of = decode_heads_traffic(Attention(B=2, H=H, K=K, D=D, dtype="float32"), P).total_bytes
 print("the formula, which knows no length:", bytes_of)
-compare("19.length", "it stays" if bytes_of == run.trace.bytes_sent(0) else "it grows a thousand times")
+same = bytes_of == run.trace.bytes_sent(0)
+compare("19.length", "it stays" if same else "it grows a thousand times")
 
 # %% [markdown]
 # ## 5 · The merge, where the bugs are
@@ -246,7 +271,8 @@ compare("19.length", "it stays" if bytes_of == run.trace.bytes_sent(0) else "it 
 
 # %%
 row = q[:, :, 149:150]
-parts = [oracle.attention(row, k[:, :, own], v[:, :, own]) for own in (slice(0, 100), slice(100, 150), slice(150, 150))]
+held_by = slice(0, 100), slice(100, 150), slice(150, 150)
+parts = [oracle.attention(row, k[:, :, own], v[:, :, own]) for own in held_by]
 outs, lses = (torch.stack([torch.from_numpy(x) for x in each]) for each in zip(*parts, strict=True))
 alone = torch.from_numpy(oracle.attention(row, k[:, :, :150], v[:, :, :150]).out)
 
@@ -282,18 +308,22 @@ print("lse of the rank without tokens:", lses[2].unique().tolist())
 # are read in every step. **Helix** (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other.
 
 # %% tags=["nbval-ignore-output"]
-predict("19.helix", "Llama 3 70B, a million tokens, 16 ranks. The cache that each rank reads for a token: 16-fold tensor parallelism against "
-        "a grid of 8 × 2. How many times as much?", unit="times")
+predict(
+    "19.helix",
+    "Llama 3 70B, a million tokens, 16 ranks. The cache that each rank reads for a token: "
+    "16-fold tensor parallelism against a grid of 8 × 2. How many times as much?",
+    unit="times",
+)
 
 # %%
 cache = kv_cache_bytes(model("llama3-70b"), 2**20)
 grids = {
     "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
-    "grid: 8 head groups × 2 token groups": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
+    "grid of 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
 for name, parts in grids.items():
     print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
-compare("19.helix", grids["heads on 16 ranks"][0][3] / grids["grid: 8 head groups × 2 token groups"][0][3])
+compare("19.helix", grids["heads on 16 ranks"][0][3] / grids["grid of 8 × 2"][0][3])
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]

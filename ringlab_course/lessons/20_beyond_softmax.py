@@ -56,8 +56,12 @@ print("the two sides agree:", torch.allclose(left, torch.stack(rows)))
 # states are kept in 32 bits.
 
 # %% tags=["nbval-ignore-output"]
-predict("20.cache", "Keys and values of 1,048,576 tokens, 32 heads of 128 in 16 bits, against the 32 states of "
-        "128 × 128 in 32 bits: how many times as many bytes?", unit="times")
+predict(
+    "20.cache",
+    "Keys and values of 1,048,576 tokens, 32 heads of 128 in 16 bits, against the 32 "
+    "states of 128 × 128 in 32 bits: how many times as many bytes?",
+    unit="times",
+)
 
 # %%
 cache_bytes = 2 * 2**20 * 32 * 128 * 2
@@ -93,7 +97,7 @@ def token(state, q, k, v, decay, beta):
 
 # %%
 def recall_error(n, delta, repeats=4):
-    """Mean distance of values that are read back from those that were stored, relative to their length."""
+    """Mean distance of values read back from those that were stored, over their length."""
     draw = torch.Generator().manual_seed(20)
     keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
     keys = keys / keys.norm(dim=1, keepdim=True)
@@ -142,19 +146,25 @@ for length in (1, 16, 64, 256):
 # the rows of Q by the numerator and the rows of K by one over the denominator, and needs no matrix E at all.
 
 # %% tags=["nbval-ignore-output"]
-predict("20.quotient", "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how many of "
-        "the 64 rows of E ∘ QKᵀ hold a number that is no number?", unit="rows")
+predict(
+    "20.quotient",
+    "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how "
+    "many of the 64 rows of E ∘ QKᵀ hold a number that is no number?",
+    unit="rows",
+)
 
 # %%
 steps = torch.full((64,), 0.1).log()
 ones = torch.ones(64, 1)
 since = steps.cumsum(0).exp()[:, None]
 bad = ((since * ones) @ (ones / since).mT).tril()
-compare("20.quotient", int((~bad.isfinite()).any(1).sum()))
+lost = int((~bad.isfinite()).any(1).sum())
+compare("20.quotient", lost)
 below = torch.ones(64, 64).tril(-1).bool()
 sums = steps[:, None].expand(64, 64).masked_fill(~below, 0.0).cumsum(0)
-print("rows with NaN or ∞, by the quotient:         ", int((~bad.isfinite()).any(1).sum()))
-print("rows with NaN or ∞, by sums of what is meant:", int((~sums.exp().tril().isfinite()).any(1).sum()))
+kept = int((~sums.exp().tril().isfinite()).any(1).sum())
+print("rows with NaN or ∞, by the quotient:         ", lost)
+print("rows with NaN or ∞, by sums of what is meant:", kept)
 
 # %% [markdown]
 # After some 38 tokens the denominator is below the smallest number in 32 bits, and one over it is infinite. Sum exactly the decays that
@@ -167,8 +177,12 @@ print("rows with NaN or ∞, by sums of what is meant:", int((~sums.exp().tril()
 # computes, and so on.
 
 # %% tags=["nbval-ignore-output"]
-predict("20.relay", "8 ranks; a stretch takes 1 s to compute, a message ½ s. After how many seconds is the last rank "
-        "done, in a relay?", unit="s")
+predict(
+    "20.relay",
+    "8 ranks; a stretch takes 1 s to compute, a message ½ s. After how many seconds is "
+    "the last rank done, in a relay?",
+    unit="s",
+)
 
 
 # %%
@@ -207,7 +221,8 @@ def transition(q, k, v, decay, beta):
     """(A, B) of these tokens, found by running them from zeros and from the unit matrix."""
     start = torch.zeros(1, 2, D, D, dtype=torch.float64)
     _, B = plain.by_chunks(q, k, v, decay, beta, start, 1.0, 64)
-    _, moved = plain.by_chunks(q, k, v, decay, beta, start + torch.eye(D, dtype=torch.float64), 1.0, 64)
+    unit = start + torch.eye(D, dtype=torch.float64)
+    _, moved = plain.by_chunks(q, k, v, decay, beta, unit, 1.0, 64)
     return moved - B, B
 
 
@@ -246,7 +261,11 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% tags=["nbval-ignore-output"]
-predict("20.rounds", "Doubling on 64 ranks: after how many rounds does the last rank know of all 64?", unit="rounds")
+predict(
+    "20.rounds",
+    "Doubling on 64 ranks: after how many rounds does the last rank know of all 64?",
+    unit="rounds",
+)
 
 # %%
 compare("20.rounds", len(SCANS["doubling"](64)))
@@ -274,7 +293,8 @@ for scan in SCANS:
     run = VirtualCluster(4).run(on_ranks, contiguous(S, 4), scan, parts, dout)
     outs, gradients = (contiguous(S, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True))
     right = torch.allclose(outs, whole.detach()), torch.allclose(gradients, dv)
-    print(f"{scan:10} out and dv of one process: {right}, rank 0 sends {run.trace.bytes_sent(0):,} bytes")
+    print(f"{scan:10} out and dv of one process: {right},",
+          f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
 
 # %% [markdown]
 # The backward is a scan too, **from the last token to the first**: what a later rank's loss owes to the state comes back through the
@@ -287,9 +307,12 @@ for scan in SCANS:
 # 32 heads of 128 on 8 ranks:
 
 # %% tags=["nbval-ignore-output"]
-predict("20.equal", "A softmax layer with 8 K/V heads of 128 in 16 bits on 8 ranks sends as many bytes as the scan in one "
-        "round at about how many tokens?",
-        ["1,000", "8,000", "100,000", "1,000,000"])
+predict(
+    "20.equal",
+    "A softmax layer with 8 K/V heads of 128 in 16 bits on 8 ranks sends as many bytes as "
+    "the scan in one round at about how many tokens?",
+    ["1,000", "8,000", "100,000", "1,000,000"],
+)
 
 # %%
 softmax, layer = Attention(H=32, K=8, D=128, dtype="bfloat16"), LinearAttention(H=32, D=128, Dv=128)
@@ -297,8 +320,10 @@ sent = {scan: scan_traffic(layer, P, scan).total_bytes for scan in SCANS}
 print("one scan of states:", {scan: f"{each / 1e6:.1f} MB" for scan, each in sent.items()})
 for length in (1_024, 8_192, 131_072, 1_048_576):
     ring = ring_traffic(softmax, length, P).total_bytes
-    print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {ring / sent['all-gather']:7.1f} times the all-gather")
-at_equal = next(n for n in range(64, 10**6, 64) if ring_traffic(softmax, n, P).total_bytes >= sent["all-gather"])
+    times = ring / sent["all-gather"]
+    print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {times:7.1f} times the all-gather")
+at_equal = next(n for n in range(64, 10**6, 64)
+                if ring_traffic(softmax, n, P).total_bytes >= sent["all-gather"])
 choices = (1_000, 8_000, 100_000, 1_000_000)
 compare("20.equal", f"{min(choices, key=lambda n: abs(n / at_equal - 1)):,}")
 
@@ -318,7 +343,8 @@ for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
         run = VirtualCluster(4).run(on_ranks, layout, "all-gather", parts, dout)
         outs, _ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
         sent_bytes = sum(run.trace.bytes_sent(rank) for rank in range(4))
-        print(f"{layout.name:10} right: {torch.allclose(outs, whole.detach())}, all ranks send {sent_bytes:,} bytes")
+        right = torch.allclose(outs, whole.detach())
+        print(f"{layout.name:10} right: {right}, all ranks send {sent_bytes:,} bytes")
     except RinglabError as refusal:
         print(f"{layout.name:10} refused: {str(refusal).splitlines()[0]}")
 

@@ -105,7 +105,7 @@ check("18.shard")
 
 # %% grade="18.ring"
 def attend(q, k, v, visible):
-    """Given: the Partial of a block; `visible` (Lq, Lk) is True where a query sees a key. Rows may see none."""
+    """Given: the Partial of a block; `visible` (Lq, Lk): which query sees which key, if any."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)

@@ -93,7 +93,7 @@ check("19.merge")
 
 # %% grade="19.decode"
 def attend(q, k, v):
-    """Given: the partial (out, lse) of queries (B, H, n, D) over keys (B, K, L, D); (0, −∞) without keys."""
+    """Given: (out, lse) of queries (B, H, n, D) over keys (B, K, L, D); (0, −∞) without keys."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     lse = torch.logsumexp(scores, dim=-1)
@@ -103,7 +103,7 @@ def attend(q, k, v):
 
 def decode(ring, q, k, v):
     """Return out of this rank's heads over the tokens of all ranks."""
-    # BEGIN SOLUTION gather queries, attend to own tokens, hand partials to the owners of their heads
+    # BEGIN SOLUTION gather queries, attend to own tokens, hand partials to their owners
     P, heads = ring.world_size, q.shape[1]
     out, lse = attend(torch.cat(ring.all_gather(q), dim=1), k, v)
     outs, lses = (x.split(heads, dim=1) for x in (out, lse))
@@ -198,7 +198,7 @@ check("19.travel")
 
 # %%
 def serve(S=193, P=4, H=8, K=2, D=16, chunk=64, page=16):
-    """Print whether a prompt in chunks, then one decoded token, is as good as attention over everything."""
+    """Print whether a prompt in chunks and a decoded token are as good as one attention."""
     q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
     ranks, _ = place(torch.arange(S), page, P)
     true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)

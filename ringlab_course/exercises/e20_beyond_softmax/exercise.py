@@ -115,12 +115,16 @@ def enter(ring, A, B):
         if rank + distance < P:
             halves |= {"send": (A, B), "to": rank + distance}
         if rank >= distance:
-            halves |= {"receive": (torch.empty_like(A), torch.empty_like(B)), "source": rank - distance}
+            room = torch.empty_like(A), torch.empty_like(B)
+            halves |= {"receive": room, "source": rank - distance}
         if halves:
             arrived = ring.comm.exchange(**halves).wait()
         if rank >= distance:
             A_0, B_0 = arrived
-            before = (A_0, B_0) if before is None else (before[0] @ A_0, before[0] @ B_0 + before[1])
+            if before is None:
+                before = arrived
+            else:
+                before = before[0] @ A_0, before[0] @ B_0 + before[1]
             A, B = A @ A_0, A @ B_0 + B
         distance *= 2
     return torch.zeros_like(B) if before is None else before[1]
@@ -195,7 +199,8 @@ def on_real_text(H=2, D=16):
             run = start(program, layout.P, layout, parts)
             error = (layout.unshard(run.results, dim=1) - true).abs().max() / true.abs().max()
             sent = run.trace.bytes_sent(0)
-            print(f"{S} tokens, {layout.P} {name}: error below 1e-10: {error < 1e-10}, {sent:,} bytes")
+            right = bool(error < 1e-10)
+            print(f"{S} tokens, {layout.P} {name}: error below 1e-10: {right}, {sent:,} bytes")
 
 
 # %% tags=["solution-only"]
