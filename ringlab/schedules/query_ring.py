@@ -112,7 +112,8 @@ def _gradients_of(
 def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of rows over the keys so far, in the state dtype; lse has a last axis of one."""
     if arrived is None:
-        return part.out.to(state_dtype(part.out.dtype)), part.lse[..., None]
+        # A block may return other strides. They would stay with the receive buffers, and other strides give other bits.
+        return part.out.to(state_dtype(part.out.dtype)).contiguous(), part.lse[..., None].contiguous()
     out, lse = arrived
     merge_into(Partial(out, lse[..., 0]), slice(0, out.shape[-2]), part)
     return out, lse
@@ -122,5 +123,5 @@ def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, 
 def _added(dq: Query, arrived: tuple[Tensor, ...] | None) -> Query:
     """Return dq of rows over the keys so far, in the state dtype."""
     if arrived is None:
-        return dq.to(state_dtype(dq.dtype))
+        return dq.to(state_dtype(dq.dtype)).contiguous()
     return arrived[0].add_(dq)
