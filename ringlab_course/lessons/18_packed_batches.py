@@ -171,16 +171,16 @@ predict(
 def by_divided_bounds(packing, layout):
     """Which query sees which key if every rank uses the row's bounds, divided by P."""
     local = packing.cu_seqlens // layout.P
-    document, ranks = np.empty(packing.S, int), range(layout.P)
+    document, ranks = np.empty(packing.length, int), range(layout.P)
     for rank in ranks:
         count = np.arange(layout.length(rank))
         document[layout.positions(rank)] = np.searchsorted(local, count, side="right")
-    places = np.arange(packing.S)
+    places = np.arange(packing.length)
     return (document[:, None] == document) & (places[:, None] >= places)
 
 
 def right_queries(packing, layout):
-    places = np.arange(packing.S)
+    places = np.arange(packing.length)
     true = packing.mask().visible(places, places)
     return int((by_divided_bounds(packing, layout) == true).all(axis=1).sum())
 
@@ -200,7 +200,7 @@ for packing in (even, row):
     layout = packing.layout("per_document", P)
     shares = [np.bincount(packing.document_ids[layout.positions(r)]).tolist() for r in range(P)]
     right = right_queries(packing, layout)
-    print(f"documents of {packing.documents}: {right} of {packing.S} queries right;",
+    print(f"documents of {packing.documents}: {right} of {packing.length} queries right;",
           f"tokens of each document by rank {shares}")
 
 # %% [markdown]
@@ -218,10 +218,10 @@ predict(
 # %%
 real = Packing.of_lengths(lengths.tolist())
 rounded = real.padded(16)
-print(f"{real.S:,} tokens, {rounded.S:,} with padding")
-compare("18.rounded", 100 * (rounded.S / real.S - 1))
+print(f"{real.length:,} tokens, {rounded.length:,} with padding")
+compare("18.rounded", 100 * (rounded.length / real.length - 1))
 shortest = Packing.of_lengths([1] * 100).padded(16)
-print("a hundred documents of one token:", shortest.S, "tokens with padding")
+print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
 # For long documents the price is small; for very short ones it is a factor. The other way is not to need equal parts. Give each
