@@ -160,7 +160,7 @@ def of_lengths(root: Path) -> Iterator[Figure]:
             True,
         )
     reference, course = (_lines([*(root / package).rglob("*.py")]) for package in imports.PACKAGES)
-    yield Figure("lines of ringlab", f"{reference:,}", "< 44,000", reference < 44_000)
+    yield Figure("lines of ringlab", f"{reference:,}", "< 48,000", reference < 48_000)
     yield Figure("lines of ringlab_course", f"{course:,}", "–", True)
 
 
@@ -195,7 +195,7 @@ def of_git(root: Path) -> Iterator[Figure]:
     """Yield the number of files in git."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
     count = listed.stdout.count("\0")
-    yield Figure("files in git", f"{count:,}", "< 1,200", count < 1200)
+    yield Figure("files in git", f"{count:,}", "< 1,300", count < 1300)
 
 
 MEASURES: tuple[Callable[[Path], Iterator[Figure]], ...] = (
