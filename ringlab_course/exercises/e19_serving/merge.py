@@ -86,7 +86,9 @@ def _answers(subject: Any, cases: Iterable[tuple[str, Answer]]) -> Iterator[Answ
         if any(np.isnan(x).any() for x in got) or np.isposinf(got[1]).any():
             empty = np.isneginf(lses).any()
             raise NAMED["nan_without_keys" if empty else "overflows"].failure(text)
-        size = np.abs(lses[np.isfinite(lses)]).max(initial=1.0)  # an lse of this size is rounded by its share of it
+        size = np.abs(lses[np.isfinite(lses)]).max(
+            initial=1.0
+        )  # an lse of this size is rounded by its share of it
         yield Answered(got, right, BOUND * max(1.0, float(size)), inputs, NAMES, text)
 
 
