@@ -6,7 +6,8 @@ the same with other numbers, so that ranks can put stretches together before any
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm, side_by_side
-from ringlab.scan.chain import Plan
+from ringlab.scan.chain import Hop, Plan
 from ringlab.types import State
 
 Transition: TypeAlias = Float[Tensor, "B H _ _"]
@@ -71,13 +72,12 @@ def pass_states(
     passage_of: computes the passage of an element of this rank; called only for those that other elements need.
     like: a passage in the shapes, dtype and device of all messages.
     """
-    entering, own = dict(entering), {}
+    entering, mine = dict(entering), [_sources(hops, plan, comm.rank) for hops in plan.rounds]
+    # All of them before the first round: ranks compute side by side, and a relay's hops then cost a product of small matrices.
+    own = {source: passage_of(source) for source in dict.fromkeys(chain.from_iterable(mine))}
     for number, hops in enumerate(plan.rounds):
-        sources = dict.fromkeys(hop.source for hop in hops if plan.owners[hop.source] == comm.rank)
         leaving = {}
-        for source in sources:
-            if source not in own:
-                own[source] = passage_of(source)
+        for source in mine[number]:
             known = entering.get(source)
             leaving[source] = own[source] if known is None else _after(comm, own[source], known)
         leaving |= _exchange(comm, plan, number, leaving, like, f"{tag} {number}")
@@ -86,6 +86,11 @@ def pass_states(
                 near, far = entering.get(hop.target), leaving[hop.source]
                 entering[hop.target] = far if near is None else _after(comm, near, far)
     return entering
+
+
+def _sources(hops: Sequence[Hop], plan: Plan, rank: int) -> list[int]:
+    """Return the elements of this rank that send in a round, each once."""
+    return list(dict.fromkeys(hop.source for hop in hops if plan.owners[hop.source] == rank))
 
 
 def _after(comm: Comm, later: Passage, earlier: Passage) -> Passage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,12 +51,13 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                 ax.set_title(title, fontsize=9.5, fontweight="normal")
                 ax.grid(False)
             row[0].set_ylabel(f"{name}\nrank")
+            row[0].set_xlabel("ranks known of", fontsize=9)
     return drawn
 
 
 def describe(scans: Mapping[str, Known]) -> str:
     """Return the rounds in words."""
-    parts = [f"{name}: {len(each) - 1} rounds" for name, each in scans.items()]
+    parts = [f"{name}: {len(each) - 1} round{'s' * (len(each) > 2)}" for name, each in scans.items()]
     return (
         "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
         f"{'; '.join(parts)}."
@@ -68,7 +69,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
-        looks = ((ORANGE, "o"), (BLUE, "s"))
+        looks = ((ORANGE, "o"), (BLUE, "s"), (GREEN, "^"))
         for (name, values), (colour, mark) in zip(errors.items(), looks, strict=False):
             ax.plot(stored, values, color=colour, marker=mark, label=name)
         ax.axvline(D, color=RULE)

@@ -60,7 +60,7 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
         )
-        ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends",
+        ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends, per layer",
                title="Prefill of a chunk: keys and values travel, or queries do")  # fmt: skip
         ax.legend(loc="upper left")
     return drawn

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 18 · Packed and variable-length batches
 #
-# **Afterwards you can** pack documents into one row, share the row over ranks, and say of mask, bounds, labels, positions and
-# loss why each is right: as if every document had been computed alone.
+# **Afterwards you can** pack documents into one row, share the row over ranks, and explain why mask, bounds, labels, positions and
+# loss give the result of each document computed alone.
 #
 # **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts, and [lesson 14](14_training.ipynb), labels and the loss of a
 # sharded sequence.
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Most published bugs of
-# context parallelism are here: not in attention itself, but in what belongs to a *document* and is cut by *rank*. None of them
+# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
+# of context parallelism are here: not in attention itself, but in what belongs to a *document* and is cut by *rank*. None of them
 # raises an error, and the loss goes down.
 
 # %%
@@ -34,8 +34,8 @@ from ringlab.viz.style import show
 # %% [markdown]
 # ## 1 · A rectangle of documents
 #
-# Here are 24 documents whose lengths are drawn as those of real text are: many short ones, a few long ones. (The logarithm of a
-# length is normal.) The simple batch has one line for each of them, filled up to the longest with *padding*, tokens that mean nothing.
+# Here are 24 documents whose lengths are drawn as those of real text are: many short ones, a few long ones. (The logarithm of
+# the length is normally distributed.) The simple batch has one line for each of them, filled up to the longest with *padding*, tokens that mean nothing.
 
 # %%
 lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
@@ -57,7 +57,8 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 
 # %% [markdown]
 # A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. With a ring, a batch is usually a single line, the **row**: one long sequence of S tokens that all ranks share.
+# gap. (A document that is cut at the end of a line loses its beginning.) With a ring, a batch is usually a single line, the **row**: one
+# long sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
 #
@@ -76,7 +77,7 @@ print("document ids  ", *row.document_ids)
 #   one token shows as a second 0 in a row.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Each can be computed from each other one. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
+# Any one gives the other two. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
 
 # %%
 same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
@@ -95,8 +96,14 @@ pictured = [contiguous(S, 2), zigzag(S, 2)]
 show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
 
 # %% [markdown]
-# Four triangles, and nothing between them. If somebody forgets the documents, the triangle of the whole row is computed instead.
+# Four triangles, and nothing between them. On the left the ranks have 19 and 31 pairs, on the right 23 and 27: a zig-zag balances one
+# large triangle, and here are four small ones. If somebody forgets the documents, the triangle of the whole row is computed instead.
 # Values then leak from one document into the next. A test for that: change **one token**, and count the outputs that move.
+
+# %%
+for layout in pictured:
+    whole = row.mask().visible(np.arange(S), np.arange(S))
+    print(layout.name, "pairs by rank:", [int(whole[layout.positions(r)].sum()) for r in range(2)])
 
 # %%
 torch.manual_seed(18)
@@ -134,9 +141,8 @@ print("outputs that move without:       ", moved(causal, 6))
 compare("18.leak", moved(causal, 6))
 
 # %% [markdown]
-# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference:
-# it finds a wrong mask in any implementation, by the *number* of positions that move. ringlab's suite asks it of every
-# target.
+# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference. Do it for
+# every token, and compare *which* outputs move: then it finds any wrong mask.
 #
 # ## 4 · The bounds of a shard
 #
@@ -147,7 +153,7 @@ compare("18.leak", moved(causal, 6))
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# It reads well: each of P ranks has 1/P of every document. On two ranks:
+# (From a [fork of Megatron-LM](../docs/field-reports.md).) It reads well: each of P ranks has 1/P of every document. On two ranks:
 
 # %%
 P = 2
@@ -160,9 +166,9 @@ for rank in range(P):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "Contiguous shards, each rank takes the divided bounds for its tokens, and a key is "
-    "seen if it lies in the same document by these bounds and not later in the row. How "
-    "many of the 16 queries see exactly the keys that they should?",
+    "The shards are contiguous. Each rank numbers the documents of its 8 tokens by the divided "
+    "bounds. A query sees a key of any rank if both have the same number and the key is not later "
+    "in the row. How many of the 16 queries see exactly the right keys?",
     unit="queries",
 )
 
@@ -186,26 +192,25 @@ def right_queries(packing, layout):
 
 
 compare("18.divided", right_queries(row, contiguous(S, P)))
-print("queries with the right keys:", right_queries(row, contiguous(S, P)), "of", S)
 
 # %% [markdown]
-# The parity test of that library was green: its documents were all of one length. So when *is* the line right? If every rank holds
-# the same number of tokens of **every** document. Then each of its bounds is the row's, divided. The layout `per_document` of
-# [lesson 08](08_striped_and_zigzag.ipynb) does that, if 2P divides all lengths. (Each document is cut into 2P pieces, and rank r
-# has pieces r and 2P − 1 − r.)
+# The line is right if every rank holds the same number of tokens of **every** document. Each of its bounds is then the row's bound
+# divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
+# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r.) A parity test with such lengths is green.
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
 for packing in (even, row):
     layout = packing.layout("per_document", P)
-    shares = [np.bincount(packing.document_ids[layout.positions(r)]).tolist() for r in range(P)]
+    held, n = [packing.document_ids[layout.positions(r)] for r in range(P)], len(packing.documents)
+    shares = [np.bincount(ids, minlength=n).tolist() for ids in held]
     right = right_queries(packing, layout)
     print(f"documents of {packing.documents}: {right} of {packing.length} queries right;",
           f"tokens of each document by rank {shares}")
 
 # %% [markdown]
-# So some libraries round every document up to a multiple of 2P, with padding *between* documents. They then keep two kinds of
-# bounds, with and without it. Mixing up the two is a bug of its own. And what does it cost on our 24 documents?
+# So some libraries round every document up to a multiple of 2P, with padding *between* documents. They then keep two lists of bounds: one
+# counts the padding, one does not. Mixing them up is a bug of its own. And what does the padding cost on our 24 documents?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -241,6 +246,19 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
     error = (layout.unshard(run.results) - torch.cat(alone, dim=-2)).abs().max().item()
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
+
+# %% [markdown]
+# Most blocks of a packed row hold nothing that a rank sees. A ring asks the mask before it computes; it passes the block on all the same,
+# because the next rank may see it:
+
+# %%
+many = Packing.of_lengths([4] * 8)
+for layout in (contiguous(32, 4), zigzag(32, 4), many.layout("per_document", 4)):
+    seen = many.mask().visible(np.arange(32), np.arange(32))
+    blocks = [[seen[np.ix_(layout.positions(r), layout.positions(o))].any() for o in range(4)]
+              for r in range(4)]
+    print(f"8 documents of 4 tokens, {layout.name:13}",
+          f"{np.sum(blocks)} of 16 blocks hold a visible pair")
 
 # %% [markdown]
 # ## 5 · Labels
@@ -291,10 +309,11 @@ for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
 
 # %% [markdown]
 # - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
-#   begins. A few wrong labels in a thousand; no curve shows it.
+#   begins. In our 24 documents these are 23 labels of 16,483, and no curve shows it.
 # - *Cut first* loses or invents a label at the end of every run of a shard. A contiguous or zig-zag shard has one or two runs. In
-#   a striped shard no two tokens are neighbours, and **every label is wrong** or lost that is not −100 by right.
-# - Models that predict two tokens ahead shift twice. A `roll` of the whole row then leaks two tokens over each bound.
+#   a striped shard no two tokens are neighbours: every label that should be a token is wrong or lost, 12 of 12.
+# - Models that predict two tokens ahead shift twice. A `roll` of the whole row then
+#   [leaks two tokens](https://github.com/NVIDIA/Megatron-LM/issues/4495) over each bound.
 #
 # So: shift in the whole row, within documents, and send labels along like tokens. The same holds for loss weights and everything
 # else that belongs to a token.
@@ -327,7 +346,7 @@ predict(
     "18.positions",
     "The mask is right, but rotary embedding gets each token's place in the row in place "
     "of its position in the document. How does the output change?",
-    ["not at all, but for rounding", "a little, in later documents", "it is another model"],
+    ["not at all, but for rounding", "a little, in later documents", "much, in all but the first"],
 )
 
 # %%
@@ -339,13 +358,13 @@ for name, positions in (("place in the row", tokens), ("index in a zig-zag shard
     error = (with_positions(positions) - right).norm() / right.norm()
     print(f"{name:25} relative difference", f"{error:.2f}" if error > 1e-9 else "below 1e-9")
 close = (with_positions(tokens) - right).abs().max() < 1e-9
-compare("18.positions", "not at all, but for rounding" if close else "it is another model")
+compare("18.positions", "not at all, but for rounding" if close else "much, in all but the first")
 
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
 # constant. So the place in the row does no harm to rotary embedding; a model with learned positions, or one that stretches long contexts,
-# does care. The index in a shard is always wrong: two neighbours of one document may lie on different ranks, at any
-# two indices.
+# does care. The index in a shard is wrong as soon as a document lies in more than one run: its neighbours may then have any two
+# indices.
 #
 # ## 7 · The loss
 #
@@ -360,8 +379,8 @@ print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.loss",
-    "A library sums the ranks' losses and divides by the tokens that count on one rank, "
-    "as if all had as many. By which factor is the loss of rank 0 too large?",
+    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. By "
+    "which factor is the number that rank 0 reports too large?",
     unit="times",
 )
 
@@ -371,8 +390,8 @@ print(f"{factor:.1f} times")
 compare("18.loss", factor)
 
 # %% [markdown]
-# Such a factor is reported as a learning rate that is off, and it changes from batch to batch: 1.83 in one published issue. Packed
-# rows make it worse, since what counts (answers, not prompts; no padding) is spread unevenly over the ranks. **Count over all
+# Users notice such a factor as a wrong learning rate. It changes from batch to batch;
+# [one published issue](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) measured 1.83. Packed rows make it worse, since what counts (answers, not prompts; no padding) is spread unevenly over the ranks. **Count over all
 # ranks, once, before anybody divides.** Padding between documents must not count either.
 #
 # A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. In a padded batch
@@ -392,8 +411,8 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 # ## 8 · A short document needs no ring
 #
 # So far every document lay on all ranks. Back to the 24 documents, now on 16 ranks. The shortest has 70 tokens, so a rank has 4 or 5 of
-# them, and waits for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest document has most of the
-# work, and belongs on many ranks.
+# them, and waits for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest document has long
+# computations to hide its hops behind, and belongs on many ranks.
 #
 # This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
 
@@ -412,14 +431,17 @@ print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4]
 compare("18.share", 100 * pairs.max() / pairs.sum())
 
 # %% [markdown]
-# The work of one document outweighs that of all others together, so its ranks must have little else to do. `assign` looks for a number of
-# ranks for each document, so that all ranks end at about the same time. It knows how long a token, a pair and a hop take, here in
-# Llama 3 8B on H100s, 8 of them in a node. The other way, *static*, gives all documents the same number, whichever is the fastest.
+# One document has most of the pairs. But every token also passes the linear layers, so in time it has about a third of the work. The *degree* of a
+# document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
+# It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
+# A rank has room for `capacity` tokens. The other way, *static*, gives every document the same degree, the one that is fastest.
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
 print(found.table())
+alone = np.array([costs.rank_s(length, 1) for length in lengths])
+print(f"the longest document: {alone.max() / alone.sum():.0%} of the time on one rank")
 
 # %%
 placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
@@ -428,8 +450,9 @@ show(packed_view.groups(placed, ["static: one degree for all", "dynamic"]),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each colour is a document, each bar a rank. `bound` is a time that no assignment can beat. The dynamic one is near it, and most of its
-# documents are in one piece. Now count the bytes of one layer:
+# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; the block at the bottom of
+# ranks 0 to 7 is the longest.) `bound` is a time that no assignment can beat. The dynamic one is near it, and most of its documents are in one
+# piece. Now count the bytes of one layer:
 
 # %%
 sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
@@ -439,8 +462,14 @@ for name, made in (("static", found.static), ("dynamic", found.dynamic)):
     print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
 
 # %% [markdown]
-# The longer the documents, the less there is to gain: long hops hide behind long computations. But real batches have many short ones.
-#
+# The longer the documents, the less there is to gain, because long hops hide behind long computations:
+
+# %%
+for times in (1, 4, 16):
+    longer = compare_assignments((times * lengths).tolist(), 16, times * 2048, costs)
+    print(f"documents {times:2} times as long: dynamic is {longer.speedup:.2f} times as fast")
+
+# %% [markdown]
 # Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
 # from the largest group to the smallest, so no two wait for each other in a circle.
 #
@@ -460,6 +489,7 @@ def step(ring, layout):
     """This rank's share of the loss, and its gradient of the embedding."""
     decoder = Transformer(CONFIG, seed=0).double()
     part = row.shard(layout, ring.rank, input_ids=text, labels=text)
+    # a Context, after all ranks have compared theirs
     own = Context.agreed(ring, layout, mask=row.mask(), position_ids=part["position_ids"][0])
     total = ring.all_reduce((part["labels"] != IGNORE).sum())
     share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
@@ -495,8 +525,8 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
 #
 # ## Self-check
 #
-# <details><summary>1. A library's test packs four documents of 512 tokens on four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: with equal parts of every document they are right.</details>
+# <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
+# see?</summary>Divided bounds: every rank has the same part of every document, so they are right.</details>
 #
 # <details><summary>2. Why does cutting first cost one label with contiguous shards and all of them with striped ones?</summary>A label is
 # lost at the end of every run, and in a striped shard each token is a run.</details>

@@ -15,8 +15,9 @@
 # %%
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from ringlab import VirtualCluster, contiguous, oracle
+from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.memory import kv_cache_bytes
 from ringlab.cost.models import model
@@ -25,7 +26,7 @@ from ringlab.cost.planner.request import Request
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial, merge
-from ringlab.serving import PagedCache, decode_heads, prefill
+from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
@@ -33,21 +34,25 @@ from ringlab_course.figures import serving_view
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.phases",
-    "Llama 3 70B on 16 H100 (2 nodes), a prompt of 1,048,576 tokens. As many seconds as "
-    "the prefill takes: how many tokens are decoded in that time?",
+    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. How many tokens are "
+    "decoded in the time of the prefill?",
     ["100", "1,000", "10,000", "100,000"],
 )
 
 # %%
-first = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="prefill")).best.time.total_s
-each = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode")).best.step_s
+plans = {what: plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose=what)).best
+         for what in ("prefill", "decode")}
+first, each = plans["prefill"].time.total_s, plans["decode"].step_s
+for what, best in plans.items():
+    print(f"{what:8} shared out as {best.degrees}")
 print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token:",
       f"{first / each:,.0f} tokens in the time of the prefill")
 choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
 # %% [markdown]
-# (The planner counts with the hardware's peaks; a real server takes longer for both.)
+# (The planner counts with the hardware's peaks; a real server takes longer for both.) The two phases also want different divisions of the same
+# ranks: prefill a ring over all of them, decode tensor parallelism first.
 #
 # ## 1 · A prompt in chunks
 #
@@ -83,8 +88,17 @@ for number, chunk in enumerate(CHUNKS):
     print(f"tokens {chunk.start:3} to {chunk.stop - 1:3}: as in one pass, to 1e-5: {error < 1e-5}")
 
 # %% [markdown]
-# The positions of a chunk go on where the prefix ends, in the mask and in rotary embedding. If they begin at 0 again, the first token
-# of the chunk sees one key. That is a common bug.
+# The positions of a chunk go on where the prefix ends, in the mask and in rotary embedding. PyTorch's own causal mask aligns the first row with the
+# first key, so a chunk with more keys than queries gets another mask than it wants:
+
+# %%
+chunk = slice(97, 200)
+wrong = scaled_dot_product_attention(q[:, :, chunk], k, v, is_causal=True, enable_gqa=True)
+error = (wrong - true[:, :, chunk]).abs().max() / true.abs().max()
+print(f"the last chunk with is_causal=True: off by {error:.2f}")
+
+# %% [markdown]
+# The first token of the chunk saw one key in place of 98.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -100,19 +114,21 @@ print("pairs of each chunk, over those of the first:", [round(n / pairs[0], 2) f
 compare("19.chunks", pairs[3] / pairs[0])
 
 # %% [markdown]
-# Later chunks cost more: 1 : 3 : 5 : 7. Chunks of equal *time* get shorter and shorter.
+# The attention of four equal chunks costs 1 : 3 : 5 : 7. The linear layers cost the same for each. So chunks of equal *time* get shorter, and the
+# more so the longer the prompt is.
 #
 # ## 2 · Who should travel?
 #
 # Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In the ring of lesson 05 keys and values
-# did. Here the prefix may be a hundred times as long as the chunk, and it would go around once for each chunk. If the
-# **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query.
+# travelled. Here the prefix may be a hundred times as long as the chunk, and it would go around once for each chunk. If the
+# **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query
+# (arXiv 2411.01783).
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.travel",
-    "Chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. From "
-    "how many cached tokens on do queries send fewer bytes?",
+    "One layer; chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. "
+    "From how many cached tokens on is it fewer bytes to send queries, and their partials back?",
     ["4,000", "16,000", "50,000", "500,000"],
 )
 
@@ -136,16 +152,17 @@ near = (4_000, 16_000, 50_000, 500_000)
 compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
-# Queries have eight times as many heads as keys, and out comes back in 32 bits. So the prefix must be some ten chunks long before they are
-# the smaller message. `prefill` counts the bytes and chooses; `travels=` overrides it. Both give the same result:
+# K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32 KiB:
+# twelve times as much together. So prefix and chunk must be twelve chunks long before queries are the smaller message. `prefill` counts the
+# bytes and chooses; `travels=` overrides it. All ways give the same result:
 
 # %%
-for travels in ("kv", "q"):
+for travels in ("kv", "q", "auto"):
     run = VirtualCluster(P).run(in_chunks, travels)
     last = run.results[0][0][2][0]
     out = last.unshard([outs[2][1] for outs, _ in run.results])
     error = (out - true[:, :, CHUNKS[2]]).abs().max() / true.abs().max()
-    print(f"{travels:2} travel: right to 1e-5: {error < 1e-5},",
+    print(f"travels={travels:4}  right to 1e-5: {error < 1e-5},",
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
@@ -155,9 +172,9 @@ for travels in ("kv", "q"):
 # become. So memory is cut into **pages** of some tokens, as in an operating system. A sequence has a *block table*, the list of its pages,
 # and takes a page from the pool when the last one is full.
 #
-# On many ranks, the tokens are dealt besides: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
-# last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all. One sequence is a
-# **fork**: it shares the first 64 tokens of another, a system prompt, say, and both go on with different texts.
+# On many ranks, tokens are also dealt to the ranks: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
+# last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all: in page 0, rank 0 has
+# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. One sequence is a **fork**: it shares the first 64 tokens of another, a system prompt, say, and both go on with different texts.
 
 
 # %%
@@ -195,11 +212,11 @@ print("free pages after the fork, and after both have grown:", free)
 compare("19.fork", free[0] - free[1] - taken_by_another)
 
 # %% [markdown]
-# Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page would be half full, and would be
-# copied before one of the two writes to it (*copy on write*). A page is free when *no* sequence has it any more. Whoever frees it with
-# the first sequence, and not the last, lets the next user's tokens appear in somebody's prompt: a published bug, and the worst kind.
+# A hatched page belongs to two sequences. Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page
+# would hold 6 tokens, and would be copied before one of the two writes to it (*copy on write*). A page is free when *no* sequence has it
+# any more. If it is freed when the first of its sequences ends, the next user's tokens are written into the other's prompt.
 #
-# A shared prefix saves memory, and above all it saves its prefill. The fork's tokens were never computed. Take a system prompt of
+# A shared prefix saves memory, and above all it saves its prefill: its tokens are not computed a second time. Take a system prompt of
 # 60,000 tokens, with a question of 4,000 after it:
 
 # %%
@@ -209,7 +226,7 @@ rest = whole * (whole + 1) / 2 - saved
 layer = Attention(H=64, K=8, D=128, dtype="bfloat16")
 print(f"attention of the question: {rest / (rest + saved):.0%} of the pairs of the prompt")
 print(f"linear layers: {(whole - shared) / whole:.0%} of the tokens")
-print(f"a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
+print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
       f"of {attention_flops(layer, rest + saved) / 1e12:.1f}")
 
 # %% [markdown]
@@ -239,7 +256,8 @@ def two_sequences(ring):
     for number, n in zip(both, (150, 33), strict=True):
         cache.append(k[:, :, :n], v[:, :, :n], [number], new=[n])
     own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
-    return decode_heads(q[:, own][:, :, [149, 32]], cache, both)
+    last = q[:, own][:, :, [149, 32]]  # the last token of each sequence
+    return decode_heads(last, cache, both)
 
 
 run = VirtualCluster(P).run(two_sequences)
@@ -250,24 +268,30 @@ for at, (n, row) in enumerate(((150, 149), (33, 32))):
     print(f"sequence of {n:3} tokens: right to 1e-5: {error < 1e-5}")
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
+# %% [markdown]
+# A rank sends its H/P = 2 heads to 3 others, twice: q, D numbers a head, and later out and lse, D + 1 numbers, for 2 sequences of 4 bytes each:
+# 2 · 3 · 2 · (16 + 17) · 4 = 1,584 bytes. In lesson 15 each rank sent the partials of all heads to all others.
+
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.length",
-    "Both sequences become a thousand times as long. How does the number of bytes change?",
-    ["it stays", "it grows a thousand times", "it grows by log 1000"],
+    "19.shared",
+    "64 query heads of 128 on 16 ranks, all in 32 bits. How many times fewer bytes does a rank "
+    "send with shared heads than in lesson 15?",
+    unit="times",
 )
 
 # %%
-bytes_of = decode_heads_traffic(Attention(B=2, H=H, K=K, D=D, dtype="float32"), P).total_bytes
-print("the formula, which knows no length:", bytes_of)
-same = bytes_of == run.trace.bytes_sent(0)
-compare("19.length", "it stays" if same else "it grows a thousand times")
+heads, ranks_ = 64, 16
+of_all = (ranks_ - 1) * heads * (128 + 1) * 4  # lesson 15: out and lse of every head
+shared_heads = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), ranks_)
+print(f"{of_all:,} bytes a token, {shared_heads.total_bytes:,} with shared heads")
+compare("19.shared", of_all / shared_heads.total_bytes)
 
 # %% [markdown]
 # ## 5 · The merge, where the bugs are
 #
-# Step 3 has a list of [published bugs](../docs/field-reports.md) of its own. Here are three of them. One query attends to the tokens of
-# three ranks; the third rank holds none yet.
+# Step 3 has a list of [published bugs](../docs/field-reports.md) of its own: most often the base of the logarithm, and ranks without keys. Here one
+# query attends to the tokens of three ranks, and the third rank holds none yet.
 
 # %%
 row = q[:, :, 149:150]
@@ -284,12 +308,20 @@ def off(out):
 total = Partial(outs[0], lses[0])
 for part in zip(outs[1:], lses[1:], strict=True):
     total = merge(total, Partial(*part))
-shares = torch.softmax(lses * np.log(2), dim=0)  # lse taken for a logarithm to the base 2
+base_2 = lses / np.log(2)  # as some kernels return it
+shares = torch.softmax(base_2, dim=0)
 counts = torch.tensor([100, 50, 0]) / 150
 print("merged by lse:                  off by", off(total.out))
-print("lse in base 2 taken for base e: off by", off((shares[..., None] * outs).sum(0)))
-print("weighed by numbers of tokens:   off by", off((counts.view(3, 1, 1, 1, 1) * outs).sum(0)))
-print("lse of the rank without tokens:", lses[2].unique().tolist())
+print("lse of base 2 taken for base e: off by", off((shares[..., None] * outs).sum(0)))
+print("weighted by numbers of tokens:  off by", off((counts.view(3, 1, 1, 1, 1) * outs).sum(0)))
+print("lse of the rank without tokens:", lses[2].unique().tolist(), " 0 · NaN:", 0.0 * torch.nan)
+
+# %%
+total = Partial.identity(row)
+for tokens in ([*range(100), 149], [*range(100, 150)], [149]):  # each rank has token 149
+    part = oracle.attention(row, k[:, :, tokens], v[:, :, tokens])
+    total = merge(total, Partial(*(torch.from_numpy(x).float() for x in part)))
+print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
 # - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, and the error is
@@ -298,21 +330,39 @@ print("lse of the rank without tokens:", lses[2].unique().tolist())
 # - **A rank without tokens** has lse −∞ and out 0. If its out is uninitialised memory, 0 · NaN is NaN. At the beginning of every
 #   sequence most ranks are empty.
 #
-# A fourth is of another kind: a new token that *every* rank appends to its own cache is counted P times. The output looks almost right. And a
-# fifth has nothing to do with the merge: whoever takes the *slot* of a token in its page, or in its rank's part, for its position turns it by the wrong
-# angle in rotary embedding. `cache.next_positions(sequence, n)` gives the positions in the sequence.
+# - **A new token that every rank appends** to its own cache is counted P times.
+#
+# One more has nothing to do with the merge: a token's slot in its page is not its position. Rotary embedding by the slot turns it by the wrong
+# angle. `cache.next_positions(sequence, n)` gives the positions in the sequence.
 #
 # ## 6 · More ranks than K/V heads
 #
-# Tensor parallelism gives each rank some heads. Llama 3 70B has 8 K/V heads: on 16 ranks each of them lies on two, and both copies
-# are read in every step. **Helix** (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other.
+# Tensor parallelism gives each rank some heads. Llama 3 70B has 8 K/V heads. On 16 ranks each K/V head would lie on two ranks. **Helix**
+# (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other. The ranks of a *row* of the grid share heads, and each has a part
+# of the tokens. Here is a small grid on 4 ranks, with our 2 K/V heads:
+
+
+# %%
+def on_grid(ring):
+    """One decoded token on a grid of 2 × 2: this rank's heads, and the tokens in its cache."""
+    grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+    mine = grid.attended(K)  # the K/V heads of this rank's row
+    cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=D)
+    cache.append(k[:, mine, :150], v[:, mine, :150])
+    return grid.attend(q[:, grid.attended(H), 149:150], cache), cache.local_length
+
+
+run = VirtualCluster(P).run(on_grid)
+out = torch.cat([part for part, _ in run.results], dim=1)
+print("tokens in each rank's cache:", [length for _, length in run.results], "of one K/V head each")
+print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-5))
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.helix",
-    "Llama 3 70B, a million tokens, 16 ranks. The cache that each rank reads for a token: "
-    "16-fold tensor parallelism against a grid of 8 × 2. How many times as much?",
-    unit="times",
+    "Llama 3 70B, a million tokens, 16 ranks, heads on all 16 or a grid of 8 × 2. By how many GB "
+    "is the cache on a rank smaller with the grid?",
+    unit="GB",
 )
 
 # %%
@@ -321,30 +371,31 @@ grids = {
     "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
     "grid of 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
-for name, parts in grids.items():
-    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
-compare("19.helix", grids["heads on 16 ranks"][0][3] / grids["grid of 8 × 2"][0][3])
+held = {name: cache * parts[0][1] * parts[0][3] / 1e9 for name, parts in grids.items()}
+for name, gigabytes in held.items():
+    print(f"{name}: {gigabytes:.1f} GB of cache on a rank")
+compare("19.helix", held["heads on 16 ranks"] - held["grid of 8 × 2"])
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# Attention uses the grid. Everything after it, the output projection and the feed-forward, is tensor-parallel over all 16 ranks, so that the
-# weights are read in sixteenths. Between the two lies the hand-over of section 4, inside each pair of ranks that share heads: afterwards each
-# rank has H/16 heads, and that is what the projection wants. `HelixGrid` in ringlab is this grid.
+# The numbers are ranks. Attention uses the grid; before it, both ranks of a row compute the queries of all the row's heads. Everything after it, the output
+# projection and the feed-forward, is tensor-parallel over all 16 ranks, so that these weights are read in sixteenths. Between the two lies the
+# hand-over of section 4, inside each row: afterwards each rank has H/16 heads, and that is what the projection wants.
 #
 # ## 7 · What to choose
 #
-# | | travels | bytes for a token or chunk |
+# | | travels | how much |
 # |---|---|---|
 # | prefill, short prefix | K and V | grow with prefix and chunk |
 # | prefill, long prefix | queries, and partials home | grow with the chunk |
-# | decode, all ranks have all heads (lesson 15) | partials | H (D + 1), to each other rank |
-# | decode, shared heads | queries, then partials of own heads | H/P (2D + 1), to each other rank |
-# | decode on a grid | partials inside a row | fewer ranks to send to |
+# | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
+# | decode, shared heads | queries, then partials of own heads | H/P (2D + 1) numbers, to each other rank |
+# | decode on a grid of N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
 #
 # ## Recap
 #
 # - Prefill is arithmetic, decode is reading. They want different divisions of the same ranks.
-# - A chunk attends to the cached prefix and to itself; its positions go on. Equal chunks cost 1 : 3 : 5 : 7.
+# - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
 # - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
 # - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes know no length.
@@ -355,8 +406,8 @@ show(serving_view.shares(grids), serving_view.describe_shares(grids))
 # <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>The share is the sum of the
 # exponentials of the scores, which lse is the logarithm of.</details>
 #
-# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is short against the chunk, or queries have many
-# more heads than keys.</details>
+# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than some ten chunks, or queries have
+# many more heads than keys.</details>
 #
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>

@@ -2,20 +2,22 @@
 # # 20 · Rings beyond softmax
 #
 # **Afterwards you can** write linear attention with decay and the delta rule, token by token and chunk by chunk; say what a rank must
-# hear from the ranks before it; and pass it on in a relay, in one round, or in log₂ P rounds.
+# hear from the ranks before it; and pass it on in a relay, in one round, or in few.
 #
 # **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
 # attention.
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids*: in three of four layers attention has no softmax. Such a layer keeps no keys and values, but one
+# Many models of today, such as Qwen3-Next, are *hybrids*: in three of four layers attention has no softmax. Such a layer keeps no keys and values, but one
 # matrix for each head, however long the text is. So what does a rank have to send? Not blocks, and not around a ring.
 
 # %%
+import numpy as np
 import torch
 
 from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.scan_traffic import LinearAttention, scan_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
@@ -92,41 +94,47 @@ def token(state, q, k, v, decay, beta):
 
 # %% [markdown]
 # How much does a state remember? Store n pairs of a key and a value, then ask for each value by its key. Keys are random and of
-# length 1. A state has D × D numbers:
+# length 1. A state has D × D numbers. With the delta rule we may go through the same pairs again: then nothing is written twice.
 
 
 # %%
-def recall_error(n, delta, repeats=4):
+def recall_error(n, delta, passes=1):
     """Mean distance of values read back from those that were stored, over their length."""
     draw = torch.Generator().manual_seed(20)
     keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
-    keys = keys / keys.norm(dim=1, keepdim=True)
-    state = torch.zeros(D, D, dtype=torch.float64)
-    for _ in range(repeats if delta else 1):  # the delta rule may write a pair again
+    keys, state = keys / keys.norm(dim=1, keepdim=True), torch.zeros(D, D, dtype=torch.float64)
+    keep, all_of_it = torch.tensor(0.0), 1.0  # no decay; beta
+    for _ in range(passes):
         for key, value in zip(keys, values, strict=True):
-            said = state.mT @ key if delta else 0.0
-            state = state + torch.outer(key, value - said)
+            if delta:
+                state, _ = token(state, key, key, value, keep, all_of_it)
+            else:
+                state = state + torch.outer(key, value)
     return ((keys @ state - values).norm(dim=1) / values.norm(dim=1)).mean().item()
 
 
 stored = [1, 2, 4, 8, 12, 16, 24, 32]
 errors = {"plain sum": [recall_error(n, False) for n in stored],
-          "delta rule, four passes": [recall_error(n, True) for n in stored]}
+          "delta rule, one pass": [recall_error(n, True) for n in stored],
+          "delta rule, 100 passes": [recall_error(n, True, 100) for n in stored]}
 show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
 
 # %% [markdown]
-# With few keys the delta rule reads back nearly what was written; a plain sum mixes from the second key on. Above D keys, nobody can: D
-# keys fill all directions, and any other key is a mixture of them. A state is small because it forgets. That is why hybrids keep
-# some layers with softmax.
+# A plain sum mixes values from the second key on, and the delta rule halves the error. After many passes it reads back nearly everything, up
+# to D keys: that is the room that a state has. Above D, any further key is a mixture of the others. A state is small, so it must lose
+# something. That is why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax. The state
-# is needed only at the border of the chunk. Without the delta rule:
+# is needed only at the border of the chunk. Without the delta rule, with ∘ for the product number by number:
 #
-# $$O = (E \circ QK^\top)\,V + e \circ (Q\,S), \qquad E_{ij} = \alpha_{j+1} \cdots \alpha_i \text{ for } j \le i .$$
+# $$O = (E \circ QK^\top)\,V + e \circ (Q\,S), \qquad S' = e_C\, S + (f \circ K)^\top V .$$
 #
-# With it a small triangular system is solved besides. `ringlab.scan.plain` has both on one page.
+# $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ for $j \le i$, and 0 above the diagonal, is what token i still has of the write of token j;
+# $e_i = \alpha_1 \cdots \alpha_i$ what it has of the state that entered; $f_j = \alpha_{j+1} \cdots \alpha_C$ what is left of a write at the end of
+# the chunk. With the delta rule a small triangular system is solved besides. `ringlab.scan.plain` has the loop and the chunks on one page. (The
+# `1.0` below is a scale that we leave out.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -143,13 +151,13 @@ for length in (1, 16, 64, 256):
 
 # %% [markdown]
 # The products of decays hide a trap. $E_{ij}$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could scale
-# the rows of Q by the numerator and the rows of K by one over the denominator, and needs no matrix E at all.
+# the rows of Q by the numerator and the rows of K by one over the denominator, and would need no matrix E.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.quotient",
-    "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how "
-    "many of the 64 rows of E ∘ QKᵀ hold a number that is no number?",
+    "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how many of the "
+    "64 rows of E ∘ QKᵀ hold a NaN or an infinity?",
     unit="rows",
 )
 
@@ -164,11 +172,11 @@ below = torch.ones(64, 64).tril(-1).bool()
 sums = steps[:, None].expand(64, 64).masked_fill(~below, 0.0).cumsum(0)
 kept = int((~sums.exp().tril().isfinite()).any(1).sum())
 print("rows with NaN or ∞, by the quotient:         ", lost)
-print("rows with NaN or ∞, by sums of what is meant:", kept)
+print("rows with NaN or ∞, by sums for each pair:   ", kept)
 
 # %% [markdown]
-# After some 38 tokens the denominator is below the smallest number in 32 bits, and one over it is infinite. Sum exactly the decays that
-# are meant, and take the exponential last.
+# After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. The lower
+# line never divides: for each pair it adds up the logarithms of the decays between the two, and takes the exponential last, which is 1 at most.
 #
 # ## 4 · What a rank must hear
 #
@@ -213,7 +221,8 @@ show(gantt.figure(run.trace), gantt.describe(run.trace))
 #
 # $$S \mapsto A S + B, \qquad (A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# We find A and B of a stretch by trying: B is what the stretch makes of zeros, and A S + B what it makes of S.
+# (Here ∘ means "after".) We find A and B of a stretch by trying. From zeros the stretch makes B. From the unit matrix, which is a state here because
+# keys and values have the same D, it makes A + B.
 
 
 # %%
@@ -239,8 +248,8 @@ print("stretch 1 after stretch 0:", torch.allclose(A_1 @ A_0, both[0]),
 print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
 
 # %% [markdown]
-# The composition is **associative**: brackets may stand anywhere. It is **not commutative**: the order of the sequence stays. That is
-# what a *scan* needs. A sum over ranks (`all_reduce`) would be wrong, and not by a little.
+# The composition is **associative**, as products of matrices are: brackets may stand anywhere. It is **not commutative**: the order of the
+# sequence stays. That is what a *scan* needs. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
 #
 # Without the delta rule A is a number for each head, the product of the decays. With it, A has D × D numbers, as many as a state.
 #
@@ -251,9 +260,10 @@ print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
 # - **all-gather**: everybody sends its pair to all later ranks, in one round, and composes what it received;
 # - **doubling**: in round i a rank sends what it knows to the rank $2^{i-1}$ further on, so that in each round it knows of twice as many
 #   ranks;
-# - **relay**: as before, a state goes from rank to rank. But A and B are there already, so a hop costs one product of small matrices.
+# - **relay**: a state goes from rank to rank. But A and B are there already, so a hop costs one product of small matrices.
 #
-# A box is a rank whose tokens are known of; a check means all that come before are known.
+# A rank that knows of everything before it sends a state alone, without A: rank 0 always does. In the picture a row is a rank, and its boxes are the
+# ranks that it knows of. A check means that it knows of all ranks before it.
 
 # %%
 P = 8
@@ -263,61 +273,89 @@ show(scan_view.rounds(scans), scan_view.describe(scans))
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.rounds",
-    "Doubling on 64 ranks: after how many rounds does the last rank know of all 64?",
+    "Doubling on 100 ranks: after how many rounds does the last rank know of all of them?",
     unit="rounds",
 )
 
 # %%
-compare("20.rounds", len(SCANS["doubling"](64)))
-print("rounds on 64 ranks:", {name: len(hops(64)) for name, hops in SCANS.items()})
+compare("20.rounds", len(SCANS["doubling"](100)))
+print("rounds on 100 ranks:", {name: len(hops(100)) for name, hops in SCANS.items()})
 
 # %% [markdown]
-# `linear_attention` of ringlab takes the scan by name. It gives what one process gives, forward and backward:
+# `linear_attention` of ringlab takes the scan by name. It gives what one process gives, forward and backward; here we look at out and at the
+# gradients of v and of the decays:
 
 
 # %%
 def on_ranks(ring, layout, scan, parts, dout):
-    """This rank's outputs, and the gradient of v."""
+    """This rank's outputs, and the gradients of v and of the decays."""
     own = [layout.shard(x, ring.rank, dim=2).clone().requires_grad_() for x in parts]
     how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
     out = linear_attention(*own[:3], scale=1.0, **how)
-    (dv,) = torch.autograd.grad(out, own[2], layout.shard(dout, ring.rank, dim=2))
-    return out.detach(), dv
+    gradients = torch.autograd.grad(out, (own[2], own[3]), layout.shard(dout, ring.rank, dim=2))
+    return out.detach(), *gradients
 
 
 parts, dout = (q, k, v, decay, beta), torch.cos(torch.arange(2.0 * S * D)).view(1, 2, S, D).double()
-leaf = v.clone().requires_grad_()
-whole, _ = plain.by_chunks(q, k, leaf, decay, beta, nothing, 1.0, 64)
-(dv,) = torch.autograd.grad(whole, leaf, dout)
+leaves = v.clone().requires_grad_(), decay.clone().requires_grad_()
+whole, _ = plain.by_chunks(q, k, *leaves, beta, nothing, 1.0, 64)
+expected = whole.detach(), *torch.autograd.grad(whole, leaves, dout)
 for scan in SCANS:
     run = VirtualCluster(4).run(on_ranks, contiguous(S, 4), scan, parts, dout)
-    outs, gradients = (contiguous(S, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True))
-    right = torch.allclose(outs, whole.detach()), torch.allclose(gradients, dv)
-    print(f"{scan:10} out and dv of one process: {right},",
-          f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
+    found = [contiguous(S, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True)]
+    right = all(torch.allclose(x, y) for x, y in zip(found, expected, strict=True))
+    print(f"{scan:10} as on one process: {right}, rank 0 sends {run.trace.bytes_sent(0):,} bytes")
 
 # %% [markdown]
-# The backward is a scan too, **from the last token to the first**: what a later rank's loss owes to the state comes back through the
-# same matrices, transposed. A published implementation forgot to send it. Its gradients were right on the last rank only, since nobody comes
-# after it. The forward was right everywhere, and the loss fell.
+# On a clock on which a stretch takes 1 s, a message ½ s and a product of small matrices nothing, the layer now ends at:
+
+
+# %%
+class Clock(Costs):
+    """A stretch takes a second, and putting two of them together takes no time."""
+
+    def compute(self, rank, label, args):
+        return 0.0 if label == "compose passages" else 1.0
+
+
+def forward_alone(ring, layout, scan):
+    own = [layout.shard(x, ring.rank, dim=2) for x in parts]
+    how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
+    return linear_attention(*own[:3], validate=False, **how)
+
+
+for scan in SCANS:
+    run = VirtualCluster(P, costs=Clock()).run(forward_alone, contiguous(S, P), scan)
+    end = max(event.end for event in run.trace.computes())
+    print(f"{scan:10} 8 ranks are done after {end:g} s")
+
+# %% [markdown]
+# A rank goes through its stretch twice: once for (A, B), and once for its outputs, when it knows its state. So one rank alone would take as long as
+# eight stretches, and eight ranks take two, and the messages. **Which scan?** On few ranks the all-gather: one round. On many ranks its bytes grow with P,
+# and doubling sends less. A relay sends least, and waits longest.
+#
+# The backward is a scan too, **from the last token to the first**: the gradient of the state from later ranks comes back through the same matrices,
+# transposed. In [one published implementation](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse scan read wrong decays: the
+# forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
 # ## 7 · The ledger
 #
-# What does a layer send? The ring sends K and V of all tokens past every rank; the scan sends states. Both forward, for one layer with
-# 32 heads of 128 on 8 ranks:
+# What does a layer send? The ring sends K and V of all tokens past every rank, the scan sends states. Here are both, forward, on 8 ranks, for the rank
+# that sends most. The softmax layer has 8 K/V heads of 128 in 16 bits; the other has 32 states of 128 × 128 in 32 bits.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
-    "A softmax layer with 8 K/V heads of 128 in 16 bits on 8 ranks sends as many bytes as "
-    "the scan in one round at about how many tokens?",
+    "At about how many tokens does that ring send as many bytes as an all-gather of these states "
+    "with their matrices A?",
     ["1,000", "8,000", "100,000", "1,000,000"],
 )
 
 # %%
 softmax, layer = Attention(H=32, K=8, D=128, dtype="bfloat16"), LinearAttention(H=32, D=128, Dv=128)
 sent = {scan: scan_traffic(layer, P, scan).total_bytes for scan in SCANS}
-print("one scan of states:", {scan: f"{each / 1e6:.1f} MB" for scan, each in sent.items()})
+print("a scan of states, the rank that sends most:",
+      {scan: f"{each / 1e6:.1f} MB" for scan, each in sent.items()})
 for length in (1_024, 8_192, 131_072, 1_048_576):
     ring = ring_traffic(softmax, length, P).total_bytes
     times = ring / sent["all-gather"]
@@ -325,26 +363,28 @@ for length in (1_024, 8_192, 131_072, 1_048_576):
 at_equal = next(n for n in range(64, 10**6, 64)
                 if ring_traffic(softmax, n, P).total_bytes >= sent["all-gather"])
 choices = (1_000, 8_000, 100_000, 1_000_000)
-compare("20.equal", f"{min(choices, key=lambda n: abs(n / at_equal - 1)):,}")
+print(f"equal at {at_equal:,} tokens")
+compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}")
 
 # %% [markdown]
-# For short sequences the states are the larger message: with the delta rule a pair has as many bytes as some thousands of tokens. At a million
-# tokens the ring sends over a hundred times as much. Nothing grows with the sequence here, so nothing has to hide behind computation either.
+# For short sequences the states are the larger message: a pair (A, B) has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
+# sends six of them. At a million tokens the ring sends over a hundred times as much. The bytes of a scan are fixed; over a long stretch they are
+# soon negligible.
 #
 # ## 8 · Three things that stay
 #
-# **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. A
-# zig-zag rank has two stretches, so a state passes through 2P of them: right, but with more messages. In a striped layout every token
-# is a stretch of its own:
+# **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
+# each rank has two stretches, and the state passes through 2P of them. That is right, and takes more bytes. In a striped layout every token is a
+# stretch of its own:
 
 # %%
 for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
     try:
         run = VirtualCluster(4).run(on_ranks, layout, "all-gather", parts, dout)
-        outs, _ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
+        outs, *_ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
         sent_bytes = sum(run.trace.bytes_sent(rank) for rank in range(4))
         right = torch.allclose(outs, whole.detach())
-        print(f"{layout.name:10} right: {right}, all ranks send {sent_bytes:,} bytes")
+        print(f"{layout.name:10} right: {right}, both ways {sent_bytes:,} bytes")
     except RinglabError as refusal:
         print(f"{layout.name:10} refused: {str(refusal).splitlines()[0]}")
 
@@ -352,11 +392,11 @@ for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
 # A hybrid has both kinds of layers, and its softmax layers want a zig-zag. So one either pays for two stretches, or reorders between layers.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
-# document begins. If a document begins on rank r, nothing from before has to reach the ranks after it, and A is zero.
+# document begins. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
 # **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a
 # stretch these three lie on another rank, so every rank sends its last three tokens to the next, its *halo*, and in the backward the
-# gradient comes back. Three tokens are little; forgetting them is another model at P − 1 places.
+# gradient comes back. Without the halo the outputs are wrong at P − 1 borders.
 #
 # ## Recap
 #
@@ -364,7 +404,8 @@ for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
 # - Chunks compute within by matrices, and pass a state on at their borders. Sums of logarithms of exactly what is meant never overflow.
 # - A stretch of tokens does A S + B to any state. Pairs (A, B) compose associatively, in order. That is a scan.
-# - Relay: one state a rank, and nobody works side by side. All-gather: one round. Doubling: log₂ P rounds.
+# - A relay of whole stretches: nobody works side by side. With (A, B) computed first, a relay is P − 1 short hops, an all-gather one round, doubling
+#   log₂ P rounds.
 # - The backward is a scan from the end. The bytes depend on heads and head dims, not on the length.
 #
 # ## Self-check

@@ -17,7 +17,7 @@ from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("18.bounds")
 
-NAMES = ("cu_seqlens", "documents")
+NAMES = ("bounds at each token", "documents")
 SHOWN = 12
 Answer = tuple[np.ndarray, np.ndarray]
 
@@ -56,6 +56,7 @@ MISTAKES = (
     mistake("without_the_end", _changed(lambda cu: cu[:-1])),
     mistake("without_the_start", _changed(lambda cu: cu[1:])),
     mistake("lengths_for_bounds", _changed(np.diff)),
+    mistake("ends_one_early", _changed(lambda cu: np.append(cu[:-1], cu[-1] - 1))),
     mistake("documents_from_one", _changed(documents=lambda ids: ids + 1)),
     mistake("wide_bounds"),
 )
@@ -67,7 +68,7 @@ def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int
         ids = torch.cat([torch.arange(n) for n in lengths])
         right = truth(ids)
         text = f"position_ids = [{_listed(ids)}]"
-        cu, documents = expect_tuple(subject.call(ids), NAMES)
+        cu, documents = expect_tuple(subject.call(ids), ("cu_seqlens", "documents"))
         cu, text = _bounds(cu, right[0], text)
         documents = expect_array(documents, right[1].shape, name="documents")
         yield Answered((_marks(cu, len(ids)), documents), _marked(right, len(ids)), 0.0, (ids,), NAMES, text)
@@ -79,7 +80,7 @@ def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
         cu = expect_array(cu, cu.shape, name="cu_seqlens")
     else:
         expect_array(cu, right.shape, name="cu_seqlens")
-    text = f"{text}, cu_seqlens = [{_listed(cu)}]"
+    text = f"{text}\nyour cu_seqlens = [{_listed(cu)}], expected [{_listed(right)}]"
     if cu.dtype == np.int64:
         raise NAMED["wide_bounds"].failure(text)
     if cu.dtype != np.int32:

@@ -97,10 +97,11 @@ check("18.shard")
 # keys of its own document at or before itself.
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a clock counts the calls. `merge(a, b)` merges two `Partial`s.
-# - Exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing of a block: somebody else does.
-#   `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives. Shards differ in length.
-# - A rank that owns no tokens returns out and lse with 0 rows.
+#   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s.
+# - P is `ring.world_size`. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing of a block: somebody
+#   else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. Shards
+#   differ in length.
+# - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 
 
 # %% grade="18.ring"
@@ -146,7 +147,7 @@ check("18.ring")
 # token counts are left out.
 #
 # `counted` (L,), bool, says which of this rank's tokens count, `documents` (L,), int64, to which of the `n` documents each of
-# them belongs. Return their `weights` (L,), float: the loss of all ranks is the sum of weight · (loss of the token) over all
+# them belongs. Return their `weights` (L,), float32 or float64: the loss of all ranks is the sum of weight · (loss of the token) over all
 # ranks and tokens. The weight of a token that does not count is 0. At least one token counts.
 #
 # - A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.

@@ -56,6 +56,12 @@ def _first_ignored(tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
     return labels
 
 
+def _rolled(tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
+    labels = np.roll(tokens, -1)
+    labels[_ends(cu)[:-1]] = IGNORE
+    return labels
+
+
 def _whole(labels: Whole) -> Own:
     return lambda tokens, cu, own: labels(tokens, cu)[own]
 
@@ -94,6 +100,7 @@ MISTAKES = (
     mistake("shifts_after_the_cut", _imitation(_after_the_cut)),
     mistake("shifts_after_the_cut_by_document", _imitation(_after_the_cut_by_document)),
     mistake("leaks_into_the_next_document", _imitation(_whole(lambda tokens, cu: next_of(tokens)))),
+    mistake("rolls_the_row", _imitation(_whole(_rolled))),
     mistake("ignores_the_first", _imitation(_whole(_first_ignored))),
     mistake("label_is_the_token", _imitation(_whole(lambda tokens, cu: tokens))),
     mistake("positions_in_the_row", _imitation(positions=lambda cu, own: own)),

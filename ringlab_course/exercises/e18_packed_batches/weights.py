@@ -147,7 +147,7 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     compare_all(_answers(run.results, given), MISTAKES)
     for rank in range(P):
         if (rounds := run.trace.rounds(rank)) > 2 * (P - 1):
-            text = f"{given.text}: rank {rank} made {rounds} exchanges, {P - 1} are enough"
+            text = f"{given.text}: rank {rank} made {rounds // (P - 1)} reductions, one is enough"
             raise NAMED["a_message_for_each"].failure(text)
         if not rounds:
             raise Failure("No rank can know the counts of the others without a message.", given.text)

@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 19.place · Pages on ranks
 #
-# A sequence is cut into pages of `page` tokens, and page n lies on rank n mod P, after the pages that this rank has already. `tokens` (n,),
-# int64, are places in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
+# A sequence is cut into pieces of `page` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. (Here such a piece is a
+# page of its rank; in the lesson a page spans all ranks.) `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
 # sequence on that rank.
 
 
@@ -86,7 +86,7 @@ check("19.merge")
 #
 # - `ring.all_gather(x)` returns the list of all ranks' x. `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y),
 #   source=rank).wait()` sends two tensors and returns the two that arrive.
-# - A rank may send its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
+# - A rank sends at most its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
 #   numbers per sequence, however long the sequences are.
 # - Your `merge_all` merges P partials.
 
@@ -132,7 +132,8 @@ check("19.decode")
 # prefix and in the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   `ring.shift(k, v, length=n)` makes room for the n tokens that arrive.
+#   `ring.shift(k, v, length=n)` makes room for the n tokens that arrive, and returns them as a pair.
+# - The `attend` above has no mask: here you need one.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
 
@@ -169,7 +170,7 @@ check("19.prefill")
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
 # sends P − 1 blocks. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
-# is out and lse, in float32 or wider. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
+# is out and lse, in float32, or in float64 if `itemsize` is 8. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
 # rank sends either way, for one sequence.
 
 

@@ -28,7 +28,7 @@ from ringlab_course import check, corpus, hint
 #
 # Token t makes the state $S_t = e^{g_t} S_{t-1} + k_t v_t^\top$, and its output is $S_t^\top q_t$. There is no scale. `q` and `k` are
 # (H, L, D), `v` (H, L, Dv), `decay` (H, L) holds the logarithms $g_t \le 0$, and `state` (H, D, Dv) enters. Return `(out, state)`: the
-# outputs (H, L, Dv), and the state after the last token.
+# outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
 # - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
 # - Decays may forget everything: $e^{-400}$ is no more than rounding, and $e^{400}$ overflows.
@@ -98,7 +98,7 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after that many
-#   halves. In each round a rank sends one A and one B at most. P is any number.
+#   halves. In each round a rank sends one A and one B at most. P is any number. A last hop that shifts everything by one rank is a round, too.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is an empty tensor
 #   of the right shape.
@@ -108,24 +108,21 @@ check("20.transition")
 def enter(ring, A, B):
     """Return the state that enters this rank."""
     # BEGIN SOLUTION twice as many ranks in every round
-    P, rank, distance = ring.world_size, ring.rank, 1
-    before = None  # what the ranks from rank − distance + 1 to rank − 1 do
-    while distance < P:
+    def then(first, second):
+        return second[0] @ first[0], second[0] @ first[1] + second[1]
+
+    own, before, distance = (A, B), None, 1  # before: ranks from rank − distance + 1 to rank − 1
+    while distance < ring.world_size:
         halves = {}
-        if rank + distance < P:
-            halves |= {"send": (A, B), "to": rank + distance}
-        if rank >= distance:
+        if ring.rank + distance < ring.world_size:
+            halves |= {"send": own, "to": ring.rank + distance}
+        if ring.rank >= distance:
             room = torch.empty_like(A), torch.empty_like(B)
-            halves |= {"receive": room, "source": rank - distance}
-        if halves:
-            arrived = ring.comm.exchange(**halves).wait()
-        if rank >= distance:
-            A_0, B_0 = arrived
-            if before is None:
-                before = arrived
-            else:
-                before = before[0] @ A_0, before[0] @ B_0 + before[1]
-            A, B = A @ A_0, A @ B_0 + B
+            halves |= {"receive": room, "source": ring.rank - distance}
+        arrived = ring.comm.exchange(**halves).wait() if halves else None
+        if ring.rank >= distance:
+            before = arrived if before is None else then(arrived, before)
+            own = then(arrived, own)
         distance *= 2
     return torch.zeros_like(B) if before is None else before[1]
     # END SOLUTION
@@ -142,7 +139,7 @@ check("20.scan")
 #
 # Rank r holds the r-th stretch of the sequence, (H, L, ·) each; stretches differ in length, and some are empty. Return the outputs
 # (H, L, Dv) of this rank's tokens, as if one process had gone through all tokens of all ranks. `recurrence` is given: it goes through
-# tokens from a state. What travels may depend on H, D and Dv, but not on the number of tokens.
+# tokens from a state. What travels may depend on H, D and Dv, but not on the number of tokens. Rounds are not counted here.
 
 
 # %% grade="20.layer"
