@@ -22,6 +22,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
 from ringlab.nn.context import Context
 from ringlab.packing.assignment import Assignment, Placement
+from ringlab.types import Sinks
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +63,26 @@ class GroupedContext(Context):
         return *super()._compared, f"placements #{digest}"
 
     def attend(
-        self, q: Float[Tensor, "B H L D"], k: Float[Tensor, "B K L D"], v: Float[Tensor, "B K L D"]
-    ) -> Float[Tensor, "B H L D"]:
+        self,
+        q: Float[Tensor, "B H L D"],
+        k: Float[Tensor, "B K L D"],
+        v: Float[Tensor, "B K L Dv"],
+        sinks: Sinks | None = None,
+    ) -> Float[Tensor, "B H L Dv"]:
         """Return this rank's rows of attention, of each sequence within its group. Raises: as `ring_attention`."""
         rank = self.ring.rank
         mine = [each for each in self.placements if rank in each.ranks]
         lengths = [int(shares(each.length, each.degree)[rank - each.first]) for each in mine]
         parts = zip(*(x.split(lengths, dim=2) for x in (q, k, v)), strict=True)
-        outs = [self._attend_to(each, *part) for each, part in zip(mine, parts, strict=True)]
-        return torch.cat(outs, dim=2) if outs else q  # q has no token either
+        outs = [self._attend_to(each, sinks, *part) for each, part in zip(mine, parts, strict=True)]
+        none = q[..., :1].expand(*q.shape[:-1], v.shape[-1])  # q has no token either
+        return torch.cat(outs, dim=2) if outs else none
 
-    def _attend_to(self, each: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_to(self, each: Placement, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = None if self.mask is None else replace(self.mask, documents=())
         out: Tensor = ring_attention(
             q, k, v, ring=Ring(SubGroup(self.ring.comm, each.ranks)), layout=each.layout, mask=mask,
-            schedule=self.schedule, block=self.block, validate=self.validate,
+            schedule=self.schedule, block=self.block, validate=self.validate, sinks=sinks,
         )  # fmt: skip
         return out
 

@@ -43,9 +43,8 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
             line(bound - 0.5, color=RULE, linewidth=0.8)
     for number, (start, length) in enumerate(zip(np.cumsum([0, *documents]), documents, strict=False)):
         right = start + length < 0.7 * layout.S  # of the triangle, where there is room
-        place = (start + length if right else start - 1, start + (length - 1) / 2)
-        side = "left" if right else "right"
-        ax.text(*place, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center")
+        x, side = (start + length, "left") if right else (start - 1, "right")
+        ax.text(x, start + (length - 1) / 2, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center")
     ax.set(
         xlim=(-0.5, layout.S - 0.5),
         ylim=(layout.S - 0.5, -0.5),
