@@ -44,7 +44,9 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
     for number, (start, length) in enumerate(zip(np.cumsum([0, *documents]), documents, strict=False)):
         right = start + length < 0.7 * layout.S  # of the triangle, where there is room
         x, side = (start + length, "left") if right else (start - 1, "right")
-        ax.text(x, start + (length - 1) / 2, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center")
+        ax.text(
+            x, start + (length - 1) / 2, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center"
+        )
     ax.set(
         xlim=(-0.5, layout.S - 0.5),
         ylim=(layout.S - 0.5, -0.5),

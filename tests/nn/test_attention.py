@@ -22,7 +22,7 @@ from ringlab.mask import Mask
 from ringlab.merge import Partial
 from ringlab.nn import Context, ContextParallelAttention, FeedForward, ModelConfig
 from ringlab.nn.attention import rotate, rotation
-from ringlab.schedules import block_schedule, call
+from ringlab.schedules import block_schedule
 from tests.laws.draw import LAYOUTS, SEEDS
 from tests.nn.ways import gradients_of_a_step
 

@@ -90,7 +90,9 @@ def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     """No token leaves every state as it is; a decay of −inf leaves nothing of what was."""
     k, v, g, beta = inputs(rng, 4)
     g[:, 2] = -torch.inf
-    compare_all(_answers(subject, [("", inputs(rng, 0)), (", one decay of −∞", (k, v, g, beta))]), MISTAKES)
+    H, D, Dv = (int(n) for n in rng.integers(1, 20, 3))
+    none = inputs(rng, 0, H=H, D=D, Dv=Dv)
+    compare_all(_answers(subject, [("", none), (", one decay of −∞", (k, v, g, beta))]), MISTAKES)
 
 
 STAGE = Stage(
