@@ -196,4 +196,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests.course import (
+        seeds,
+    )  # what other processes are sent is found by this name; a solution may replace __main__
+
+    seeds.main()
