@@ -149,9 +149,9 @@ def test_without_a_graph(mode: Callable[[], Any], block: str) -> None:
     assert not any(out.requires_grad for (out,) in found)
 
 
-@pytest.mark.parametrize("frozen", [{"q"}, {"k"}, {"v"}, {"q", "k"}, {"k", "v"}], ids="".join)
+@pytest.mark.parametrize("frozen", ["q", "k", "v", "qk", "kv"])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_frozen_inputs(frozen: set[str], block: str) -> None:
+def test_frozen_inputs(frozen: str, block: str) -> None:
     def program(ring: Ring) -> dict[str, Tensor]:
         named = dict(zip("qkv", leaves_of(ring)[:3], strict=True))
         out = attend(ring, *(x.detach() if name in frozen else x for name, x in named.items()), block=block)
@@ -160,7 +160,7 @@ def test_frozen_inputs(frozen: set[str], block: str) -> None:
 
     for found, (_, *gradients) in zip(run(program), expected(block=block), strict=True):
         true = dict(zip("qkv", gradients, strict=True))
-        assert found.keys() == true.keys() - frozen
+        assert found.keys() == true.keys() - set(frozen)
         assert all(torch.equal(x, true[name]) for name, x in found.items())
 
 
