@@ -24,7 +24,7 @@ from ringlab import (
     ring_attention,
     zigzag,
 )
-from ringlab.cost import choose
+from ringlab.cost import choose, travel
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
@@ -307,11 +307,11 @@ decision_map.play("h100", P=16, hybrids=True, **options)
 # counts most. A hybrid waits for the latency of two all-to-alls and of each hop. Ulysses waits only for two all-to-alls, and
 # wins there.
 #
-# Dark blue marks a ring that is exposed but still the best, because its hops are only a little longer than its blocks.
+# Dark blue marks a ring that is exposed but still the best: its hops are only a little longer than its blocks.
 #
 # With more K/V heads and the same query heads, the line moves to the right: hops carry more, but the work stays the same.
 #
-# An all-gather is never the best here. But it makes every mask simple, because one kernel call sees all keys. Llama 3 was
+# An all-gather is never best here. But it makes every mask simple: one kernel call sees all keys. Llama 3 was
 # trained with one (arXiv 2407.21783).
 #
 # ## 8 · Two kinds of links
@@ -471,6 +471,67 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # shrinks the weights alone. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
 # adding up over 16 ranks leaves the node, and takes more than twice as long.
 #
+# ## 11 · Who travels?
+#
+# A ring, too, can let something else travel:
+#
+# - **Query ring**: queries go around, followed by their partial results.
+# - **Burst** (arXiv 2509.19836): forward is the plain ring. Backward, queries go around with dout, lse and delta
+#   (lesson 09), followed by dq.
+#
+# The ledger of one token in one layer, in KB a hop:
+
+# %%
+def kilobytes(name, traveller, backward):
+    moved = travel.load(published(name).attention(), traveller, backward=backward)
+    return (moved.around + moved.following) / 1e3
+
+
+print(f"{'':12}{'forward':>14}{'backward':>26}")
+print(f"{'':12}{'K/V':>7}{'q':>7}{'K/V':>15}{'q':>11}")
+for name in ("llama2-7b", "llama3-70b"):
+    forward, back = (
+        [kilobytes(name, who, backward) for who in ("kv", "queries")] for backward in (False, True)
+    )
+    print(f"{name:12}{forward[0]:7.1f}{forward[1]:7.1f}{back[0]:15.1f}{back[1]:11.1f}")
+
+# %% [markdown]
+# Backward, queries are less for Llama 2 7B, whose query heads all have a K/V head of their own. Now run them:
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.burst",
+    "4 ranks, 8 query heads, forward and backward in float32. With how many K/V heads does Burst "
+    "send fewer bytes than the ring?",
+    choices=["8", "8 and 4", "8, 4 and 1", "1"],
+)
+
+
+# %%
+def trained(schedule, K):
+    """The bytes that rank 0 sends in a forward and a backward."""
+
+    def on_rank(ring):
+        q, k, v = corpus.qkv(S, heads=8, kv_heads=K, head_dim=D)
+        shards = [folded.shard(x, ring.rank).requires_grad_() for x in (q, k, v)]
+        out = ring_attention(*shards, ring=ring, layout=folded, schedule=schedule, validate=False)
+        out.sum().backward()
+
+    return VirtualCluster(P).run(on_rank).trace.bytes_sent(0)
+
+
+print("K/V heads      ring     Burst  query ring")
+fewer = []
+for K in (8, 4, 1):
+    ring_sent, burst, queries = (trained(name, K) for name in ("ring", "burst", "query-ring"))
+    fewer += [str(K)] * (burst < ring_sent)
+    print(f"{K:9}{ring_sent:10,}{burst:10,}{queries:12,}")
+compare("15.burst", " and ".join(fewer))
+
+# %% [markdown]
+# **Burst pays only without grouped heads**: they shrink K and V alone.
+# [Schedules](../docs/guide/schedules.md) has the formulas, rings in both directions, and DeepSeek's latent.
+#
 # ## Recap
 #
 # | | exposes | take it where |
@@ -483,6 +544,7 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # - Grouped heads shrink all of a ring's traffic, and at most half of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
 # - In decode the partial results travel. Their bytes do not grow with S.
+# - Queries may travel instead. That saves bytes only backward, without grouped heads.
 # - A sliding window makes the task itself smaller: blocks that nobody sees need not travel. [Masks](../docs/guide/masks.md)
 #   says how many hops are left.
 #
