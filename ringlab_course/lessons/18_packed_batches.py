@@ -10,8 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism are here: not in attention itself, but in what belongs to a *document* and is cut by *rank*. None of them
-# raises an error, and the loss goes down.
+# of context parallelism are here. The attention of one document is right, but something that belongs to a *document* was cut by
+# *rank*. Few of these bugs raise an error, and the loss goes down.
 
 # %%
 import numpy as np
@@ -57,12 +57,12 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 
 # %% [markdown]
 # A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. (A document that is cut at the end of a line loses its beginning.) With a ring, a batch is usually a single line, the **row**: one
+# gap. (If a line ends inside a document, the rest of it, on the next line, cannot see its beginning.) With a ring, a batch is usually a single line, the **row**: one
 # long sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
 #
-# From here on four documents of 5, 1, 7 and 3 tokens do. Libraries say in three ways where one ends:
+# From here on four documents of 5, 1, 7 and 3 tokens are enough. Libraries say in three ways where one ends:
 
 # %%
 documents = (5, 1, 7, 3)
@@ -73,11 +73,11 @@ print("document ids  ", *row.document_ids)
 
 # %% [markdown]
 # - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take it.
-# - **Position ids**, which begin again at 0 with each document. A collator that "flattens" a batch makes these. The document of
-#   one token shows as a second 0 in a row.
+# - **Position ids**, which begin again at 0 with each document. The code that builds batches, the *collator*, often makes these. The
+#   document of one token shows as two zeros side by side.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Any one gives the other two. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
+# Any one gives the other two; only an *empty* document shows in cu_seqlens alone, as a bound that comes twice. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
 
 # %%
 same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
@@ -96,14 +96,18 @@ pictured = [contiguous(S, 2), zigzag(S, 2)]
 show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
 
 # %% [markdown]
-# Four triangles, and nothing between them. On the left the ranks have 19 and 31 pairs, on the right 23 and 27: a zig-zag balances one
-# large triangle, and here are four small ones. If somebody forgets the documents, the triangle of the whole row is computed instead.
-# Values then leak from one document into the next. A test for that: change **one token**, and count the outputs that move.
+# Four triangles, and nothing between them. A zig-zag balances one large triangle, and here are four small ones, so it does not balance
+# exactly:
 
 # %%
 for layout in pictured:
     whole = row.mask().visible(np.arange(S), np.arange(S))
     print(layout.name, "pairs by rank:", [int(whole[layout.positions(r)].sum()) for r in range(2)])
+
+# %% [markdown]
+# If somebody forgets the documents, the triangle of the whole row is computed instead, and values leak from one document into the
+# next. In [one ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that did, the first loss was 1.83 times too large. A test for
+# it: change **one token**, and count the outputs that move.
 
 # %%
 torch.manual_seed(18)
@@ -141,12 +145,12 @@ print("outputs that move without:       ", moved(causal, 6))
 compare("18.leak", moved(causal, 6))
 
 # %% [markdown]
-# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference. Do it for
-# every token, and compare *which* outputs move: then it finds any wrong mask.
+# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference: the
+# outputs that move must be this token and those after it in its document. Done for every token, it finds any wrong mask.
 #
 # ## 4 · The bounds of a shard
 #
-# Now cut the row. A kernel on each rank wants cu_seqlens, and it has only a part of the row. A line of a published training
+# Now cut the row. Each rank has a part of it, and its kernel wants cu_seqlens for that part. A line of a published training
 # library did this:
 #
 # ```python
@@ -196,7 +200,8 @@ compare("18.divided", right_queries(row, contiguous(S, P)))
 # %% [markdown]
 # The line is right if every rank holds the same number of tokens of **every** document. Each of its bounds is then the row's bound
 # divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
-# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r.) A parity test with such lengths is green.
+# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r. Tokens left over go whole to the rank that
+# has the fewest.) A parity test with even lengths is green:
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
@@ -210,7 +215,7 @@ for packing in (even, row):
 
 # %% [markdown]
 # So some libraries round every document up to a multiple of 2P, with padding *between* documents. They then keep two lists of bounds: one
-# counts the padding, one does not. Mixing them up is a bug of its own. And what does the padding cost on our 24 documents?
+# counts the padding, one does not. Mixing them up is [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495). And what does the padding cost on our 24 documents?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -229,7 +234,7 @@ shortest = Packing.of_lengths([1] * 100).padded(16)
 print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
-# For long documents the price is small; for very short ones it is a factor. The other way is not to need equal parts. Give each
+# For long documents the price is small, but very short ones make the row many times longer. Another way needs no equal parts. Give each
 # token its **place in the row**, and let two tokens ask about documents and order by place. ringlab's masks do that, in any layout
 # and for any lengths:
 
@@ -248,19 +253,22 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
 
 # %% [markdown]
-# Most blocks of a packed row hold nothing that a rank sees. A ring asks the mask before it computes; it passes the block on all the same,
-# because the next rank may see it:
+# A block that holds nothing visible need not be computed. How many are left depends on the layout. Here are our 24
+# documents on 16 ranks:
 
 # %%
-many = Packing.of_lengths([4] * 8)
-for layout in (contiguous(32, 4), zigzag(32, 4), many.layout("per_document", 4)):
-    seen = many.mask().visible(np.arange(32), np.arange(32))
-    blocks = [[seen[np.ix_(layout.positions(r), layout.positions(o))].any() for o in range(4)]
-              for r in range(4)]
-    print(f"8 documents of 4 tokens, {layout.name:13}",
-          f"{np.sum(blocks)} of 16 blocks hold a visible pair")
+places = np.arange(real.length)
+seen = real.mask().visible(places, places)
+fine = real.layout("per_document", 16)
+for layout in (contiguous(real.length, 16), zigzag(real.length, 16), fine):
+    own = [layout.positions(r) for r in range(16)]
+    computed = sum(seen[np.ix_(rows, keys)].any() for rows in own for keys in own)
+    print(f"{layout.name:13} {computed} of 256 blocks hold a visible pair")
 
 # %% [markdown]
+# Contiguous ranks see few blocks. `per_document` cuts long documents so finely that every rank sees every block; striped does, too. A
+# ring asks the mask before it computes a block, and passes it on in any case, because the next rank may see it.
+#
 # ## 5 · Labels
 #
 # The label of a token is the next token of **its document**. Two borders are in the way: that of the document, where there is no
@@ -310,10 +318,10 @@ for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
 # %% [markdown]
 # - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
 #   begins. In our 24 documents these are 23 labels of 16,483, and no curve shows it.
-# - *Cut first* loses or invents a label at the end of every run of a shard. A contiguous or zig-zag shard has one or two runs. In
+# - *Cut first* ([a bug](https://github.com/verl-project/verl/issues/4250) of a published library) loses or invents a label at the end of
+#   every run of a shard, unless a document ends there too. A contiguous or zig-zag shard has one or two runs. In
 #   a striped shard no two tokens are neighbours: every label that should be a token is wrong or lost, 12 of 12.
-# - Models that predict two tokens ahead shift twice. A `roll` of the whole row then
-#   [leaks two tokens](https://github.com/NVIDIA/Megatron-LM/issues/4495) over each bound.
+# - Models that predict two tokens ahead shift twice, so shifting the row is then wrong for two tokens at each bound.
 #
 # So: shift in the whole row, within documents, and send labels along like tokens. The same holds for loss weights and everything
 # else that belongs to a token.
@@ -344,7 +352,7 @@ def with_positions(positions):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.positions",
-    "The mask is right, but rotary embedding gets each token's place in the row in place "
+    "The mask is right, but rotary embedding gets each token's place in the row instead "
     "of its position in the document. How does the output change?",
     ["not at all, but for rounding", "a little, in later documents", "much, in all but the first"],
 )
@@ -363,8 +371,8 @@ compare("18.positions", "not at all, but for rounding" if close else "much, in a
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
 # constant. So the place in the row does no harm to rotary embedding; a model with learned positions, or one that stretches long contexts,
-# does care. The index in a shard is wrong as soon as a document lies in more than one run: its neighbours may then have any two
-# indices.
+# does care. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
+# tokens may then have indices far apart.
 #
 # ## 7 · The loss
 #
@@ -390,8 +398,9 @@ print(f"{factor:.1f} times")
 compare("18.loss", factor)
 
 # %% [markdown]
-# Users notice such a factor as a wrong learning rate. It changes from batch to batch;
-# [one published issue](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) measured 1.83. Packed rows make it worse, since what counts (answers, not prompts; no padding) is spread unevenly over the ranks. **Count over all
+# The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) counted over too few ranks, and
+# loss and gradients were too large by P.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
+# 3's fifty. Packed rows make it worse, since answers count, prompts do not, and they are spread unevenly over the ranks. **Count over all
 # ranks, once, before anybody divides.** Padding between documents must not count either.
 #
 # A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. In a padded batch
@@ -410,7 +419,7 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 #
 # ## 8 · A short document needs no ring
 #
-# So far every document lay on all ranks. Back to the 24 documents, now on 16 ranks. The shortest has 70 tokens, so a rank has 4 or 5 of
+# In a striped row every long document lies on all ranks. Back to the 24 documents, now on 16 ranks. The shortest has 70 tokens, so a rank has 4 or 5 of
 # them, and waits for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest document has long
 # computations to hide its hops behind, and belongs on many ranks.
 #
@@ -434,7 +443,7 @@ compare("18.share", 100 * pairs.max() / pairs.sum())
 # One document has most of the pairs. But every token also passes the linear layers, so in time it has about a third of the work. The *degree* of a
 # document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
 # It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
-# A rank has room for `capacity` tokens. The other way, *static*, gives every document the same degree, the one that is fastest.
+# A rank has room for `capacity` tokens. The other way, *static*, gives every document the same degree, the one that is fastest: here 8, in two rings of eight.
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -452,7 +461,7 @@ show(packed_view.groups(placed, ["static: one degree for all", "dynamic"]),
 # %% [markdown]
 # Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; the block at the bottom of
 # ranks 0 to 7 is the longest.) `bound` is a time that no assignment can beat. The dynamic one is near it, and most of its documents are in one
-# piece. Now count the bytes of one layer:
+# piece. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
 
 # %%
 sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
@@ -462,12 +471,14 @@ for name, made in (("static", found.static), ("dynamic", found.dynamic)):
     print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
 
 # %% [markdown]
-# The longer the documents, the less there is to gain, because long hops hide behind long computations:
+# The longer the documents, the less there is to gain. Long hops hide behind long computations, so longer documents go to more ranks, in the
+# end all to eight:
 
 # %%
 for times in (1, 4, 16):
     longer = compare_assignments((times * lengths).tolist(), 16, times * 2048, costs)
-    print(f"documents {times:2} times as long: dynamic is {longer.speedup:.2f} times as fast")
+    print(f"documents {times:2} times as long: dynamic is {longer.speedup:.2f} times as fast;",
+          " ".join(longer.table().splitlines()[2].split()[4:]))
 
 # %% [markdown]
 # Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
@@ -476,7 +487,7 @@ for times in (1, 4, 16):
 # ## 9 · All of it in a step
 #
 # Finally a step of training: a small decoder on 3 ranks, a row of four documents, labels, positions, mask, and a loss that counts over
-# all ranks. Everything that travels with a token comes from `Packing.shard`. It must be the step of one process that computes each
+# all ranks. `Packing.shard` takes labels that nobody has shifted, shifts them within documents, cuts, and adds position ids. The step must be the step of one process that computes each
 # document alone:
 
 
@@ -489,7 +500,7 @@ def step(ring, layout):
     """This rank's share of the loss, and its gradient of the embedding."""
     decoder = Transformer(CONFIG, seed=0).double()
     part = row.shard(layout, ring.rank, input_ids=text, labels=text)
-    # a Context, after all ranks have compared theirs
+    # agreed: all ranks check that their layouts and masks are the same
     own = Context.agreed(ring, layout, mask=row.mask(), position_ids=part["position_ids"][0])
     total = ring.all_reduce((part["labels"] != IGNORE).sum())
     share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
@@ -528,8 +539,8 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
 # see?</summary>Divided bounds: every rank has the same part of every document, so they are right.</details>
 #
-# <details><summary>2. Why does cutting first cost one label with contiguous shards and all of them with striped ones?</summary>A label is
-# lost at the end of every run, and in a striped shard each token is a run.</details>
+# <details><summary>2. Why does cutting first cost one label with contiguous shards and all that are tokens with striped ones?</summary>A label is
+# lost or replaced at the end of every run, and in a striped shard each token is a run.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>
