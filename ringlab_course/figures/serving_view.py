@@ -18,14 +18,12 @@ def pages(held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Seque
         ax = drawn.subplots()
         for number, owners in enumerate(held):
             ax.add_patch(_box((number, 0), 0.92, 1, facecolor="#F2F4F7", edgecolor=RULE))
-            for at, (name, tokens) in enumerate(owners):
-                height = 1 / len(owners)
-                colour = rank_colour(sequences.index(name))
-                ax.add_patch(
-                    _box(
-                        (number, at * height), 0.92 * tokens / page, height, facecolor=colour, edgecolor=PAPER
-                    )
-                )
+            if owners:
+                colours = [rank_colour(sequences.index(name)) for name, _ in owners]
+                shared = len(owners) > 1
+                width = 0.92 * max(tokens for _, tokens in owners) / page
+                look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
+                ax.add_patch(_box((number, 0), width, 1, hatch="//" if shared else "", **look))
             ax.text(number + 0.46, -0.08, f"{number}", ha="center", va="top", color=QUIET, fontsize=9)
         boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
         drawn.legend(boxes, sequences, loc="outside lower center", ncols=len(sequences))

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.flops import attention_flops
-from ringlab.cost.memory import kv_cache_bytes
+from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner.plan import plan
 from ringlab.cost.planner.request import Request
@@ -60,7 +60,8 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # other users in between. A chunk attends to two things: to the **prefix**, all tokens before it, whose keys and values are cached;
 # and to itself, causally.
 #
-# In ringlab a chunk is one call. It returns this rank's rows, and the cache has grown. Three chunks of uneven lengths, on 4 ranks:
+# In ringlab a chunk is one call. It returns this rank's rows, and the cache has grown. `interleave=8` deals eight tokens at a time to the
+# ranks; pages follow in section 3. Three chunks of uneven lengths, on 4 ranks:
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -88,8 +89,8 @@ for number, chunk in enumerate(CHUNKS):
     print(f"tokens {chunk.start:3} to {chunk.stop - 1:3}: as in one pass, to 1e-5: {error < 1e-5}")
 
 # %% [markdown]
-# The positions of a chunk go on where the prefix ends, in the mask and in rotary embedding. PyTorch's own causal mask aligns the first row with the
-# first key, so a chunk with more keys than queries gets another mask than it wants:
+# The last chunk's first token has position 97, not 0. The mask and rotary embedding both need that. PyTorch's `is_causal` lets query i see keys 0
+# to i. But this chunk's first query must see 98 keys:
 
 # %%
 chunk = slice(97, 200)
@@ -98,7 +99,7 @@ error = (wrong - true[:, :, chunk]).abs().max() / true.abs().max()
 print(f"the last chunk with is_causal=True: off by {error:.2f}")
 
 # %% [markdown]
-# The first token of the chunk saw one key in place of 98.
+# It saw one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -114,20 +115,21 @@ print("pairs of each chunk, over those of the first:", [round(n / pairs[0], 2) f
 compare("19.chunks", pairs[3] / pairs[0])
 
 # %% [markdown]
-# The attention of four equal chunks costs 1 : 3 : 5 : 7. The linear layers cost the same for each. So chunks of equal *time* get shorter, and the
-# more so the longer the prompt is.
+# The attention of four equal chunks costs 1 : 3 : 5 : 7. The linear layers cost the same for each. If all chunks are to take the same time, later ones
+# must be shorter.
 #
 # ## 2 · Who should travel?
 #
 # Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In the ring of lesson 05 keys and values
-# travelled. Here the prefix may be a hundred times as long as the chunk, and it would go around once for each chunk. If the
+# travelled. Here the prefix may be a hundred chunks long, and it would go around again for every chunk. If the
 # **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query
 # (arXiv 2411.01783).
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.travel",
-    "One layer; chunks of 4,096 tokens on 8 ranks, 64 query heads, 8 K/V heads of 128, 16 bits. "
+    "One layer; chunks of 4,096 tokens on 8 ranks; 64 query heads and 8 K/V heads of 128. "
+    "Queries, keys and values have 16 bits, partials 32. "
     "From how many cached tokens on is it fewer bytes to send queries, and their partials back?",
     ["4,000", "16,000", "50,000", "500,000"],
 )
@@ -153,8 +155,8 @@ compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
 # K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32 KiB:
-# twelve times as much together. So prefix and chunk must be twelve chunks long before queries are the smaller message. `prefill` counts the
-# bytes and chooses; `travels=` overrides it. All ways give the same result:
+# twelve times as much together. So prefix and chunk together must be twelve chunks long, the prefix alone eleven, before queries are the smaller
+# message. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways give the same result:
 
 # %%
 for travels in ("kv", "q", "auto"):
@@ -166,6 +168,8 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
+# The fewest bytes are those of `auto`: it sends queries for the chunk of 7 tokens alone, and keys for the other two.
+#
 # ## 3 · Pages
 #
 # Sequences grow, end, and are replaced by others. If each had one piece of memory, it would have to be as long as the sequence might
@@ -212,7 +216,7 @@ print("free pages after the fork, and after both have grown:", free)
 compare("19.fork", free[0] - free[1] - taken_by_another)
 
 # %% [markdown]
-# A hatched page belongs to two sequences. Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page
+# A hatched page belongs to two sequences, and each has all of its tokens. Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page
 # would hold 6 tokens, and would be copied before one of the two writes to it (*copy on write*). A page is free when *no* sequence has it
 # any more. If it is freed when the first of its sequences ends, the next user's tokens are written into the other's prompt.
 #
@@ -234,7 +238,7 @@ print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
 # token: one other token changes every key after it, in all layers but the first.
 #
 # How large should a page be? The last page of every sequence is partly empty, so large pages waste memory. With small ones block tables get
-# long, and a kernel reads memory in small pieces. Usual are 16 to 128 tokens.
+# long, and a kernel reads memory in small pieces.
 #
 # ## 4 · Decode with shared heads
 #
@@ -251,7 +255,7 @@ print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
 # %%
 def two_sequences(ring):
     """Decode the last tokens of sequences of 150 and 33 tokens with this rank's H/P heads."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8)
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
     both = [cache.add(), cache.add()]
     for number, n in zip(both, (150, 33), strict=True):
         cache.append(k[:, :, :n], v[:, :, :n], [number], new=[n])
@@ -269,8 +273,8 @@ for at, (n, row) in enumerate(((150, 149), (33, 32))):
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
 # %% [markdown]
-# A rank sends its H/P = 2 heads to 3 others, twice: q, D numbers a head, and later out and lse, D + 1 numbers, for 2 sequences of 4 bytes each:
-# 2 · 3 · 2 · (16 + 17) · 4 = 1,584 bytes. In lesson 15 each rank sent the partials of all heads to all others.
+# To each of 3 others a rank first sends the queries of its own H/P = 2 heads, D numbers a head. Later it sends the partials of the *other's* 2
+# heads, D + 1 numbers a head. There are 2 sequences, and a number has 4 bytes: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. In lesson 15 each rank sent the partials of all heads to all others.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -290,7 +294,7 @@ compare("19.shared", of_all / shared_heads.total_bytes)
 # %% [markdown]
 # ## 5 · The merge, where the bugs are
 #
-# Step 3 has a list of [published bugs](../docs/field-reports.md) of its own: most often the base of the logarithm, and ranks without keys. Here one
+# Step 3 of section 4 has a list of [published bugs](../docs/field-reports.md) of its own, most of them about the base of the logarithm. Here one
 # query attends to the tokens of three ranks, and the third rank holds none yet.
 
 # %%
@@ -327,13 +331,12 @@ print("the new token on every rank: off by", off(total.out))
 # - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, and the error is
 #   small where one rank dominates.
 # - **Token counts** say nothing about scores.
-# - **A rank without tokens** has lse −∞ and out 0. If its out is uninitialised memory, 0 · NaN is NaN. At the beginning of every
-#   sequence most ranks are empty.
-#
+# - **A rank without tokens** has lse −∞ and out 0. If its out is uninitialised memory, 0 · NaN is NaN. While a
+#   sequence is shorter than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
-# One more has nothing to do with the merge: a token's slot in its page is not its position. Rotary embedding by the slot turns it by the wrong
-# angle. `cache.next_positions(sequence, n)` gives the positions in the sequence.
+# One more has nothing to do with the merge: a token's slot in its page is not its position. Rotary embedding by the slot turns the key by the
+# wrong angle. `cache.next_positions(sequence, n)` gives the positions in the sequence.
 #
 # ## 6 · More ranks than K/V heads
 #
@@ -360,13 +363,15 @@ print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.helix",
-    "Llama 3 70B, a million tokens, 16 ranks, heads on all 16 or a grid of 8 × 2. By how many GB "
-    "is the cache on a rank smaller with the grid?",
+    "Llama 3 70B has 80 layers with 8 K/V heads of 128, here in 16 bits. For 2^20 tokens on 16 "
+    "ranks, by how many GB is the cache on a rank smaller with a grid of 8 × 2 than with heads on "
+    "all 16?",
     unit="GB",
 )
 
 # %%
-cache = kv_cache_bytes(model("llama3-70b"), 2**20)
+llama = model("llama3-70b")
+cache = kv_cache_bytes(llama, 2**20)
 grids = {
     "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
     "grid of 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
@@ -378,10 +383,23 @@ compare("19.helix", held["heads on 16 ranks"] - held["grid of 8 × 2"])
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# The numbers are ranks. Attention uses the grid; before it, both ranks of a row compute the queries of all the row's heads. Everything after it, the output
-# projection and the feed-forward, is tensor-parallel over all 16 ranks, so that these weights are read in sixteenths. Between the two lies the
-# hand-over of section 4, inside each row: afterwards each rank has H/16 heads, and that is what the projection wants.
-#
+# The numbers are ranks; a hatched part is held twice. Attention uses the grid; before it, both ranks of a row compute q, k and v of all the row's
+# heads. Everything after it, the output projection and the feed-forward, is tensor-parallel over all 16 ranks. Between attention and projection comes
+# the hand-over of section 4, inside each row. After it, each rank has H/16 heads, as the projection needs. That is the gain over
+# lesson 15's best split, TP 8 × CP 2: the cache is shared out alike, and most weights are read in sixteenths.
+
+# %%
+weights = parameter_bytes(llama)
+projections = 2 * llama.layers * llama.d_model * (llama.H + 2 * llama.K) * llama.D
+reads = {
+    "TP 16": (weights / 16, held["heads on 16 ranks"]),
+    "TP 8 × CP 2": (weights / 8, held["grid of 8 × 2"]),
+    "Helix 8 × 2": ((weights - projections) / 16 + projections / 8, held["grid of 8 × 2"]),
+}
+for name, (read, of_cache) in reads.items():
+    print(f"{name:12} reads {read / 1e9:4.1f} GB of weights and {of_cache:4.1f} of cache a token")
+
+# %% [markdown]
 # ## 7 · What to choose
 #
 # | | travels | how much |
@@ -389,7 +407,7 @@ show(serving_view.shares(grids), serving_view.describe_shares(grids))
 # | prefill, short prefix | K and V | grow with prefix and chunk |
 # | prefill, long prefix | queries, and partials home | grow with the chunk |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
-# | decode, shared heads | queries, then partials of own heads | H/P (2D + 1) numbers, to each other rank |
+# | decode, shared heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode on a grid of N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
 #
 # ## Recap
@@ -400,14 +418,15 @@ show(serving_view.shares(grids), serving_view.describe_shares(grids))
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
 # - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes know no length.
 # - Merge by lse, of one base, with (0, −∞) where there is no key.
+# - Helix shares the cache by heads and tokens, and the weights by all ranks.
 #
 # ## Self-check
 #
 # <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>The share is the sum of the
 # exponentials of the scores, which lse is the logarithm of.</details>
 #
-# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than some ten chunks, or queries have
-# many more heads than keys.</details>
+# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than about eleven chunks, with 8
+# query heads to a K/V head. With more query heads to each, keys travel for longer.</details>
 #
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>
