@@ -31,9 +31,11 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
     """Return, for each scan, a panel for every round: a row for each rank, with a box for each rank whose tokens it knows of."""
     most = max(len(each) for each in scans.values())
     with styled():
-        drawn = new_figure((8.0, 2.2 * len(scans) + 0.3))
-        axes = drawn.subplots(len(scans), most, squeeze=False)
-        for row, (name, each) in zip(axes, scans.items(), strict=True):
+        drawn = new_figure((8.0, 2.5 * len(scans) + 0.3))
+        panels = drawn.subfigures(len(scans), squeeze=False)[:, 0]
+        for panel, (name, each) in zip(panels, scans.items(), strict=True):
+            panel.suptitle(name, x=0.01, ha="left", fontweight="bold")
+            row = panel.subplots(1, most, squeeze=False)[0]
             for number, ax in enumerate(row):
                 if number >= len(each):
                     ax.set_axis_off()
@@ -43,6 +45,7 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                     complete = len(of) == rank + 1
                     for source in of:
                         ax.barh(rank, 1, left=source, color=rank_colour(source), edgecolor=PAPER, height=0.9)
+                    ax.barh(rank, 1, left=rank, facecolor="none", edgecolor=INK, linewidth=1.4, height=0.9)
                     ax.text(P + 0.2, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
                 title = "at first" if number == 0 else f"round {number}"
                 ax.set(
@@ -50,8 +53,9 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                 )
                 ax.set_title(title, fontsize=9.5, fontweight="normal")
                 ax.grid(False)
-            row[0].set_ylabel(f"{name}\nrank")
+            row[0].set_ylabel("rank")
             row[0].set_xlabel("ranks known of", fontsize=9)
+        drawn.supxlabel("framed: a rank's own tokens   ✓ knows of all ranks before it", fontsize=9.5)
     return drawn
 
 
@@ -72,7 +76,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
         looks = ((ORANGE, "o"), (BLUE, "s"), (GREEN, "^"))
         for (name, values), (colour, mark) in zip(errors.items(), looks, strict=False):
             ax.plot(stored, values, color=colour, marker=mark, label=name)
-        ax.axvline(D, color=RULE)
+        ax.axvline(D, color=RULE, linestyle="--")
         ax.annotate(f"D = {D}", (D, ax.get_ylim()[1]), (4, -12), textcoords="offset points", color=INK)
         ax.set(
             xlabel="keys stored in one state",

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 20 · Rings beyond softmax
 #
-# **Afterwards you can** write linear attention with decay and the delta rule, token by token and chunk by chunk; say what a rank must
+# **Afterwards you can** write linear attention with decay chunk by chunk, and the delta rule token by token; say what a rank must
 # hear from the ranks before it; and pass it on in a relay, in one round, or in few.
 #
 # **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
@@ -39,34 +39,34 @@ from ringlab_course.figures import scan_view
 # $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
 #
 # The bracket on the right is a matrix of D × D numbers: the **state** S. It does not depend on the query, and token i + 1 needs one
-# addition to bring it up to date. Here are both ways, for one head and tokens of real text:
+# addition to bring it up to date. Here are both ways, for one head and N tokens of real text:
 
 # %%
-S, D = 256, 16
-q, k, v = (x[0, 0].double() for x in corpus.qkv(S, heads=1, head_dim=D))
+N, D = 256, 16
+q, k, v = (x[0, 0].double() for x in corpus.qkv(N, heads=1, head_dim=D))
 
-scores = (q @ k.mT).tril()  # left: S × S weights
+scores = (q @ k.mT).tril()  # left: N × N weights
 left = scores @ v
 state, rows = torch.zeros(D, D, dtype=torch.float64), []
-for t in range(S):  # right: one state
+for t in range(N):  # right: one state
     state = state + torch.outer(k[t], v[t])
     rows.append(q[t] @ state)
 print("the two sides agree:", torch.allclose(left, torch.stack(rows)))
 
 # %% [markdown]
-# The state replaces the whole cache of keys and values. A layer of a model has, say, 32 heads with D = 128, and 16-bit keys and values; its
-# states are kept in 32 bits.
+# The state replaces the whole cache of keys and values. Compare two layers with 32 heads of 128. One has softmax, and caches 8 K/V heads in 16 bits.
+# The other keeps 32 states in 32 bits.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.cache",
-    "Keys and values of 1,048,576 tokens, 32 heads of 128 in 16 bits, against the 32 "
+    "Keys and values of 1,048,576 tokens, 8 heads of 128 in 16 bits, against the 32 "
     "states of 128 × 128 in 32 bits: how many times as many bytes?",
     unit="times",
 )
 
 # %%
-cache_bytes = 2 * 2**20 * 32 * 128 * 2
+cache_bytes = 2 * 2**20 * 8 * 128 * 2
 state_bytes = 32 * 128 * 128 * 4
 print(f"cache {cache_bytes / 2**30:.0f} GiB, states {state_bytes / 2**20:.0f} MiB")
 compare("20.cache", cache_bytes / state_bytes)
@@ -81,6 +81,8 @@ compare("20.cache", cache_bytes / state_bytes)
 # 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t$ of that (the *delta rule*);
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
+#
+# In the code, `decay` holds $g_t$.
 
 
 # %%
@@ -94,7 +96,7 @@ def token(state, q, k, v, decay, beta):
 
 # %% [markdown]
 # How much does a state remember? Store n pairs of a key and a value, then ask for each value by its key. Keys are random and of
-# length 1. A state has D × D numbers. With the delta rule we may go through the same pairs again: then nothing is written twice.
+# length 1. With the delta rule we may go through the same pairs several times: it writes only the part of a value that the state does not yet give back.
 
 
 # %%
@@ -120,28 +122,32 @@ errors = {"plain sum": [recall_error(n, False) for n in stored],
 show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
 
 # %% [markdown]
-# A plain sum mixes values from the second key on, and the delta rule halves the error. After many passes it reads back nearly everything, up
-# to D keys: that is the room that a state has. Above D, any further key is a mixture of the others. A state is small, so it must lose
-# something. That is why hybrids keep some layers with softmax.
+# A plain sum mixes values from the second key on. The delta rule mixes them less. A state has room for D values; one pass uses only a part of it, and
+# many passes nearly all. Above D, any further key is a mixture of the others. A state is small, so it must lose something. That is
+# why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax. The state
-# is needed only at the border of the chunk. Without the delta rule, with ∘ for the product number by number:
+# is needed only at the border of the chunk. Here it is for C tokens without the delta rule; ⊙ multiplies number by number:
 #
-# $$O = (E \circ QK^\top)\,V + e \circ (Q\,S), \qquad S' = e_C\, S + (f \circ K)^\top V .$$
+# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ for $j \le i$, and 0 above the diagonal, is what token i still has of the write of token j;
-# $e_i = \alpha_1 \cdots \alpha_i$ what it has of the state that entered; $f_j = \alpha_{j+1} \cdots \alpha_C$ what is left of a write at the end of
-# the chunk. With the delta rule a small triangular system is solved besides. `ringlab.scan.plain` has the loop and the chunks on one page. (The
-# `1.0` below is a scale that we leave out.)
+# Three factors say what the decays have left:
+#
+# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ for $j \le i$, and 0 above the diagonal: of the write of token j, when token i reads;
+# - $e_i = \alpha_1 \cdots \alpha_i$: of the state that entered, when token i reads;
+# - $f_j = \alpha_{j+1} \cdots \alpha_C$: of the write of token j, at the end of the chunk.
+#
+# The delta rule needs one thing more: a small triangular system, since each write depends on those before it. `ringlab.scan.plain` solves it; it has the
+# loop and the chunks on one page. (The `1.0` below is a scale that we leave out.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
-q, k, v = (x.double() for x in corpus.qkv(S, heads=2, head_dim=D))
+q, k, v = (x.double() for x in corpus.qkv(N, heads=2, head_dim=D))
 k = k / k.norm(dim=-1, keepdim=True)
-decay = -0.2 * torch.rand(1, 2, S, generator=draw, dtype=torch.float64)
-beta = torch.rand(1, 2, S, generator=draw, dtype=torch.float64)
+decay = -0.2 * torch.rand(1, 2, N, generator=draw, dtype=torch.float64)
+beta = torch.rand(1, 2, N, generator=draw, dtype=torch.float64)
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
 by_token, last = plain.recurrence(q, k, v, decay, beta, nothing, 1.0)
 for length in (1, 16, 64, 256):
@@ -157,7 +163,7 @@ for length in (1, 16, 64, 256):
 predict(
     "20.quotient",
     "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how many of the "
-    "64 rows of E ∘ QKᵀ hold a NaN or an infinity?",
+    "64 rows of E ⊙ QKᵀ hold a NaN or an infinity? (The largest is 3.4 · 10³⁸.)",
     unit="rows",
 )
 
@@ -175,8 +181,10 @@ print("rows with NaN or ∞, by the quotient:         ", lost)
 print("rows with NaN or ∞, by sums for each pair:   ", kept)
 
 # %% [markdown]
-# After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. The lower
-# line never divides: for each pair it adds up the logarithms of the decays between the two, and takes the exponential last, which is 1 at most.
+# After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
+# on the numerator is 0, and 0 · ∞ is NaN. The lower line never divides: for each pair it adds up the logarithms of the decays between the two, and
+# takes the exponential last, which is 1 at most. A difference of two running sums, $e^{G_i - G_j}$, would not do: a token that forgets everything has
+# $g = -\infty$, and ∞ − ∞ is NaN.
 #
 # ## 4 · What a rank must hear
 #
@@ -187,8 +195,8 @@ print("rows with NaN or ∞, by sums for each pair:   ", kept)
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.relay",
-    "8 ranks; a stretch takes 1 s to compute, a message ½ s. After how many seconds is "
-    "the last rank done, in a relay?",
+    "8 ranks; each rank's stretch takes 1 s to compute, a message ½ s. After how many seconds "
+    "is the last rank done, in a relay?",
     unit="s",
 )
 
@@ -211,7 +219,8 @@ compare("20.relay", end)
 show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# Nobody works side by side: eight ranks take longer than one. Few bytes, and no speed at all.
+# One rank alone would take 8 s for the eight stretches. The relay takes longer: no two ranks ever work at the same time. It sends few bytes, and gains
+# nothing.
 #
 # ## 5 · Say what you would do to any state
 #
@@ -221,8 +230,8 @@ show(gantt.figure(run.trace), gantt.describe(run.trace))
 #
 # $$S \mapsto A S + B, \qquad (A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# (Here ∘ means "after".) We find A and B of a stretch by trying. From zeros the stretch makes B. From the unit matrix, which is a state here because
-# keys and values have the same D, it makes A + B.
+# (Here ∘ means "after".) We call (A, B) the **transition** of a stretch. It can be found by trying. Run the stretch from zeros: the result is B. Run it
+# from the unit matrix: the result is A + B. (The unit matrix is a state here, because keys and values have the same D.)
 
 
 # %%
@@ -237,7 +246,7 @@ def transition(q, k, v, decay, beta):
 
 def stretch(number, parts=4):
     """One of `parts` stretches of the tokens."""
-    own = slice(number * S // parts, (number + 1) * S // parts)
+    own = slice(number * N // parts, (number + 1) * N // parts)
     return *(x[:, :, own] for x in (q, k, v)), decay[:, :, own], beta[:, :, own]
 
 
@@ -248,27 +257,35 @@ print("stretch 1 after stretch 0:", torch.allclose(A_1 @ A_0, both[0]),
 print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
 
 # %% [markdown]
-# The composition is **associative**, as products of matrices are: brackets may stand anywhere. It is **not commutative**: the order of the
-# sequence stays. That is what a *scan* needs. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
+# Transitions compose **associatively**, as products of matrices do: brackets may stand anywhere. They do **not commute**: the order of the
+# sequence stays. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
+#
+# A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
 #
 # Without the delta rule A is a number for each head, the product of the decays. With it, A has D × D numbers, as many as a state.
 #
 # ## 6 · Three scans
 #
-# All ranks compute their (A, B) at the same time. Then:
+# All ranks compute their transitions at the same time. Then they scan, in one of three ways:
 #
-# - **all-gather**: everybody sends its pair to all later ranks, in one round, and composes what it received;
-# - **doubling**: in round i a rank sends what it knows to the rank $2^{i-1}$ further on, so that in each round it knows of twice as many
-#   ranks;
-# - **relay**: a state goes from rank to rank. But A and B are there already, so a hop costs one product of small matrices.
+# - **all-gather**: a rank sends its transition to all later ranks, in one round, and composes those that it received;
+# - **doubling**: in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on. So after each round it
+#   knows of twice as many ranks;
+# - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small matrices, and
+#   not a stretch.
 #
-# A rank that knows of everything before it sends a state alone, without A: rank 0 always does. In the picture a row is a rank, and its boxes are the
-# ranks that it knows of. A check means that it knows of all ranks before it.
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. A rank **sends** the transition of
+# all its boxes, with its own tokens. The state that **enters** it is made by the boxes before its own. So a rank keeps both, one composition with its own
+# transition and one without.
 
 # %%
 P = 8
 scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-gather")}
 show(scan_view.rounds(scans), scan_view.describe(scans))
+
+# %% [markdown]
+# Rank 0 knows of everything before it from the start. So the state that leaves it is known, and it sends that alone, without A. Any other rank does so
+# once it has its check.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -296,17 +313,20 @@ def on_ranks(ring, layout, scan, parts, dout):
     return out.detach(), *gradients
 
 
-parts, dout = (q, k, v, decay, beta), torch.cos(torch.arange(2.0 * S * D)).view(1, 2, S, D).double()
+parts, dout = (q, k, v, decay, beta), torch.cos(torch.arange(2.0 * N * D)).view(1, 2, N, D).double()
 leaves = v.clone().requires_grad_(), decay.clone().requires_grad_()
 whole, _ = plain.by_chunks(q, k, *leaves, beta, nothing, 1.0, 64)
 expected = whole.detach(), *torch.autograd.grad(whole, leaves, dout)
 for scan in SCANS:
-    run = VirtualCluster(4).run(on_ranks, contiguous(S, 4), scan, parts, dout)
-    found = [contiguous(S, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True)]
+    run = VirtualCluster(4).run(on_ranks, contiguous(N, 4), scan, parts, dout)
+    found = [contiguous(N, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True)]
     right = all(torch.allclose(x, y) for x, y in zip(found, expected, strict=True))
-    print(f"{scan:10} as on one process: {right}, rank 0 sends {run.trace.bytes_sent(0):,} bytes")
+    sends = [run.trace.bytes_sent(rank) for rank in range(4)]
+    print(f"{scan:10} as on one process: {right}, bytes sent by each rank: {sends}")
 
 # %% [markdown]
+# Rank 0 sends in the forward alone, and only states; the last rank sends in the backward alone, as we shall see.
+#
 # On a clock on which a stretch takes 1 s, a message ½ s and a product of small matrices nothing, the layer now ends at:
 
 
@@ -325,51 +345,58 @@ def forward_alone(ring, layout, scan):
 
 
 for scan in SCANS:
-    run = VirtualCluster(P, costs=Clock()).run(forward_alone, contiguous(S, P), scan)
+    run = VirtualCluster(P, costs=Clock()).run(forward_alone, contiguous(N, P), scan)
     end = max(event.end for event in run.trace.computes())
     print(f"{scan:10} 8 ranks are done after {end:g} s")
 
 # %% [markdown]
-# A rank goes through its stretch twice: once for (A, B), and once for its outputs, when it knows its state. So one rank alone would take as long as
-# eight stretches, and eight ranks take two, and the messages. **Which scan?** On few ranks the all-gather: one round. On many ranks its bytes grow with P,
-# and doubling sends less. A relay sends least, and waits longest.
+# Unlike in section 4, all ranks work side by side. A rank goes through its stretch twice: once for its transition, and once for its outputs, when it
+# knows its state. That makes 2 s, and the messages; one rank alone takes 8 s. But this clock does not count bytes:
+
+# %%
+layer = LinearAttention(H=32, D=128, Dv=128)  # states in 32 bits
+for ranks in (8, 64):
+    most = {scan: scan_traffic(layer, ranks, scan).total_bytes / 1e6 for scan in SCANS}
+    print(f"{ranks:2} ranks, MB of the rank that sends most:",
+          ", ".join(f"{scan} {each:.1f}" for scan, each in most.items()))
+
+# %% [markdown]
+# **Which scan?** On few ranks the all-gather: it has one round. Its bytes grow with P, so on many ranks doubling is better. A relay sends
+# least, and waits longest.
 #
 # The backward is a scan too, **from the last token to the first**: the gradient of the state from later ranks comes back through the same matrices,
-# transposed. In [one published implementation](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse scan read wrong decays: the
+# transposed. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
 # forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
 # ## 7 · The ledger
 #
-# What does a layer send? The ring sends K and V of all tokens past every rank, the scan sends states. Here are both, forward, on 8 ranks, for the rank
-# that sends most. The softmax layer has 8 K/V heads of 128 in 16 bits; the other has 32 states of 128 × 128 in 32 bits.
+# What does a layer send? The ring sends K and V of all tokens past every rank, the scan sends transitions and states. Here are both layers of
+# section 1, forward, on 8 ranks, for the rank that sends most.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
-    "At about how many tokens does that ring send as many bytes as an all-gather of these states "
-    "with their matrices A?",
+    "At about how many tokens does the busiest rank of the ring send as many bytes as the busiest "
+    "rank of the all-gather?",
     ["1,000", "8,000", "100,000", "1,000,000"],
 )
 
 # %%
-softmax, layer = Attention(H=32, K=8, D=128, dtype="bfloat16"), LinearAttention(H=32, D=128, Dv=128)
-sent = {scan: scan_traffic(layer, P, scan).total_bytes for scan in SCANS}
-print("a scan of states, the rank that sends most:",
-      {scan: f"{each / 1e6:.1f} MB" for scan, each in sent.items()})
+softmax = Attention(H=32, K=8, D=128, dtype="bfloat16")
+gathered = scan_traffic(layer, P, "all-gather").total_bytes
 for length in (1_024, 8_192, 131_072, 1_048_576):
     ring = ring_traffic(softmax, length, P).total_bytes
-    times = ring / sent["all-gather"]
+    times = ring / gathered
     print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {times:7.1f} times the all-gather")
 at_equal = next(n for n in range(64, 10**6, 64)
-                if ring_traffic(softmax, n, P).total_bytes >= sent["all-gather"])
+                if ring_traffic(softmax, n, P).total_bytes >= gathered)
 choices = (1_000, 8_000, 100_000, 1_000_000)
 print(f"equal at {at_equal:,} tokens")
 compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}")
 
 # %% [markdown]
-# For short sequences the states are the larger message: a pair (A, B) has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
-# sends six of them. At a million tokens the ring sends over a hundred times as much. The bytes of a scan are fixed; over a long stretch they are
-# soon negligible.
+# For short sequences the transitions are the larger message: one has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
+# sends six of them. But the bytes of a scan do not grow with the length. At a million tokens the ring sends over a hundred times as much.
 #
 # ## 8 · Three things that stay
 #
@@ -378,7 +405,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # stretch of its own:
 
 # %%
-for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
+for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
     try:
         run = VirtualCluster(4).run(on_ranks, layout, "all-gather", parts, dout)
         outs, *_ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
@@ -403,9 +430,9 @@ for layout in (contiguous(S, 4), zigzag(S, 4), striped(S, 4)):
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
 # - Chunks compute within by matrices, and pass a state on at their borders. Sums of logarithms of exactly what is meant never overflow.
-# - A stretch of tokens does A S + B to any state. Pairs (A, B) compose associatively, in order. That is a scan.
-# - A relay of whole stretches: nobody works side by side. With (A, B) computed first, a relay is P − 1 short hops, an all-gather one round, doubling
-#   log₂ P rounds.
+# - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
+# - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
+#   round, doubling ⌈log₂ P⌉ rounds.
 # - The backward is a scan from the end. The bytes depend on heads and head dims, not on the length.
 #
 # ## Self-check

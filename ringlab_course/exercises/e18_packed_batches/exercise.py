@@ -98,8 +98,8 @@ check("18.shard")
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
 #   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s.
-# - P is `ring.world_size`. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing of a block: somebody
-#   else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. Shards
+# - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
+#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. Shards
 #   differ in length.
 # - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 

@@ -84,8 +84,9 @@ check("19.merge")
 # new one included on the rank that owns it. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
 # Return out (B, H/P, 1, D) of this rank's heads over the tokens of **all** ranks.
 #
-# - `ring.all_gather(x)` returns the list of all ranks' x. `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y),
-#   source=rank).wait()` sends two tensors and returns the two that arrive.
+# - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
+#   `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two that
+#   arrive; `to` and `source` are numbers of ranks, from 0 to P − 1.
 # - A rank sends at most its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
 #   numbers per sequence, however long the sequences are.
 # - Your `merge_all` merges P partials.
@@ -128,11 +129,11 @@ check("19.decode")
 #
 # A long prompt is computed in chunks, and the chunks before this one are cached. `q` (B, H, L, D), `k`, `v` (B, K, L, D) are this rank's
 # tokens of the chunk; `cached_k`, `cached_v` (B, K, C, D) its tokens of the prefix. `positions[r]` (L,) and `cached[r]` (C,) hold the
-# positions in the sequence of rank r's tokens of both. Return `(out, lse)` of this rank's queries over all keys at or before them, in the
-# prefix and in the chunk.
+# positions in the sequence of rank r's tokens of both; L and C differ from rank to rank. Return `(out, lse)` of this rank's queries over
+# all keys at or before them, in the prefix and in the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   `ring.shift(k, v, length=n)` makes room for the n tokens that arrive, and returns them as a pair.
+#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the pair of n tokens each that the rank before has sent.
 # - The `attend` above has no mask: here you need one.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
@@ -171,7 +172,7 @@ check("19.prefill")
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
 # sends P − 1 blocks. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
 # is out and lse, in float32, or in float64 if `itemsize` is 8. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
-# rank sends either way, for one sequence.
+# rank sends either way, for one sequence and one layer.
 
 
 # %% grade="19.travel"

@@ -51,7 +51,7 @@ class How:
         since = np.exp(np.cumsum(g, axis=1))[..., None]
         whole = since[:, -1:] if L else np.ones((g.shape[0], 1, 1))
         S = S if self.enters else np.zeros_like(S)
-        left = np.exp(np.cumsum(g[:, ::-1], axis=1)[:, ::-1] - g)[..., None]
+        left = np.exp(np.array([g[:, j + 1 :].sum(1) for j in range(L)]).reshape(L, len(g))).T[..., None]
         if not self.decays_the_writes:
             left = np.ones_like(left)
         out = (since if self.decays_the_entering else 1.0) * (q @ S)
@@ -129,10 +129,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 def _check_strong(subject: Any, rng: np.random.Generator) -> None:
     """Decays that forget everything, so that e to the negative sum overflows; weak ones between them."""
     cases: list[tuple[str, Inputs]] = []
-    for L in (6, 40):
+    for L, strong, text in ((6, -400.0, "−400"), (40, -400.0, "−400"), (7, -np.inf, "−∞")):
         q, k, v, g, state = inputs(rng, L)
-        g[:, :: int(rng.integers(2, 4))] = -400.0 - 10 * float(rng.random())
-        cases.append(("some decays of −400", (q, k, v, g, state)))
+        g[:, int(rng.integers(2)) :: int(rng.integers(2, 4))] = strong - 10 * float(rng.random())
+        cases.append((f"some decays of {text}", (q, k, v, g, state)))
     _verify(subject, cases)
 
 

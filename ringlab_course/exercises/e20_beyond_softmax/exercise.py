@@ -31,7 +31,7 @@ from ringlab_course import check, corpus, hint
 # outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
 # - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
-# - Decays may forget everything: $e^{-400}$ is no more than rounding, and $e^{400}$ overflows.
+# - Decays may forget everything: $e^{-400}$ is no more than rounding, and $e^{400}$ overflows. A decay may also be −∞.
 # - The chunk may have no token.
 
 
@@ -97,8 +97,9 @@ check("20.transition")
 # Rank r holds the r-th stretch of tokens, and `A` (H, D, D) and `B` (H, D, Dv) say what they do to a state. Return the state
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
-# - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after that many
-#   halves. In each round a rank sends one A and one B at most. P is any number. A last hop that shifts everything by one rank is a round, too.
+# - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
+#   In each round a rank sends one A and one B at most. P is any number. A last hop that shifts everything by one rank is a round, too.
+# - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is an empty tensor
 #   of the right shape.
@@ -140,6 +141,8 @@ check("20.scan")
 # Rank r holds the r-th stretch of the sequence, (H, L, ·) each; stretches differ in length, and some are empty. Return the outputs
 # (H, L, Dv) of this rank's tokens, as if one process had gone through all tokens of all ranks. `recurrence` is given: it goes through
 # tokens from a state. What travels may depend on H, D and Dv, but not on the number of tokens. Rounds are not counted here.
+#
+# Use `recurrence`, and your `transition` and `enter`. `chunk` does not help: it has no delta rule.
 
 
 # %% grade="20.layer"
