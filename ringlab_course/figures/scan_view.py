@@ -46,10 +46,13 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                     for source in of:
                         ax.barh(rank, 1, left=source, color=rank_colour(source), edgecolor=PAPER, height=0.9)
                     ax.barh(rank, 1, left=rank, facecolor="none", edgecolor=INK, linewidth=1.4, height=0.9)
-                    ax.text(P + 0.2, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
+                    ax.text(P + 0.35, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
                 title = "at first" if number == 0 else f"round {number}"
                 ax.set(
-                    xlim=(0, P + 1), ylim=(P - 0.5, -0.5), xticks=[], yticks=range(P) if number == 0 else []
+                    xlim=(-0.1, P + 1.2),
+                    ylim=(P - 0.5, -0.5),
+                    xticks=[],
+                    yticks=range(P) if number == 0 else [],
                 )
                 ax.set_title(title, fontsize=9.5, fontweight="normal")
                 ax.grid(False)
@@ -80,7 +83,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
         ax.annotate(f"D = {D}", (D, ax.get_ylim()[1]), (4, -12), textcoords="offset points", color=INK)
         ax.set(
             xlabel="keys stored in one state",
-            ylabel="error of a value read back",
+            ylabel="error / length of the value",
             title="What a state of D × D numbers remembers",
         )
         ax.legend()
@@ -89,5 +92,8 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
 
 def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]) -> str:
     """Return the curves in words."""
-    ends = ", ".join(f"{name} from {values[0]:.2f} to {values[-1]:.2f}" for name, values in errors.items())
+    ends = ", ".join(
+        f"{name} from {values[0]:.2f} to {values[-1]:.2f}, {max(values):.2f} at most"
+        for name, values in errors.items()
+    )
     return f"Error of a value read back, with {stored[0]} to {stored[-1]} keys stored: {ends}."

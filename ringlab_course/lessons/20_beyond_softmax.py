@@ -9,8 +9,8 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today, such as Qwen3-Next, are *hybrids*: in three of four layers attention has no softmax. Such a layer keeps no keys and values, but one
-# matrix for each head, however long the text is. So what does a rank have to send? Not blocks, and not around a ring.
+# Many models of today are *hybrids*: in some layers attention has no softmax. In Qwen3-Next it is three of four. Such a layer keeps no keys and
+# values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
 import numpy as np
@@ -105,11 +105,11 @@ def recall_error(n, delta, passes=1):
     draw = torch.Generator().manual_seed(20)
     keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
     keys, state = keys / keys.norm(dim=1, keepdim=True), torch.zeros(D, D, dtype=torch.float64)
-    keep, all_of_it = torch.tensor(0.0), 1.0  # no decay; beta
+    no_decay, beta = torch.tensor(0.0), 1.0
     for _ in range(passes):
         for key, value in zip(keys, values, strict=True):
             if delta:
-                state, _ = token(state, key, key, value, keep, all_of_it)
+                state, _ = token(state, key, key, value, no_decay, beta)
             else:
                 state = state + torch.outer(key, value)
     return ((keys @ state - values).norm(dim=1) / values.norm(dim=1)).mean().item()
@@ -122,7 +122,7 @@ errors = {"plain sum": [recall_error(n, False) for n in stored],
 show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
 
 # %% [markdown]
-# A plain sum mixes values from the second key on. The delta rule mixes them less. A state has room for D values; one pass uses only a part of it, and
+# A plain sum mixes values from the second key on; where its error is above 1, an answer of zeros would be better. The delta rule mixes them less. A state has room for D values; one pass uses only a part of it, and
 # many passes nearly all. Above D, any further key is a mixture of the others. A state is small, so it must lose something. That is
 # why hybrids keep some layers with softmax.
 #
@@ -133,14 +133,14 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# Three factors say what the decays have left:
+# Each factor is a share that decays leave over:
 #
-# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ for $j \le i$, and 0 above the diagonal: of the write of token j, when token i reads;
-# - $e_i = \alpha_1 \cdots \alpha_i$: of the state that entered, when token i reads;
-# - $f_j = \alpha_{j+1} \cdots \alpha_C$: of the write of token j, at the end of the chunk.
+# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ is left of the write of token j when token i reads; above the diagonal E is 0;
+# - $e_i = \alpha_1 \cdots \alpha_i$ is left of the entering state when token i reads;
+# - $f_j = \alpha_{j+1} \cdots \alpha_C$ is left of the write of token j at the end of the chunk.
 #
-# The delta rule needs one thing more: a small triangular system, since each write depends on those before it. `ringlab.scan.plain` solves it; it has the
-# loop and the chunks on one page. (The `1.0` below is a scale that we leave out.)
+# The delta rule needs one thing more: a small triangular system, since each write depends on those before it.
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has the loop and the chunks on one page. (The `1.0` below is a scale that we leave out.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -162,29 +162,39 @@ for length in (1, 16, 64, 256):
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.quotient",
-    "64 tokens that each keep a tenth of the state. By this quotient, in 32 bits, how many of the "
-    "64 rows of E ⊙ QKᵀ hold a NaN or an infinity? (The largest is 3.4 · 10³⁸.)",
+    "64 tokens that each keep a tenth of the state; all q and k are 1. By this quotient, in 32 "
+    "bits, how many of the 64 rows hold a NaN or an infinity? (The largest number is 3.4 · 10³⁸.)",
     unit="rows",
 )
 
 # %%
-steps = torch.full((64,), 0.1).log()
-ones = torch.ones(64, 1)
-since = steps.cumsum(0).exp()[:, None]
-bad = ((since * ones) @ (ones / since).mT).tril()
-lost = int((~bad.isfinite()).any(1).sum())
-compare("20.quotient", lost)
-below = torch.ones(64, 64).tril(-1).bool()
-sums = steps[:, None].expand(64, 64).masked_fill(~below, 0.0).cumsum(0)
-kept = int((~sums.exp().tril().isfinite()).any(1).sum())
-print("rows with NaN or ∞, by the quotient:         ", lost)
-print("rows with NaN or ∞, by sums for each pair:   ", kept)
+def lost(factors):
+    """The number of rows that hold a NaN or an infinity on or below the diagonal."""
+    return int((~factors.isfinite()).tril().any(1).sum())
+
+
+def by_sums(g):
+    """E: for each pair the sum of the logarithms between the two, and then the exponential."""
+    below = torch.ones(64, 64).tril(-1).bool()
+    # Column j holds g_i for i > j, else 0. Summed downwards: g_{j+1} + … + g_i.
+    return g[:, None].expand(64, 64).masked_fill(~below, 0.0).cumsum(0).exp().tril()
+
+
+g = torch.full((64,), 0.1).log()
+q_one = k_one = torch.ones(64, 1)
+since = g.cumsum(0).exp()[:, None]
+compare("20.quotient", lost((since * q_one) @ (k_one / since).mT))
+g_forgets = torch.cat([g[:20], torch.tensor([-torch.inf]), g[21:]])  # the 21st forgets everything
+for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
+    G = each.cumsum(0)
+    print(f"{name:22} rows lost: by the quotient {lost(G.exp()[:, None] * (1 / G.exp())):2},",
+          f"by G_i − G_j {lost((G[:, None] - G).exp()):2}, by sums {lost(by_sums(each))}")
 
 # %% [markdown]
 # After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
-# on the numerator is 0, and 0 · ∞ is NaN. The lower line never divides: for each pair it adds up the logarithms of the decays between the two, and
-# takes the exponential last, which is 1 at most. A difference of two running sums, $e^{G_i - G_j}$, would not do: a token that forgets everything has
-# $g = -\infty$, and ∞ − ∞ is NaN.
+# on the numerator is 0, and 0 · ∞ is NaN. A difference of two running sums, $e^{G_i - G_j}$, holds longer, but a token that forgets everything has
+# $g = -\infty$, and ∞ − ∞ is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms of the decays between the two. The
+# exponential comes last, and is 1 at most.
 #
 # ## 4 · What a rank must hear
 #
@@ -219,8 +229,8 @@ compare("20.relay", end)
 show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# One rank alone would take 8 s for the eight stretches. The relay takes longer: no two ranks ever work at the same time. It sends few bytes, and gains
-# nothing.
+# One rank alone would take 8 s for the eight stretches. The relay takes longer: no two ranks ever work at the same time. It shares out the memory, and
+# gains no time.
 #
 # ## 5 · Say what you would do to any state
 #
@@ -252,9 +262,10 @@ def stretch(number, parts=4):
 
 (A_0, B_0), (A_1, B_1) = (transition(*stretch(number)) for number in (0, 1))
 both = transition(*stretch(0, parts=2))
-print("stretch 1 after stretch 0:", torch.allclose(A_1 @ A_0, both[0]),
-      torch.allclose(A_1 @ B_0 + B_1, both[1]))
-print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
+for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
+                    ("0 after 1", A_0 @ A_1, A_0 @ B_1 + B_0)):
+    right = torch.allclose(A, both[0]), torch.allclose(B, both[1])
+    print(f"stretch {order}: A is right {right[0]}, B is right {right[1]}")
 
 # %% [markdown]
 # Transitions compose **associatively**, as products of matrices do: brackets may stand anywhere. They do **not commute**: the order of the
@@ -274,9 +285,9 @@ print("stretch 0 after stretch 1:", torch.allclose(A_0 @ B_1 + B_0, both[1]))
 # - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small matrices, and
 #   not a stretch.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. A rank **sends** the transition of
-# all its boxes, with its own tokens. The state that **enters** it is made by the boxes before its own. So a rank keeps both, one composition with its own
-# transition and one without.
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**.
+# The first is of all its boxes: it sends this one. The second leaves out the framed box: applied to zeros, it gives the state that enters. For example,
+# in round 2 rank 3 hears of ranks 0 and 1 from rank 1, and puts its own composition of ranks 2 and 3 after that.
 
 # %%
 P = 8
@@ -284,8 +295,8 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# Rank 0 knows of everything before it from the start. So the state that leaves it is known, and it sends that alone, without A. Any other rank does so
-# once it has its check.
+# Nothing comes before rank 0. So from the start it knows the state that leaves it, and sends that alone, without A. Any other rank does so once it has
+# its check.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -332,10 +343,10 @@ for scan in SCANS:
 
 # %%
 class Clock(Costs):
-    """A stretch takes a second, and putting two of them together takes no time."""
+    """A pass through a stretch takes a second, and a message half a second."""
 
     def compute(self, rank, label, args):
-        return 0.0 if label == "compose passages" else 1.0
+        return 0.0 if label == "compose passages" else 1.0  # a product of small matrices
 
 
 def forward_alone(ring, layout, scan):
@@ -350,19 +361,22 @@ for scan in SCANS:
     print(f"{scan:10} 8 ranks are done after {end:g} s")
 
 # %% [markdown]
-# Unlike in section 4, all ranks work side by side. A rank goes through its stretch twice: once for its transition, and once for its outputs, when it
-# knows its state. That makes 2 s, and the messages; one rank alone takes 8 s. But this clock does not count bytes:
+# Unlike in section 4, all ranks work side by side. A rank goes through its stretch twice: once for A and B together (section 5 took two runs), and once
+# for its outputs, when it knows its state. That makes 2 s, and the messages; one rank alone takes 8 s. But this clock does not count bytes. Here
+# are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs before its first byte:
 
 # %%
-layer = LinearAttention(H=32, D=128, Dv=128)  # states in 32 bits
+layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
 for ranks in (8, 64):
-    most = {scan: scan_traffic(layer, ranks, scan).total_bytes / 1e6 for scan in SCANS}
-    print(f"{ranks:2} ranks, MB of the rank that sends most:",
-          ", ".join(f"{scan} {each:.1f}" for scan, each in most.items()))
+    for scan, hops in SCANS.items():
+        rounds, sends = len(hops(ranks)), scan_traffic(layer, ranks, scan).total_bytes
+        waits = rounds * sends if scan == "relay" else sends  # in a relay, hop after hop
+        print(f"{ranks:2} ranks, {scan:10} the busiest sends {sends / 1e6:5.1f} MB,",
+              f"the last waits {rounds * 0.01 + waits / 50e6:.2f} ms")
 
 # %% [markdown]
-# **Which scan?** On few ranks the all-gather: it has one round. Its bytes grow with P, so on many ranks doubling is better. A relay sends
-# least, and waits longest.
+# **Which scan?** Doubling, where bytes count. The all-gather has one round, and is best where a round costs more than its bytes: on few ranks, or
+# with small states. A relay sends least.
 #
 # The backward is a scan too, **from the last token to the first**: the gradient of the state from later ranks comes back through the same matrices,
 # transposed. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
@@ -370,8 +384,8 @@ for ranks in (8, 64):
 #
 # ## 7 · The ledger
 #
-# What does a layer send? The ring sends K and V of all tokens past every rank, the scan sends transitions and states. Here are both layers of
-# section 1, forward, on 8 ranks, for the rank that sends most.
+# What does a layer send? In the ring, K and V of every token pass every rank. The scan sends transitions and states only. Here are the softmax layer
+# of section 1, and the layer above with the delta rule, forward, on 8 ranks, for the rank that sends most.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -401,8 +415,8 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # ## 8 · Three things that stay
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
-# each rank has two stretches, and the state passes through 2P of them. That is right, and takes more bytes. In a striped layout every token is a
-# stretch of its own:
+# each rank has two stretches, and the state passes through 2P of them. That is right, and takes three times the bytes here. In a striped layout
+# every token is a stretch of its own:
 
 # %%
 for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
@@ -422,14 +436,15 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 # document begins. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
 # **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a
-# stretch these three lie on another rank, so every rank sends its last three tokens to the next, its *halo*, and in the backward the
-# gradient comes back. Without the halo the outputs are wrong at P − 1 borders.
+# stretch these three lie on another rank. So every rank but the last sends its last three tokens to the next, a *halo*, and in the backward their
+# gradient comes back.
 #
 # ## Recap
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
-# - Chunks compute within by matrices, and pass a state on at their borders. Sums of logarithms of exactly what is meant never overflow.
+# - Chunks compute within by matrices, and pass a state on at their borders. Add the logarithms of the decays between two tokens, then take the
+#   exponential: it never overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
 #   round, doubling ⌈log₂ P⌉ rounds.

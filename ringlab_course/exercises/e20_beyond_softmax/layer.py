@@ -65,6 +65,11 @@ class Problem:
             state = A @ state + B
         return state
 
+    def sum_before(self, rank: int) -> np.ndarray:
+        """Return the sum of what the ranks before make of zeros, each alone."""
+        nothing = np.zeros((*self.ks[0].shape[::2], self.vs[0].shape[-1]))
+        return sum((self.after([before]) for before in range(rank)), nothing)
+
 
 def problem(rng: np.random.Generator, lengths: Sequence[int], H: int = 2, D: int = 3, Dv: int = 2) -> Problem:
     """Return random tokens in float64; keys have length 1, decays forget a tenth at most."""
@@ -87,6 +92,7 @@ MISTAKES = (
     mistake("starts_from_nothing", _entered_by(lambda rank, P: ())),
     mistake("hears_the_rank_before_alone", _entered_by(lambda rank, P: range(max(rank - 1, 0), rank))),
     mistake("own_tokens_twice", _entered_by(lambda rank, P: range(rank + 1))),
+    mistake("adds_contributions", lambda rank, given: given.out(rank, given.sum_before(rank))),
     mistake("sends_its_tokens"),
 )
 NAMED = {each.name: each for each in MISTAKES}

@@ -49,6 +49,8 @@ def problem(rng: np.random.Generator, P: int, H: int = 1, D: int = 3, Dv: int = 
 
 
 Enter = Callable[[int, Problem], np.ndarray]
+Pair = tuple[np.ndarray, np.ndarray]
+"""(A, B) of a transition."""
 
 
 def _sum(rank: int, given: Problem) -> np.ndarray:
@@ -59,10 +61,41 @@ def _of(ranks: Callable[[int, int], Sequence[int]]) -> Enter:
     return lambda rank, given: given.after(ranks(rank, len(given.As)))
 
 
+def rounds_of(P: int) -> int:
+    """Return the rounds of a doubling scan: the logarithm of P to the base 2, rounded up."""
+    return (P - 1).bit_length()
+
+
+def _heard(rank: int, P: int) -> Sequence[int]:
+    """The ranks before, as far as ⌊log₂ P⌋ rounds of doubling reach."""
+    return range(max(0, rank + 1 - (1 << (P.bit_length() - 1))), rank)
+
+
+def _swapped(rank: int, given: Problem) -> np.ndarray:
+    """The state that enters, if what came before is composed in the wrong order, and what is sent in the right one."""
+    P, whole, before = len(given.As), _pairs(given), {}
+    for distance in (1 << power for power in range(rounds_of(P))):
+        arrived = {r: whole[r - distance] for r in range(distance, P)}
+        before |= {r: then(before[r], each) if r in before else each for r, each in arrived.items()}
+        whole |= {r: then(each, whole[r]) for r, each in arrived.items()}
+    return before[rank][1] if rank in before else np.zeros(given.Bs[0].shape)
+
+
+def _pairs(given: Problem) -> dict[int, Pair]:
+    return {r: (A.numpy(), B.numpy()) for r, (A, B) in enumerate(zip(given.As, given.Bs, strict=True))}
+
+
+def then(first: Pair, second: Pair) -> Pair:
+    """Return the composition of two transitions: the first, then the second."""
+    return second[0] @ first[0], second[0] @ first[1] + second[1]
+
+
 truth = _of(lambda rank, P: range(rank))
 MISTAKES = (
     mistake("counts_its_own_tokens", _of(lambda rank, P: range(rank + 1))),
     mistake("in_reverse_order", _of(lambda rank, P: range(rank)[::-1])),
+    mistake("swaps_what_enters", _swapped),
+    mistake("rounds_down", _of(_heard)),
     mistake("the_rank_before_alone", _of(lambda rank, P: range(max(rank - 1, 0), rank))),
     mistake("adds_contributions", _sum),
     mistake("goes_around", _of(lambda rank, P: [(rank + step) % P for step in range(1, P)])),
@@ -111,11 +144,6 @@ def _right(subject: Any, given: Problem) -> Any:
     return outcome.trace
 
 
-def rounds_of(P: int) -> int:
-    """Return the rounds of a doubling scan: the logarithm of P to the base 2, rounded up."""
-    return (P - 1).bit_length()
-
-
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
     """On the virtual clock a message takes ½ s: as many rounds as doublings."""
     for P in (8, 7, 4):
@@ -140,7 +168,8 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
                 text = (
                     f"{given.text}: rank {rank} sent {sent:,} bytes, {rounds_of(P)} times {one:,} are enough"
                 )
-                raise NAMED["gathers_all_transitions"].failure(text)
+                everybody = sent >= (P - 1) * one
+                raise NAMED["gathers_all_transitions" if everybody else "one_round_too_many"].failure(text)
 
 
 STAGE = Stage(

@@ -33,6 +33,8 @@ class How:
     beta: bool = True
     corrects_the_writes: bool = True
     writes_with_beta: bool = True
+    from_the_left: bool = True
+    writes_fade: bool = True
 
     def __call__(self, k: Any, v: Any, decay: Any, beta: Any) -> Answer:
         """Return (A, B) with S' = A S + B for inputs (H, L, ·)."""
@@ -45,8 +47,8 @@ class How:
             erased = (b_t if self.beta else 1.0) * k_t * k_t.swapaxes(1, 2) if self.erases else 0.0
             step = (alpha if self.decays else 1.0) * (np.eye(D) - erased)
             kept = alpha if self.decays_the_writes else 1.0
-            A = step @ A
-            B = (step if self.corrects_the_writes else kept) @ B if self.corrects_the_writes else kept * B
+            A = step @ A if self.from_the_left else A @ step
+            B = (step if self.writes_fade else step / alpha) @ B if self.corrects_the_writes else kept * B
             B = B + (b_t if self.writes_with_beta else 1.0) * k_t * v_t
         return A, B
 
@@ -59,6 +61,8 @@ MISTAKES = (
     mistake("erases_without_beta", How(beta=False)),
     mistake("later_tokens_spare_the_writes", How(corrects_the_writes=False)),
     mistake("writes_without_beta", How(writes_with_beta=False)),
+    mistake("multiplies_from_the_right", How(from_the_left=False)),
+    mistake("leaves_the_writes_whole", How(writes_fade=False)),
 )
 
 
