@@ -130,9 +130,10 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def clinic() -> Iterator[tuple[str, str]]:
     """Yield the patients of the clinic with digests of their programs."""
+    from ringlab_course.clinic.field import FIELD
     from ringlab_course.clinic.patients import PATIENTS
 
-    for name, patient in PATIENTS.items():
+    for name, patient in (PATIENTS | FIELD).items():
         yield f"patient {name}", f"{patient.complaint} · {code_digest(patient.source)}"
 
 

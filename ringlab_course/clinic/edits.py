@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ def edited(text: str, changes: Changes) -> str:
     return text
 
 
-def program_of(text: str, name: str, state: str = "as it is") -> Callable[..., Any]:
-    """Return the function `name` that the text defines, with the helpers of the ward; tracebacks quote it as in this state."""
+def program_of(
+    text: str, name: str, state: str = "as it is", words: ModuleType = bedside
+) -> Callable[..., Any]:
+    """Return the function `name` that the text defines, with the helpers in `words`; tracebacks quote it as in this state."""
     place = f"<{name} {state}>"
     linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
-    space = vars(bedside) | {"math": math, "torch": torch, "__name__": f"{__name__}.{name}"}
+    space = vars(words) | {"math": math, "torch": torch, "__name__": f"{__name__}.{name}"}
     exec(compile(text, place, "exec"), space)
     program: Callable[..., Any] = space[name]
     return program

@@ -22,11 +22,13 @@ import numpy as np
 import torch
 
 from ringlab import contiguous
+from ringlab.conformance.step_cases import Case
 from ringlab_course import compare, predict
-from ringlab_course.clinic import suite
+from ringlab_course.clinic import field, suite
 from ringlab_course.clinic.bedside import block_backward, sees
 from ringlab_course.clinic.patients import BACKWARD, FAULTS, PATIENTS, SOUND
-from ringlab_course.notebook.visit import commit, examine, open_helpers, open_source, report, ward
+from ringlab_course.notebook.visit import commit, examine, open_helpers, open_source
+from ringlab_course.notebook.visit import report, seen, ward
 from ringlab_course.figures import courier_view
 from ringlab_course.figures import kill_matrix
 from ringlab.viz.style import new_figure, show, styled
@@ -436,7 +438,66 @@ for names, found in shared:
 rowans = report("rowan", "dq", "dk", "dv", "bytes")
 
 # %% [markdown]
-# ## 8 · In which order to ask
+# ## 8 · Four patients from the field
+#
+# Each of the next four patients has a published fault; programs and complaints are ours. A patient returns the mean loss of a
+# row of tokens. The row may hold several documents, and a token sees only its own ([lesson 18](18_packed_batches.ipynb)).
+
+# %%
+ward(*field.FIELD)
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "16.field",
+    "One document of 16 tokens, 2 ranks: how many of the four have a wrong loss?",
+    unit="patients",
+)
+
+# %% [markdown]
+# `4.240 for 5.186` means that the loss is 4.240 where the oracle's is 5.186.
+
+# %%
+ROWS = {"one document": (), "documents of 5, 1, 7, 3": (5, 1, 7, 3)}
+ill = 0
+for name, each in field.FIELD.items():
+    print(name)
+    for row, documents in ROWS.items():
+        cases = [Case(P, S=16, B=1, documents=documents) for P in (1, 2, 4)]
+        found = [field.examine(each.program, case) for case in cases]
+        said = "   ".join(f"P={one.case.P} {one.symptom:15}" for one in found)
+        print(f"    {row:24} {said.rstrip()}")
+    ill += not field.examine(each.program, Case(2, S=16, B=1)).well
+compare("16.field", ill)
+
+# %% [markdown]
+# With four documents on two ranks, only two tokens see keys of both ranks. Each is the last of its document, so it predicts
+# nothing. Beech is well here: its fault is in the merge. Maple is ill: it needs no merge to go wrong.
+#
+# Which checks of `ringlab check --kind step` find them?
+
+# %%
+four = field.kill_matrix(field.FIELD.values())
+show(kill_matrix.figure(four), kill_matrix.describe(four))
+
+# %% [markdown]
+# Only `ragged` and `odd documents` find alder: they have lengths that P does not divide. `packed` and `documents` pack two
+# equal documents. A zig-zag gives every rank equal parts of both, and then alder's bounds are right.
+#
+# The other three rows are the same, so look at what a check *saw*. `every label` keeps one label at a time:
+
+# %%
+for name in ("beech", "maple", "spruce"):
+    print(f"{name:8} {seen(four.findings[name]['every label'].evidence)}")
+
+# %% [markdown]
+# Label 12 is the first of a chunk. Spruce loses it, and a mean over no labels is NaN. Beech and maple were told apart above.
+# Now the charts:
+
+# %%
+print("\n\n".join(each.chart for each in field.FIELD.values()))
+
+# %% [markdown]
+# ## 9 · In which order to ask
 #
 # | ask | think of |
 # |---|---|
@@ -448,6 +509,7 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 # | On **which ranks**? | all, every second one, the last: which ranks run other code? |
 # | Wrong on the first rank, right on the last? | a causal mask: which blocks did these ranks see, and in which steps? |
 # | Does the **layout** matter? | positions, masks |
+# | Do **documents** matter? | their bounds, and lengths that P does not divide |
 # | Does the **dtype** matter? | rounding; conversions; memory that is shared, or is not |
 # | **How** wrong? | 10⁻³: one rounding to bfloat16. A simple ratio, such as P or 2: a factor. About 1: unrelated numbers |
 # | All values right? | count: messages, bytes, memory, work |

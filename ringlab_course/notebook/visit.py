@@ -12,6 +12,7 @@ from ringlab_course.checking.failures import Failure
 from ringlab_course.clinic import bedside, suite
 from ringlab_course.clinic.case import Case, Findings
 from ringlab_course.clinic.case import examine as _examine
+from ringlab_course.clinic.field import FIELD
 from ringlab_course.clinic.patients import PATIENTS, TO_MEND, patient
 from ringlab_course.notebook import committed
 
@@ -20,9 +21,9 @@ _PLACE = re.compile(r"error (\S+) beyond \S+, batch \d+, head \d+, token \d+: (\
 
 
 def ward(*names: str) -> None:
-    """Print who complains of what: the patients of exercise 16, or those that are named."""
+    """Print who complains of what: the patients of exercise 16, or those that are named, from the field too."""
     for name in names or TO_MEND:
-        each = patient(name)
+        each = FIELD.get(name) or patient(name)
         print(f"{each.name}, returns {', '.join(each.returns)}")
         print(textwrap.indent(textwrap.fill(f"“{each.complaint}”", 96), "    "))
 

@@ -1,0 +1,218 @@
+"""Four patients made after published bugs, in what lies around a ring: packed documents, a merge, positions, labels.
+
+Each computes the loss of a packed row, as `packed_row.loss` does but for one edit. Its symptom is measured against the oracle,
+and its chart is tried by the tests. Their faults are meant: do not mend them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from ringlab import oracle
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.conformance.step_cases import Case, Result, given, result
+from ringlab.conformance.stepping import check_step
+from ringlab_course.clinic import packed_row
+from ringlab_course.clinic.edits import Changes, edited, program_of
+from ringlab_course.clinic.suite import KillMatrix
+
+CHECKS = (
+    "loss", "every label", "uneven labels", "mean of labels", "look-ahead", "ragged", "packed", "documents",
+    "odd documents", "other documents", "empty documents",
+)  # fmt: skip
+"""The checks of `ringlab check --kind step` that a loss without gradients can be asked."""
+SOUND = inspect.getsource(packed_row.loss)
+_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class FieldPatient:
+    """A loss of a packed row with a published fault, and its chart.
+
+    url: the thread that it was made after. lessons: where the course teaches this. case: the smallest on
+    which it is ill; check: a check of CHECKS that finds it. matters: changes of the case that make it well, by name.
+    """
+
+    name: str
+    complaint: str
+    fault: str
+    url: str
+    lessons: tuple[str, ...]
+    changes: Changes
+    case: Case
+    check: str
+    matters: dict[str, dict[str, Any]]
+    returns: ClassVar[tuple[str, ...]] = ("loss",)
+
+    @cached_property
+    def source(self) -> str:
+        """Return the text of its program."""
+        return edited(SOUND, (("def loss(", f"def {self.name}("), *self.changes))
+
+    @cached_property
+    def program(self) -> Callable[..., Tensor]:
+        """Return its program, called as (ring, tokens, labels, cu_seqlens)."""
+        return program_of(self.source, self.name, words=packed_row)
+
+    @property
+    def chart(self) -> str:
+        """Return its fault, the lines that have it, the thread and the lessons, to print."""
+        sound = SOUND.splitlines()
+        changed = [line.strip() for line in self.source.splitlines()[1:] if line not in sound]
+        origin = (
+            f"made after {self.url}; see lesson{'s' * (len(self.lessons) > 1)} {' and '.join(self.lessons)}"
+        )
+        return "\n    ".join([f"{self.name}: {self.fault}", *changed, origin])
+
+
+_THREADS = "https://github.com/{}/issues/{}"
+FIELD = {
+    each.name: each
+    for each in (
+        FieldPatient(
+            "alder",
+            "The parity test with one long document is green. On packed batches the policy drifts away far too fast.",
+            "the bounds of the documents are divided by the number of ranks",
+            _THREADS.format("ISEEKYAN/Megatron-LM", 111),
+            ("18",),
+            (
+                (
+                    "torch.bucketize(each, bounds, right=True) for each in positions]",
+                    "torch.bucketize(torch.arange(len(each)), bounds // P, right=True) for each in positions]",
+                ),
+            ),
+            Case(2, 3, 1, documents=(1, 2)),
+            "odd documents",
+            {"ranks": {"P": 1}, "documents": {"documents": ()}},
+        ),
+        FieldPatient(
+            "beech",
+            "One rank reproduces the published scores. On eight the answers are fluent, but all scores are some points lower.",
+            "partials are merged by powers of 2, although their lse is a natural logarithm",
+            _THREADS.format("sgl-project/sglang", 33064),
+            ("02", "19"),
+            (
+                ("total = torch.logaddexp(", "total = torch.logaddexp2("),
+                (
+                    "out * torch.exp(lse[..., None] - safe) + block_out * torch.exp(",
+                    "out * torch.exp2(lse[..., None] - safe) + block_out * torch.exp2(",
+                ),
+            ),
+            Case(2, 3, 1),
+            "loss",
+            {"ranks": {"P": 1}},
+        ),
+        FieldPatient(
+            "maple",
+            "We printed the positions of the queries, and they are right. With more ranks the loss is a little worse.",
+            "keys are rotated after they have travelled, by positions that are not theirs",
+            _THREADS.format("sgl-project/sglang", 32098),
+            ("14", "18"),
+            (
+                ("    q, k = rotated(q, own), rotated(k, own)\n", "    q = rotated(q, own)\n"),
+                ("= attend(q, k, v,", "= attend(q, rotated(k, torch.arange(k.shape[-2])), v,"),
+            ),
+            Case(2, 3, 1),
+            "loss",
+            {"ranks": {"P": 1}},
+        ),
+        FieldPatient(
+            "spruce",
+            "The loss curves of one rank and of eight agree. Compared token by token, a few losses differ.",
+            "labels are shifted after the sequence is cut",
+            _THREADS.format("huggingface/transformers", 48570),
+            ("14", "18"),
+            (("next_labels(labels)[:, own]", "next_labels(labels[:, own])"),),
+            Case(2, 2, 1),
+            "every label",
+            {"ranks": {"P": 1}},
+        ),
+    )
+}
+"""By name; lesson 16 shows them."""
+
+
+@dataclass(frozen=True)
+class LossFindings:
+    """One run: the loss on every rank, the oracle's, and by how much they may differ. stopped: why ranks did not end, or ""."""
+
+    case: Case
+    losses: tuple[float, ...]
+    true: float
+    room: float
+    stopped: str = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether the ranks ended, each with the true loss; NaN is not."""
+        return not self.stopped and all(abs(loss - self.true) <= self.room for loss in self.losses)
+
+    @property
+    def symptom(self) -> str:
+        """Return the loss of rank 0 and the true one, or "well"."""
+        if self.stopped:
+            return f"the ranks did not end: {self.stopped}"
+        return "well" if self.well else f"{self.losses[0]:.3f} for {self.true:.3f}"
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.symptom}"
+
+
+def examine(program: Callable[..., Tensor], case: Case) -> LossFindings:
+    """Return what one run of a loss on virtual ranks shows."""
+
+    def on_rank(ring: Any) -> Result:
+        return result(program, case, ring, ring.rank, _SEED)
+
+    true = true_loss(case)
+    room = Result(true, epsilon=float(np.finfo(np.float64).eps)).room
+    try:
+        ranks = VirtualCluster(case.P, memory=False).run(on_rank).results
+    except Exception as error:
+        return LossFindings(case, (), true, room, str(error) or type(error).__name__)
+    return LossFindings(case, tuple(each.loss for each in ranks), true, room)
+
+
+@cache
+def true_loss(case: Case) -> float:
+    """Return the mean loss by the oracle, in float64 NumPy: nothing but the model's weights is the program's."""
+    arguments = given(case, _SEED, packed_only=False)
+    tokens, labels = arguments["tokens"].numpy(), arguments["labels"].numpy()
+    document = np.repeat(np.arange(len(case.documents) or 1), case.documents or case.S)
+    x = packed_row.EMBEDDING.numpy()[tokens] @ packed_row.PROJECTION.numpy()
+    heads = x.reshape(*tokens.shape, 3, packed_row.HEADS, packed_row.D)
+    q, k, v = np.moveaxis(heads, (2, 3), (0, 2))
+    places = np.arange(case.S)
+    visible = (document[:, None] == document) & (places[:, None] >= places)
+    out, _ = oracle.attention(_turned(q), _turned(k), v, mask=visible)
+    logits = np.moveaxis(out, 1, 2).reshape(*tokens.shape, -1) @ packed_row.EMBEDDING.numpy().T
+    top = logits.max(-1, keepdims=True)
+    log_p = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    rows, columns = np.nonzero(labels[:, 1:] != packed_row.IGNORE)
+    return float(-log_p[rows, columns, labels[rows, columns + 1]].mean())
+
+
+def _turned(x: np.ndarray) -> np.ndarray:
+    """Rotary positions as a product of complex numbers: the pair (x[i], x[i + D/2]) is one."""
+    real, imaginary = np.split(x, 2, axis=-1)
+    turns = np.exp(1j * np.arange(x.shape[-2])[:, None] * packed_row.SPEEDS.numpy())
+    turned = (real + 1j * imaginary) * turns
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def kill_matrix(
+    patients: Iterable[FieldPatient], checks: Sequence[str] = CHECKS, ranks: Sequence[int] = (2,)
+) -> KillMatrix:
+    """Return which of the suite's checks of a step find whom."""
+    reports = {each.name: check_step(each.program, only=checks, ranks=ranks) for each in patients}
+    findings = {
+        name: {finding.name: finding for finding in report.findings} for name, report in reports.items()
+    }
+    return KillMatrix(tuple(findings), tuple(checks), findings)
