@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,14 @@ from ringlab import oracle
 from ringlab_course.checking.answers import expect_array
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Crashed, Failure, reason
+from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import attend, fold, random, rounding_bound
 from ringlab_course.checking.wrong_answers import mistakes_of
 
 mistake = mistakes_of("19.decode")
+
+_PARTNER = re.compile(r"sends float\S+? .*? to rank (\d+) .*?; rank \d+ expects .*? from rank \1 ")
+"""In the report of ranks that wait for each other: one that sends to a rank and expects its message from the same."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,11 @@ def _parts(given: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     return [attend(q, k, v) for k, v in zip(given.ks, given.vs, strict=True)]
 
 
+def _senders_heads(rank: int, given: Problem) -> np.ndarray:
+    """Each rank hands out the partial of its own heads: what arrives from a rank belongs to that rank's heads."""
+    return fold([tuple(given.own(owner, x) for x in part) for owner, part in enumerate(_parts(given))])[0]  # type: ignore[misc]
+
+
 def _mean(rank: int, given: Problem) -> np.ndarray:
     return given.own(rank, np.mean([out for out, _ in _parts(given)], axis=0))
 
@@ -107,6 +116,7 @@ def _base_two(rank: int, given: Problem) -> np.ndarray:
 Wrong = Callable[[int, Problem], np.ndarray]
 IN_VALUES = (
     mistake("sees_its_own_tokens_alone", _own_tokens),
+    mistake("hands_out_its_own_heads", _senders_heads),
     mistake("averages_the_ranks", _mean),
     mistake("weighs_by_token_counts", _by_counts),
     mistake("own_heads_begin_at_zero", _local_group),
@@ -118,6 +128,7 @@ BEHAVES = (
     mistake("everybody_gets_all_heads"),
     mistake("gathers_the_cache"),
     mistake("does_not_take_part"),
+    mistake("receives_from_the_receiver"),
 )
 MISTAKES = (*IN_VALUES, *BEHAVES)
 NAMED = {each.name: each for each in MISTAKES}
@@ -127,10 +138,14 @@ def _run(subject: Any, given: Problem) -> Any:
     try:
         return subject.run_ring(given.world_size, given.qs, given.ks, given.vs)
     except Crashed as crash:
-        name = reason(crash, ragged=False)
-        if name == "leaves_the_ring" and any(k.shape[2] == 0 for k in given.ks):
-            raise NAMED["does_not_take_part"].failure(f"{given.text}\n{crash.counterexample}") from None
-        raise
+        text, name = crash.counterexample, None
+        if "that has finished" in text and any(k.shape[2] == 0 for k in given.ks):
+            name = "does_not_take_part"
+        elif _PARTNER.search(text) and given.world_size > 2:
+            name = "receives_from_the_receiver"
+        if name is None:
+            raise
+        raise NAMED[name].failure(f"{given.text}\n{text}") from None
 
 
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:

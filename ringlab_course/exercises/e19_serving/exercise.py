@@ -86,7 +86,7 @@ check("19.merge")
 #
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
 #   `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two that
-#   arrive; `to` and `source` are numbers of ranks, from 0 to P − 1.
+#   arrive. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
 # - A rank sends at most its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
 #   numbers per sequence, however long the sequences are.
 # - Your `merge_all` merges P partials.
@@ -170,7 +170,7 @@ check("19.prefill")
 # ## 19.travel · Who should travel
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
-# sends P − 1 blocks. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
+# sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
 # is out and lse, in float32, or in float64 if `itemsize` is 8. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
 # rank sends either way, for one sequence and one layer.
 

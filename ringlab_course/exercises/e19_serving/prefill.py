@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from ringlab.layout import Layout
 from ringlab_course.checking.answers import expect_tuple, to_numpy
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Crashed, Failure, reason
+from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import NAMES, State, attend, random, rounding_bound
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.exercises.e19_serving.place import truth as place
@@ -106,15 +107,21 @@ def _own_prefix(rank: int, given: Problem) -> State:
     return _over(rank, given, (given.positions[rank].numpy()[:, None] >= at[None]) & mine[None])
 
 
+def _strict(rank: int, given: Problem) -> State:
+    return _over(rank, given, given.positions[rank].numpy()[:, None] > given.keys()[2][None])
+
+
 IN_VALUES = (
     mistake("forgets_the_prefix", _chunk_alone),
     mistake("forgets_the_chunk", _prefix_alone),
     mistake("chunk_begins_at_zero", _from_zero),
     mistake("sees_later_tokens", _not_causal),
     mistake("sees_its_own_part_of_the_prefix", _own_prefix),
+    mistake("misses_its_own_token", _strict),
 )
 BEHAVES = (
     mistake("assumes_equal_parts"),
+    mistake("mask_of_another_block"),
     mistake("two_rings"),
     mistake("sends_to_strangers"),
 )
@@ -128,9 +135,13 @@ def _run(subject: Any, given: Problem) -> Any:
     try:
         return subject.run_ring(given.world_size, *per_rank, **keywords)
     except Crashed as crash:
-        if reason(crash, ragged=True) == "assumes_equal_lengths":
-            raise NAMED["assumes_equal_parts"].failure(f"{given.text}\n{crash.counterexample}") from None
-        raise
+        if "MismatchError" in crash.message:
+            name = "assumes_equal_parts"
+        elif re.search(r"size of tensor a .* must match the size of tensor b", crash.counterexample):
+            name = "mask_of_another_block"
+        else:
+            raise
+        raise NAMED[name].failure(f"{given.text}\n{crash.counterexample}") from None
 
 
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:

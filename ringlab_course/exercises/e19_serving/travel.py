@@ -26,30 +26,34 @@ class Rule:
     """What is counted; the defaults are right."""
 
     prefix: bool = True
+    chunk: bool = True
     tensors: int = 2
     kv_heads: bool = True
     hops: int = -1
     returns: bool = True
+    queries: bool = True
     lse: bool = True
     wide: bool = True
     query_heads: bool = True
 
     def __call__(self, prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
         hops = P + self.hops
-        keys = (new + self.prefix * prefix) // P * self.tensors * (K if self.kv_heads else H) * D * itemsize
+        keys = (self.chunk * new + self.prefix * prefix) // P * self.tensors * (K if self.kv_heads else H) * D * itemsize
         heads = H if self.query_heads else K
         back = heads * (D + self.lse) * (max(itemsize, 4) if self.wide else itemsize)
-        rows = new // P * (heads * D * itemsize + self.returns * back)
+        rows = new // P * (self.queries * heads * D * itemsize + self.returns * back)
         return np.array([hops * keys, hops * rows], dtype=np.float64)
 
 
 truth = Rule()
 MISTAKES = (
     mistake("forgets_the_prefix", Rule(prefix=False)),
+    mistake("forgets_the_chunk", Rule(chunk=False)),
     mistake("keys_alone", Rule(tensors=1)),
     mistake("repeats_kv_heads", Rule(kv_heads=False)),
     mistake("one_hop_too_many", Rule(hops=0)),
     mistake("forgets_the_way_back", Rule(returns=False)),
+    mistake("forgets_the_queries", Rule(queries=False)),
     mistake("forgets_lse", Rule(lse=False)),
     mistake("narrow_partials", Rule(wide=False)),
     mistake("queries_of_kv_heads", Rule(query_heads=False)),
