@@ -11,24 +11,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def pages(held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Sequence[str]) -> Figure:
-    """Return the pool of pages: held[p] = ((sequence, tokens), …), one entry for each sequence that has the page."""
+def pages(
+    held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Sequence[str], ranks: int
+) -> Figure:
+    """Return the pool of pages: held[p] = ((sequence, tokens), …), one entry for each sequence that has the page.
+
+    A page is a column of `ranks` bands, and has room for page / ranks tokens on each.
+    """
     with styled():
-        drawn = new_figure((8.0, 2.3))
+        drawn = new_figure((8.0, 2.6))
         ax = drawn.subplots()
         for number, owners in enumerate(held):
-            ax.add_patch(_box((number, 0), 0.92, 1, facecolor="#F2F4F7", edgecolor=RULE))
-            if owners:
-                colours = [rank_colour(sequences.index(name)) for name, _ in owners]
-                shared = len(owners) > 1
-                width = 0.92 * max(tokens for _, tokens in owners) / page
-                look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
-                ax.add_patch(_box((number, 0), width, 1, hatch="//" if shared else "", **look))
+            colours = [rank_colour(sequences.index(name)) for name, _ in owners]
+            tokens, shared = max((tokens for _, tokens in owners), default=0), len(owners) > 1
+            for rank in range(ranks):
+                low, height, room = 1 - (rank + 1) / ranks, 0.9 / ranks, page // ranks
+                ax.add_patch(_box((number, low), 0.92, height, facecolor="#F2F4F7", edgecolor=RULE))
+                if (filled := min(room, tokens - rank * room)) > 0:
+                    look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
+                    width = 0.92 * filled / room
+                    ax.add_patch(_box((number, low), width, height, hatch="///" if shared else "", **look))
+                if number == 0:
+                    ax.text(
+                        -0.08,
+                        low + height / 2,
+                        f"rank {rank}",
+                        ha="right",
+                        va="center",
+                        color=QUIET,
+                        fontsize=9,
+                    )
             ax.text(number + 0.46, -0.08, f"{number}", ha="center", va="top", color=QUIET, fontsize=9)
         boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
         drawn.legend(boxes, sequences, loc="outside lower center", ncols=len(sequences))
         ax.set(
-            xlim=(-0.05, len(held)), ylim=(-0.3, 1.05), title="Pages of the pool, and whose tokens they hold"
+            xlim=(-0.6, len(held)), ylim=(-0.3, 1.05), title="Pages of the pool, and whose tokens they hold"
         )
         ax.set_axis_off()
     return drawn
@@ -41,6 +58,36 @@ def describe_pages(held: Sequence[Sequence[tuple[str, int]]]) -> str:
         for number, owners in enumerate(held)
     ]
     return f"{len(held)} pages. {'; '.join(words)}."
+
+
+def chunk_masks(prefix: int, new: int) -> Figure:
+    """Return two pictures of the keys that a chunk's queries see: in truth, and with a causal mask that knows of no prefix."""
+    with styled():
+        drawn = new_figure((8.0, 2.6))
+        axes = drawn.subplots(1, 2, sharey=True)
+        for ax, at, title in zip(
+            axes, (prefix, 0), ("the chunk after its prefix", "is_causal=True"), strict=True
+        ):
+            ax.add_patch(_box((0, 0), prefix + new, new, facecolor="#F2F4F7", edgecolor=RULE))
+            ax.fill([0, at, at + new, 0], [0, 0, new, new], color=BLUE, linewidth=0)
+            ax.axvline(prefix, color=INK, linewidth=1, linestyle=":")
+            ax.set(
+                title=title,
+                xlim=(0, prefix + new),
+                ylim=(new, 0),
+                xlabel=f"keys: {prefix} of the prefix, {new} of the chunk",
+            )
+            ax.grid(False)
+        axes[0].set_ylabel("queries of the chunk")
+    return drawn
+
+
+def describe_chunk_masks(prefix: int, new: int) -> str:
+    """Return the two masks in words."""
+    return (
+        f"Keys that the queries of a chunk see. In truth the first sees {prefix + 1} and the last {prefix + new}; "
+        f"with is_causal=True the first sees 1 and the last {new}."
+    )
 
 
 def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> Figure:

@@ -23,7 +23,7 @@ from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner.plan import plan
 from ringlab.cost.planner.request import Request
-from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
+from ringlab.cost.serving import decode_heads_traffic, helix_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial, merge
 from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
@@ -51,8 +51,9 @@ choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
 # %% [markdown]
-# (The planner counts with the hardware's peaks; a real server takes longer for both.) The two phases also want different divisions of the same
-# ranks: prefill a ring over all of them, decode tensor parallelism first.
+# (The planner reckons with 66 % of the peak for attention and 80 % for matrices, as published, and with the full rate of memory. A real server takes
+# longer for both.) The two phases also want different divisions of the same ranks: prefill a ring over all of them, decode tensor parallelism
+# first. Its `ring=2` is lesson 15's CP 2: the cache is cut in two, and nothing goes around.
 #
 # ## 1 · A prompt in chunks
 #
@@ -89,17 +90,18 @@ for number, chunk in enumerate(CHUNKS):
     print(f"tokens {chunk.start:3} to {chunk.stop - 1:3}: as in one pass, to 1e-5: {error < 1e-5}")
 
 # %% [markdown]
-# The last chunk's first token has position 97, not 0. The mask and rotary embedding both need that. PyTorch's `is_causal` lets query i see keys 0
+# The last chunk's first token has position 97, not 0. The mask and rotary embedding both need the true position. PyTorch's `is_causal` lets query i see keys 0
 # to i. But this chunk's first query must see 98 keys:
 
 # %%
 chunk = slice(97, 200)
 wrong = scaled_dot_product_attention(q[:, :, chunk], k, v, is_causal=True, enable_gqa=True)
 error = (wrong - true[:, :, chunk]).abs().max() / true.abs().max()
-print(f"the last chunk with is_causal=True: off by {error:.2f}")
+print(f"the last chunk with is_causal=True: off by {error:.2f} of the largest value")
+show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 103))
 
 # %% [markdown]
-# It saw one.
+# It saw one, as the right picture shows.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -120,10 +122,10 @@ compare("19.chunks", pairs[3] / pairs[0])
 #
 # ## 2 · Who should travel?
 #
-# Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In the ring of lesson 05 keys and values
-# travelled. Here the prefix may be a hundred chunks long, and it would go around again for every chunk. If the
-# **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the owner of the query
-# (arXiv 2411.01783).
+# Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In section 11 of lesson 15 keys and values were the
+# smaller message: 4.1 KB a token against 49.4. But there they travelled once. Here the prefix may be a hundred chunks long, and it would go around again
+# for every chunk. If the **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the
+# owner of the query (arXiv 2411.01783).
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -146,7 +148,7 @@ def sent(prefix, travels):
 
 prefixes = [2**n for n in range(12, 21)]
 lines = {"keys and values": [sent(n, "kv") for n in prefixes],
-         "queries": [sent(n, "q") for n in prefixes]}
+         "queries and partials": [sent(n, "q") for n in prefixes]}
 meet = next(n for n in range(0, 2**20, 512) if sent(n, "kv") >= sent(n, "q"))
 show(serving_view.bytes_by_prefix(prefixes, lines, meet),
      serving_view.describe_bytes(prefixes, lines, meet))
@@ -168,30 +170,31 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
-# The fewest bytes are those of `auto`: it sends queries for the chunk of 7 tokens alone, and keys for the other two.
+# The fewest bytes are those of `auto`. Only for the chunk of 7 tokens it sends queries; for the other two it sends keys.
 #
 # ## 3 · Pages
 #
-# Sequences grow, end, and are replaced by others. If each had one piece of memory, it would have to be as long as the sequence might
+# Sequences grow, end, and are replaced by others. One piece of memory for each would have to be as long as the sequence might ever
 # become. So memory is cut into **pages** of some tokens, as in an operating system. A sequence has a *block table*, the list of its pages,
 # and takes a page from the pool when the last one is full.
 #
 # On many ranks, tokens are also dealt to the ranks: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
 # last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all: in page 0, rank 0 has
-# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. One sequence is a **fork**: it shares the first 64 tokens of another, a system prompt, say, and both go on with different texts.
+# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. The second sequence is a **fork** of the first. It shares the first 64 tokens, say a system prompt, and
+# goes on with a text of its own. The third has nothing in common with them.
 
 
 # %%
 def several(ring):
     """Three sequences; the second shares 64 tokens with the first. Who is on each page?"""
     cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
-    one, other = cache.add(), cache.add()
-    cache.append(k[:, :, :70], v[:, :, :70], [one], new=[70])
-    forked = cache.fork(one, 64)
+    first, third = cache.add(), cache.add()
+    cache.append(k[:, :, :70], v[:, :, :70], [first], new=[70])
+    forked = cache.fork(first, 64)
     free = [cache.free_pages]
-    cache.append(k[:, :, :40], v[:, :, :40], [forked, other], new=[20, 20])
+    cache.append(k[:, :, :40], v[:, :, :40], [forked, third], new=[20, 20])
     free.append(cache.free_pages)
-    names = {one: "first", forked: "fork of it", other: "another"}
+    names = {first: "first", forked: "fork", third: "third"}
     span, held = 8 * ring.world_size, [[] for _ in range(10)]
     for number, name in names.items():
         for at, page in enumerate(cache.tables.pages[number]):
@@ -210,15 +213,33 @@ predict(
 
 # %%
 held, free, names = VirtualCluster(P).run(several).results[0]
-show(serving_view.pages(held, 32, names), serving_view.describe_pages(held))
-taken_by_another = sum(any(name == "another" for name, _ in owners) for owners in held)
-print("free pages after the fork, and after both have grown:", free)
-compare("19.fork", free[0] - free[1] - taken_by_another)
+show(serving_view.pages(held, 32, names, P), serving_view.describe_pages(held))
+taken_by_third = sum(any(name == "third" for name, _ in owners) for owners in held)
+print("free pages after the fork, and after fork and third have grown:", free)
+compare("19.fork", free[0] - free[1] - taken_by_third)
 
 # %% [markdown]
-# A hatched page belongs to two sequences, and each has all of its tokens. Two full pages are shared, and nothing was copied. If the fork had shared 70 tokens, its third page
-# would hold 6 tokens, and would be copied before one of the two writes to it (*copy on write*). A page is free when *no* sequence has it
-# any more. If it is freed when the first of its sequences ends, the next user's tokens are written into the other's prompt.
+# A column is a page, a row of it is a rank. A hatched page belongs to two sequences, and each has all of its tokens. Two full pages are shared, and nothing
+# was copied. A shared page that is not full must be copied before one of its owners writes to it (*copy on write*):
+
+
+# %%
+def shared_to_the_last_token(ring):
+    """Free pages before a fork of all 70 tokens, after it, and when it has grown by one."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
+    first = cache.add()
+    cache.append(k[:, :, :70], v[:, :, :70], [first], new=[70])
+    free, forked = [cache.free_pages], cache.fork(first, 70)
+    free.append(cache.free_pages)
+    cache.append(k[:, :, :1], v[:, :, :1], [forked], new=[1])
+    return [*free, cache.free_pages]
+
+
+print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
+
+# %% [markdown]
+# A page is free when *no* sequence has it any more. A server that frees it with its first owner writes the next user's tokens into the other
+# owner's prompt.
 #
 # A shared prefix saves memory, and above all it saves its prefill: its tokens are not computed a second time. Take a system prompt of
 # 60,000 tokens, with a question of 4,000 after it:
@@ -240,6 +261,8 @@ print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
 # How large should a page be? The last page of every sequence is partly empty, so large pages waste memory. With small ones block tables get
 # long, and a kernel reads memory in small pieces.
 #
+# **Halfway. This is a good place to stop.** You know how a prompt is computed and kept. The rest is about decode.
+#
 # ## 4 · Decode with shared heads
 #
 # In lesson 15 every rank had the query of all heads. But a server that shares out the weights by heads (tensor parallelism) has H/P query
@@ -249,7 +272,8 @@ print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
-# This is *decode context parallelism*. `decode_heads` does it, here for two sequences of different lengths at once:
+# This is *decode context parallelism*. (The key and value of the new token must also reach the rank that caches it. Here every rank has them, so
+# nothing is sent.) `decode_heads` does the three steps, here for two sequences of different lengths at once:
 
 
 # %%
@@ -274,7 +298,8 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
 # %% [markdown]
 # To each of 3 others a rank first sends the queries of its own H/P = 2 heads, D numbers a head. Later it sends the partials of the *other's* 2
-# heads, D + 1 numbers a head. There are 2 sequences, and a number has 4 bytes: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. In lesson 15 each rank sent the partials of all heads to all others.
+# heads, D + 1 numbers a head. There are 2 sequences, and a number has 4 bytes: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. In lesson 15 each rank sent
+# the partials of all heads to all others.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -285,13 +310,15 @@ predict(
 )
 
 # %%
-heads, ranks_ = 64, 16
-of_all = (ranks_ - 1) * heads * (128 + 1) * 4  # lesson 15: out and lse of every head
-shared_heads = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), ranks_)
+heads, many = 64, 16
+of_all = (many - 1) * heads * (128 + 1) * 4  # lesson 15: out and lse of every head
+shared_heads = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), many)
 print(f"{of_all:,} bytes a token, {shared_heads.total_bytes:,} with shared heads")
 compare("19.shared", of_all / shared_heads.total_bytes)
 
 # %% [markdown]
+# Partials of H/P heads in place of H are 1/P of the bytes; the queries are nearly as many again. So the ratio is about P/2.
+#
 # ## 5 · The merge, where the bugs are
 #
 # Step 3 of section 4 has a list of [published bugs](../docs/field-reports.md) of its own, most of them about the base of the logarithm. Here one
@@ -318,7 +345,11 @@ counts = torch.tensor([100, 50, 0]) / 150
 print("merged by lse:                  off by", off(total.out))
 print("lse of base 2 taken for base e: off by", off((shares[..., None] * outs).sum(0)))
 print("weighted by numbers of tokens:  off by", off((counts.view(3, 1, 1, 1, 1) * outs).sum(0)))
-print("lse of the rank without tokens:", lses[2].unique().tolist(), " 0 · NaN:", 0.0 * torch.nan)
+unwritten = outs.clone()
+unwritten[2] = torch.nan  # memory that the rank without tokens has not written
+weights = torch.softmax(lses, dim=0)
+print("lse of the rank without tokens:", lses[2].unique().tolist())
+print("its out not written:            off by", off((weights[..., None] * unwritten).sum(0)))
 
 # %%
 total = Partial.identity(row)
@@ -328,10 +359,9 @@ for tokens in ([*range(100), 149], [*range(100, 150)], [149]):  # each rank has 
 print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
-# - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, and the error is
-#   small where one rank dominates.
+# - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same.
 # - **Token counts** say nothing about scores.
-# - **A rank without tokens** has lse −∞ and out 0. If its out is uninitialised memory, 0 · NaN is NaN. While a
+# - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
 #   sequence is shorter than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
@@ -363,9 +393,9 @@ print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.helix",
-    "Llama 3 70B has 80 layers with 8 K/V heads of 128, here in 16 bits. For 2^20 tokens on 16 "
-    "ranks, by how many GB is the cache on a rank smaller with a grid of 8 × 2 than with heads on "
-    "all 16?",
+    "Llama 3 70B has 80 layers with 8 K/V heads of 128, here in 16 bits; 2^20 tokens, 16 ranks. "
+    "By how many GB is the cache on a rank smaller in a grid of 8 rows (heads) × 2 ranks (tokens) "
+    "than with heads on all 16?",
     unit="GB",
 )
 
@@ -383,26 +413,39 @@ compare("19.helix", held["heads on 16 ranks"] - held["grid of 8 × 2"])
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# The numbers are ranks; a hatched part is held twice. Attention uses the grid; before it, both ranks of a row compute q, k and v of all the row's
-# heads. Everything after it, the output projection and the feed-forward, is tensor-parallel over all 16 ranks. Between attention and projection comes
-# the hand-over of section 4, inside each row. After it, each rank has H/16 heads, as the projection needs. That is the gain over
-# lesson 15's best split, TP 8 × CP 2: the cache is shared out alike, and most weights are read in sixteenths.
+# The numbers are ranks; a hatched part is held twice. A layer on the grid goes like this:
+#
+# 1. both ranks of a row compute q, k and v of all the row's heads;
+# 2. each attends to its own tokens;
+# 3. inside the row they hand over partials, as in section 4; then each rank has H/16 heads;
+# 4. output projection and feed-forward are tensor-parallel over all 16 ranks.
+#
+# Compare it with lesson 15's best split, TP 8 × CP 2, and with section 4 on all 16 ranks:
 
 # %%
 weights = parameter_bytes(llama)
-projections = 2 * llama.layers * llama.d_model * (llama.H + 2 * llama.K) * llama.D
-reads = {
-    "TP 16": (weights / 16, held["heads on 16 ranks"]),
-    "TP 8 × CP 2": (weights / 8, held["grid of 8 × 2"]),
-    "Helix 8 × 2": ((weights - projections) / 16 + projections / 8, held["grid of 8 × 2"]),
+qkv = 2 * llama.layers * llama.d_model * (llama.H + 2 * llama.K) * llama.D
+half = Attention(H=llama.H, K=llama.K, D=llama.D, dtype="bfloat16")
+ways = {
+    "TP 16": (weights / 16, held["heads on 16 ranks"], 0),
+    "TP 8 × CP 2": (weights / 8, held["grid of 8 × 2"], llama.H // 8 * (llama.D + 1) * 4),
+    "section 4": (weights / 16, cache / 16e9, decode_heads_traffic(half, 16).total_bytes),
+    "Helix 8 × 2": ((weights - qkv) / 16 + qkv / 8, held["grid of 8 × 2"],
+                    helix_traffic(half, 2, 8).total_bytes),
 }
-for name, (read, of_cache) in reads.items():
-    print(f"{name:12} reads {read / 1e9:4.1f} GB of weights and {of_cache:4.1f} of cache a token")
+for name, (read, of_cache, sends) in ways.items():
+    milliseconds = (read / 1e9 + of_cache) / 3.35
+    print(f"{name:12} reads {read / 1e9:4.1f} GB of weights, {of_cache:4.1f} of cache:",
+          f"{milliseconds:4.1f} ms at 3.35 TB/s; sends {sends:6,} bytes a layer")
 
 # %% [markdown]
-# ## 7 · What to choose
+# Helix holds as little of the cache as TP 8 × CP 2, and reads most weights in sixteenths. Section 4 reads a little less still, but sends 22 times the bytes,
+# in 30 messages a layer where Helix has one, and on two nodes most of them pass the network. (Its projections of k and v are counted once; each rank
+# would need all of them for the tokens it caches.)
 #
-# | | travels | how much |
+# ## 7 · What travels
+#
+# | in | travels | how much |
 # |---|---|---|
 # | prefill, short prefix | K and V | grow with prefix and chunk |
 # | prefill, long prefix | queries, and partials home | grow with the chunk |
@@ -416,17 +459,17 @@ for name, (read, of_cache) in reads.items():
 # - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
 # - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
-# - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes know no length.
+# - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes do not depend on the length.
 # - Merge by lse, of one base, with (0, −∞) where there is no key.
 # - Helix shares the cache by heads and tokens, and the weights by all ranks.
 #
 # ## Self-check
 #
-# <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>The share is the sum of the
-# exponentials of the scores, which lse is the logarithm of.</details>
+# <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
+# the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
 # <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than about eleven chunks, with 8
-# query heads to a K/V head. With more query heads to each, keys travel for longer.</details>
+# query heads to a K/V head and 16-bit keys. With more query heads to each, keys travel for longer.</details>
 #
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>

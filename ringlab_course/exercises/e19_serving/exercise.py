@@ -194,8 +194,8 @@ check("19.travel")
 # %% [markdown]
 # ## All together, on real text
 #
-# When all stages hold, run `serve()` in a new cell. It computes a prompt of real text in chunks on 4 virtual ranks and on 4 processes, keeps
-# the cache in pages, decodes the last token, and compares it with attention in float64.
+# When all stages hold, run `serve()` in a new cell. It computes a prompt of real text in chunks on 4 virtual ranks and on 4 processes, with
+# the cache shared out by your `place`, decodes the last token, and compares it with attention in float64.
 
 
 # %%

@@ -38,7 +38,14 @@ class Rule:
 
     def __call__(self, prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
         hops = P + self.hops
-        keys = (self.chunk * new + self.prefix * prefix) // P * self.tensors * (K if self.kv_heads else H) * D * itemsize
+        keys = (
+            (self.chunk * new + self.prefix * prefix)
+            // P
+            * self.tensors
+            * (K if self.kv_heads else H)
+            * D
+            * itemsize
+        )
         heads = H if self.query_heads else K
         back = heads * (D + self.lse) * (max(itemsize, 4) if self.wide else itemsize)
         rows = new // P * (self.queries * heads * D * itemsize + self.returns * back)
