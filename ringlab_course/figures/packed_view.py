@@ -10,7 +10,7 @@ import numpy as np
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.packing.assignment import Assignment
-from ringlab.viz.style import PAPER, QUIET, RULE, new_figure, rank_colour, styled
+from ringlab.viz.style import INK, PAPER, QUIET, RULE, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,8 +138,11 @@ Placed = Sequence[Sequence[Sequence[tuple[int, float]]]]
 """placed[assignment][rank] = ((document, ms), …)."""
 
 
-def groups(placed: Placed, titles: Sequence[str]) -> Figure:
-    """Return, for each assignment, a bar for every rank, with a piece for every document of which it has a part."""
+def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound: float) -> Figure:
+    """Return, for each assignment, a bar for every rank, with a piece for every document of which it has a part.
+
+    A document on several ranks has its tokens written on it where there is room; the line is at `bound` ms.
+    """
     with styled():
         drawn = new_figure((8.0, 3.4))
         axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
@@ -149,9 +152,31 @@ def groups(placed: Placed, titles: Sequence[str]) -> Figure:
                 for document, ms in parts:
                     ax.bar(rank, ms, bottom=at, color=rank_colour(document), edgecolor=PAPER, linewidth=0.5)
                     at += ms
+            for document, (on, low, high) in _shared(ranks).items():
+                if high - low > bound / 12:
+                    middle = sum(on) / len(on), (low + high) / 2
+                    ax.text(
+                        *middle, f"{lengths[document]:,}", ha="center", va="center", color=INK, fontsize=8
+                    )
+            ax.axhline(bound, color=INK, linewidth=1, linestyle="--")
             ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
         axes[0].set_ylabel("ms of a step")
     return drawn
+
+
+def _shared(ranks: Sequence[Sequence[tuple[int, float]]]) -> dict[int, tuple[list[int], float, float]]:
+    """Documents on several ranks at one height: those ranks, the lower edge and the upper one."""
+    pieces: dict[int, list[tuple[int, float, float]]] = {}
+    for rank, parts in enumerate(ranks):
+        at = 0.0
+        for document, ms in parts:
+            pieces.setdefault(document, []).append((rank, at, at + ms))
+            at += ms
+    return {
+        document: ([rank for rank, _, _ in each], each[0][1], each[0][2])
+        for document, each in pieces.items()
+        if len(each) > 1 and len({round(low, 6) for _, low, _ in each}) == 1
+    }
 
 
 def describe_groups(placed: Placed, titles: Sequence[str]) -> str:

@@ -10,7 +10,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism are here. The attention of one document is right, but something that belongs to a *document* was cut by
+# of context parallelism come from this. One document alone is computed right. In a packed row, something that belongs to a *document* is cut by
 # *rank*. Few of these bugs raise an error, and the loss goes down.
 
 # %%
@@ -77,7 +77,9 @@ print("document ids  ", *row.document_ids)
 #   document of one token shows as two zeros side by side.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Any one gives the other two; only an *empty* document shows in cu_seqlens alone, as a bound that comes twice. All three speak of the *whole row*. That is easily forgotten once the row has been cut.
+# Any one gives the other two; only an *empty* document shows in cu_seqlens alone, as a bound that comes twice. All three speak of the *whole row*. That is
+# easily forgotten once the row has been cut. Two words from here on: a token's **position** counts in its document, its **place** in the row.
+# (`layout.positions` returns places.)
 
 # %%
 same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
@@ -106,8 +108,8 @@ for layout in pictured:
 
 # %% [markdown]
 # If somebody forgets the documents, the triangle of the whole row is computed instead, and values leak from one document into the
-# next. In [one ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that did, the first loss was 1.83 times too large. A test for
-# it: change **one token**, and count the outputs that move.
+# next. [One published ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) forgot them; its first loss was 1.83 times that of one
+# rank. A test for it: change **one token**, and look which outputs move.
 
 # %%
 torch.manual_seed(18)
@@ -121,12 +123,12 @@ def attend(tokens, visible):
 
 
 def moved(visible, token):
-    """How many rows of the output change if this token becomes another one."""
+    """The places of the outputs that change if this token becomes another one."""
     before = torch.arange(S)
     after = before.clone()
     after[token] = 99
     difference = attend(before, visible) - attend(after, visible)
-    return int((difference.abs().amax((0, 2)) > 0).sum())
+    return torch.nonzero(difference.abs().amax((0, 2))).flatten().tolist()
 
 
 # %% tags=["nbval-ignore-output"]
@@ -142,22 +144,23 @@ tokens = np.arange(S)
 causal, packed = Mask().visible(tokens, tokens), row.mask().visible(tokens, tokens)
 print("outputs that move with documents:", moved(packed, 6))
 print("outputs that move without:       ", moved(causal, 6))
-compare("18.leak", moved(causal, 6))
+compare("18.leak", len(moved(causal, 6)))
 
 # %% [markdown]
 # With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference: the
-# outputs that move must be this token and those after it in its document. Done for every token, it finds any wrong mask.
+# outputs that move must be this token and those after it in its document. Done for every token, it finds any pair of two different tokens that is
+# wrong. (It cannot say whether a token sees itself: its own query changes, too.)
 #
 # ## 4 · The bounds of a shard
 #
-# Now cut the row. Each rank has a part of it, and its kernel wants cu_seqlens for that part. A line of a published training
-# library did this:
+# Now cut the row. Each rank has a part of it, and its kernel wants cu_seqlens for that part. A fork of Megatron-LM once did this, in a
+# linear-attention layer:
 #
 # ```python
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# (From a [fork of Megatron-LM](../docs/field-reports.md).) It reads well: each of P ranks has 1/P of every document. On two ranks:
+# ([Its report](https://github.com/ISEEKYAN/Megatron-LM/issues/111).) It reads well: each of P ranks has 1/P of every document. On two ranks:
 
 # %%
 P = 2
@@ -198,10 +201,13 @@ def right_queries(packing, layout):
 compare("18.divided", right_queries(row, contiguous(S, P)))
 
 # %% [markdown]
-# The line is right if every rank holds the same number of tokens of **every** document. Each of its bounds is then the row's bound
+# Rank 0 numbers its tokens 1 1 2 3 3 3 4 4, and rank 1 does the same. So token 8 has the number of tokens 0 and 1, which belong to another document. Only
+# queries 0, 1, 6 and 7 are right.
+#
+# The line is right if every rank holds the same number of tokens of **every** document. Then each bound in the shard is the row's bound
 # divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
-# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r. Tokens left over go whole to the rank that
-# has the fewest.) A parity test with even lengths is green:
+# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r. Tokens left over go together to the rank that
+# has the fewest.) A test whose lengths are all multiples of 2P is green:
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
@@ -253,21 +259,24 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
 
 # %% [markdown]
-# A block that holds nothing visible need not be computed. How many are left depends on the layout. Here are our 24
-# documents on 16 ranks:
+# A block that holds nothing visible need not be computed. How many are left depends on the layout, and so does the balance of the ranks. Here are
+# our 24 documents on 16 ranks:
 
 # %%
 places = np.arange(real.length)
 seen = real.mask().visible(places, places)
 fine = real.layout("per_document", 16)
-for layout in (contiguous(real.length, 16), zigzag(real.length, 16), fine):
+for make in (contiguous, zigzag, striped, lambda *_: fine):
+    layout = make(real.length, 16)
     own = [layout.positions(r) for r in range(16)]
     computed = sum(seen[np.ix_(rows, keys)].any() for rows in own for keys in own)
-    print(f"{layout.name:13} {computed} of 256 blocks hold a visible pair")
+    by_rank = [seen[rows].sum() for rows in own]
+    print(f"{layout.name:13} {computed:3} of 256 blocks hold a visible pair;",
+          f"pairs of the busiest rank over the mean: {max(by_rank) / np.mean(by_rank):.2f}")
 
 # %% [markdown]
-# Contiguous ranks see few blocks. `per_document` cuts long documents so finely that every rank sees every block; striped does, too. A
-# ring asks the mask before it computes a block, and passes it on in any case, because the next rank may see it.
+# Contiguous ranks see few blocks, but few blocks do not make a fast step: the busiest rank has almost four times the mean. Striped and
+# `per_document` balance, and every rank sees every block. A ring asks the mask before it computes a block, and passes it on in any case, because the next rank may see it.
 #
 # ## 5 · Labels
 #
@@ -319,7 +328,7 @@ for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
 # - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
 #   begins. In our 24 documents these are 23 labels of 16,483, and no curve shows it.
 # - *Cut first* ([a bug](https://github.com/verl-project/verl/issues/4250) of a published library) loses or invents a label at the end of
-#   every run of a shard, unless a document ends there too. A contiguous or zig-zag shard has one or two runs. In
+#   every stretch of neighbouring tokens, unless a document ends there too. A contiguous or zig-zag shard has one or two stretches. In
 #   a striped shard no two tokens are neighbours: every label that should be a token is wrong or lost, 12 of 12.
 # - Models that predict two tokens ahead shift twice, so shifting the row is then wrong for two tokens at each bound.
 #
@@ -371,12 +380,12 @@ compare("18.positions", "not at all, but for rounding" if close else "much, in a
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
 # constant. So the place in the row does no harm to rotary embedding; a model with learned positions, or one that stretches long contexts,
-# does care. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
+# does care. The index in a shard is wrong as soon as a document lies in more than one stretch: two neighbouring
 # tokens may then have indices far apart.
 #
 # ## 7 · The loss
 #
-# The loss is a mean over the tokens that count. Of how many? Suppose that four ranks hold these sums of −log p, and these
+# The loss is a mean over the tokens that count. How many are they, and who counts them? Suppose that four ranks hold these sums of −log p, and these
 # numbers of tokens that count:
 
 # %%
@@ -387,8 +396,8 @@ print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.loss",
-    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. By "
-    "which factor is the number that rank 0 reports too large?",
+    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. How "
+    "many times the mean of all ranks' tokens does rank 0 report?",
     unit="times",
 )
 
@@ -400,7 +409,7 @@ compare("18.loss", factor)
 # %% [markdown]
 # The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) counted over too few ranks, and
 # loss and gradients were too large by P.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
-# 3's fifty. Packed rows make it worse, since answers count, prompts do not, and they are spread unevenly over the ranks. **Count over all
+# 3's fifty. In fine-tuning on questions and answers only the answers' tokens count, and they are spread unevenly over the ranks. **Count over all
 # ranks, once, before anybody divides.** Padding between documents must not count either.
 #
 # A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. In a padded batch
@@ -419,9 +428,9 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 #
 # ## 8 · A short document needs no ring
 #
-# In a striped row every long document lies on all ranks. Back to the 24 documents, now on 16 ranks. The shortest has 70 tokens, so a rank has 4 or 5 of
-# them, and waits for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest document has long
-# computations to hide its hops behind, and belongs on many ranks.
+# Back to the 24 documents, on 16 ranks. So far one ring shared the whole row. From here on each document has a ring of its own. The shortest has 70
+# tokens: on 16 ranks it would have 4 or 5 on each, and wait for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest
+# has long computations to hide its hops behind, and belongs on many ranks.
 #
 # This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
 
@@ -443,25 +452,27 @@ compare("18.share", 100 * pairs.max() / pairs.sum())
 # One document has most of the pairs. But every token also passes the linear layers, so in time it has about a third of the work. The *degree* of a
 # document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
 # It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
-# A rank has room for `capacity` tokens. The other way, *static*, gives every document the same degree, the one that is fastest: here 8, in two rings of eight.
+# A rank has room for `capacity` = 2,048 tokens, so the longest document needs at least four ranks. The other way, *static*, gives every document the same
+# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node.)
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
 print(found.table())
 alone = np.array([costs.rank_s(length, 1) for length in lengths])
-print(f"the longest document: {alone.max() / alone.sum():.0%} of the time on one rank")
+print(f"the longest document: {alone.max() / alone.sum():.0%} of the time, if each had one rank")
 
 # %%
 placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
            for on_rank in packed_view.on_ranks(made)] for made in (found.static, found.dynamic)]
-show(packed_view.groups(placed, ["static: one degree for all", "dynamic"]),
+titles = ["static: one degree for all", "dynamic"]
+show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; the block at the bottom of
-# ranks 0 to 7 is the longest.) `bound` is a time that no assignment can beat. The dynamic one is near it, and most of its documents are in one
-# piece. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
+# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; a number says how many tokens a document
+# has that several ranks share.) The dashed line is `bound`, a time that no assignment can beat. The dynamic one is near it, and most of its documents are in
+# one piece. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
 
 # %%
 sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
@@ -471,7 +482,7 @@ for name, made in (("static", found.static), ("dynamic", found.dynamic)):
     print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
 
 # %% [markdown]
-# The longer the documents, the less there is to gain. Long hops hide behind long computations, so longer documents go to more ranks, in the
+# The longer the documents, the less there is to gain, if the room on a rank grows with them. Long hops hide behind long computations, so longer documents go to more ranks, in the
 # end all to eight:
 
 # %%
@@ -522,14 +533,14 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     shares, gradients = zip(*VirtualCluster(3).run(step, layout).results, strict=True)
     same = abs(sum(shares) - loss.item()) < 1e-12
     close = torch.allclose(gradients[0], decoder.embedding.weight.grad, atol=1e-12)
-    print(f"{layout.name:13} the loss of each document alone: {same}, its gradient: {close}")
+    print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
 
 # %% [markdown]
 # ## Recap
 #
 # - A row of packed documents saves the padding. cu_seqlens, position ids and document ids say the same thing, of the *whole row*.
-# - Bounds divided by P are right only if each rank holds the same part of every document. Places in the row are always right.
-# - To find a wrong mask, change one token and count the outputs that move.
+# - Bounds divided by P are right only if each rank holds the same number of tokens of every document. Places in the row are always right.
+# - To find a wrong mask, change one token and look which outputs move.
 # - Labels, weights and positions are made before the cut, within documents, and travel with their tokens.
 # - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
 # - A short document belongs on one rank, a long one on many.
@@ -537,10 +548,10 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
 # ## Self-check
 #
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: every rank has the same part of every document, so they are right.</details>
+# see?</summary>Divided bounds: every rank has as many tokens of every document, so they are right.</details>
 #
 # <details><summary>2. Why does cutting first cost one label with contiguous shards and all that are tokens with striped ones?</summary>A label is
-# lost or replaced at the end of every run, and in a striped shard each token is a run.</details>
+# lost or replaced at the end of every stretch of neighbours, and in a striped shard no two tokens are neighbours.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>

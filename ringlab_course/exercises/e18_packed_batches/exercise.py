@@ -93,14 +93,15 @@ check("18.shard")
 # ## 18.ring · The ring over packed documents
 #
 # `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `positions[r]` (L,), int64, holds the places in the
-# **row** of rank r's tokens, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query sees the
-# keys of its own document at or before itself.
+# **row** of rank r's tokens (not in their documents), and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
+# sees the keys of its own document at or before itself.
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s.
+#   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s;
+#   one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
 # - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
-#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. Shards
-#   differ in length.
+#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. After
+#   h exchanges you hold the block of rank (r − h) mod P. Shards differ in length.
 # - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 
 
@@ -173,15 +174,15 @@ check("18.weights")
 # Stuck? `hint("18.weights")` in a new cell helps.
 
 # %% [markdown]
-# ## All four together, on real files
+# ## All four together, on real text
 #
-# When all stages hold, run `on_real_files()` in a new cell. It packs the beginnings of some files of Python's standard library,
-# whose lengths nobody chose, into one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
+# When all stages hold, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of uneven
+# lengths, in one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
 # float64 attention, document by document.
 
 
 # %%
-def on_real_files(P=4, lengths=(1, 37, 300, 2, 90, 7, 75), H=4, K=2, D=32):
+def on_real_text(P=4, lengths=(1, 37, 300, 2, 90, 7, 75), H=4, K=2, D=32):
     """Print whether a packed row on many ranks is as good as one document after the other."""
     S = sum(lengths)
     ids = torch.cat([torch.arange(n) for n in lengths])
@@ -209,7 +210,7 @@ def on_real_files(P=4, lengths=(1, 37, 300, 2, 90, 7, 75), H=4, K=2, D=32):
 
 
 # %% tags=["solution-only"]
-on_real_files()
+on_real_text()
 
 # %% [markdown]
 # The visible checks are not all: `ringlab grade exercises/18_packed_batches.ipynb` also runs the hidden ones, on its own inputs.

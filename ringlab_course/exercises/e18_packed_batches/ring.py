@@ -48,6 +48,19 @@ def _divided(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -
     return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
 
 
+def _divided_places(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    """The row's bounds are divided by the number of ranks, and places of the whole row are looked up in them."""
+    rows, keys = (
+        np.searchsorted(cu // len(positions), np.asarray(positions[each]), "right") for each in (rank, origin)
+    )
+    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
+
+
+def _strict(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
+    earlier = np.asarray(positions[rank])[:, None] > np.asarray(positions[origin])[None, :]
+    return _same_document(rank, origin, positions, cu) & earlier
+
+
 def _by_index(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
     """Blocks of earlier ranks lie in the past, those of later ranks in the future, the own one is a triangle."""
     shape = len(positions[rank]), len(positions[origin])
@@ -83,6 +96,8 @@ IN_VALUES = (
     mistake("ignores_documents", _over(_causal)),
     mistake("sees_the_whole_document", _over(_same_document)),
     mistake("divides_the_bounds", _over(_divided)),
+    mistake("looks_up_places_in_divided_bounds", _over(_divided_places)),
+    mistake("misses_its_own_key", _over(_strict)),
     mistake("causal_by_index", _over(_by_index)),
     mistake("bound_too_early", _over(_bound_too_early)),
     mistake("own_block_alone", _over(_own_block)),

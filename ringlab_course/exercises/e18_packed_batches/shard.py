@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,23 @@ def _imitation(
     return imitate
 
 
+def _sorted(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
+    return tuple(_imitation()(tokens, cu_seqlens, np.sort(np.asarray(own))))
+
+
+def _bound_too_early(cu: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """The first token of a document counts as one of the document before."""
+    return own - cu[np.maximum(np.searchsorted(cu, own, "left") - 1, 0)]
+
+
 MISTAKES = (
     mistake("shifts_after_the_cut", _imitation(_after_the_cut)),
     mistake("shifts_after_the_cut_by_document", _imitation(_after_the_cut_by_document)),
     mistake("leaks_into_the_next_document", _imitation(_whole(lambda tokens, cu: next_of(tokens)))),
     mistake("rolls_the_row", _imitation(_whole(_rolled))),
     mistake("ignores_the_first", _imitation(_whole(_first_ignored))),
+    mistake("bound_too_early", _imitation(positions=_bound_too_early)),
+    mistake("sorts_its_tokens", _sorted),
     mistake("label_is_the_token", _imitation(_whole(lambda tokens, cu: tokens))),
     mistake("positions_in_the_row", _imitation(positions=lambda cu, own: own)),
     mistake("positions_in_the_shard", _imitation(positions=lambda cu, own: np.arange(len(own)))),
@@ -118,12 +130,15 @@ def _cases(
     subject: Any,
     rng: np.random.Generator,
     packed: Sequence[tuple[Sequence[int], Callable[[int, int], Layout], int]],
+    *,
+    turned: bool = False,
 ) -> Iterator[Answered]:
+    """`turned`: ranks store their tokens from the last to the first."""
     for lengths, make, P in packed:
         layout, cu = make(sum(lengths), P), bounds(lengths)
         tokens = torch.from_numpy(rng.permutation(layout.S) + rng.integers(100_000))  # no token comes twice
         for rank in range(P):
-            own = torch.tensor(layout.positions(rank).tolist(), dtype=torch.int64)
+            own = torch.tensor(layout.positions(rank).tolist()[:: -1 if turned else 1], dtype=torch.int64)
             inputs = tokens, cu, own
             right = _imitation()(*inputs)
             parts = expect_tuple(subject.call(*inputs), NAMES)
@@ -148,7 +163,8 @@ def _check_labels(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
     packed = [(lengths_of(rng, 3, 9), make, P) for make, P in ((layouts.zigzag, 2), (layouts.striped, 3))]
-    compare_all(_cases(subject, rng, packed), MISTAKES)
+    turned = _cases(subject, rng, [(lengths_of(rng, 2, 6), layouts.zigzag, 2)], turned=True)
+    compare_all(chain(_cases(subject, rng, packed), turned), MISTAKES)
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
@@ -178,7 +194,7 @@ STAGE = Stage(
     misconceptions=MISTAKES,
     checks=(
         Check("labels", 2, "visible", "documents cut by contiguous shards", _check_labels),
-        Check("layouts", 1, "visible", "zig-zag and striped", _check_layouts),
+        Check("layouts", 1, "visible", "zig-zag and striped, and tokens stored in another order", _check_layouts),
         Check("edges", 1, "held-out", "documents of one token and of none, ranks without tokens", _check_edges),
     ),
 )  # fmt: skip

@@ -83,6 +83,10 @@ MISTAKES = (
         "mean_over_ranks",
         _weights(lambda given, rank: (given.counts(), _present(given.counts()) * len(given.documents))),
     ),
+    mistake(
+        "counts_shared_documents_twice",
+        _weights(lambda given, rank: (given.counts(), sum(_present(given.counts([r])) for r in range(len(given.documents))))),
+    ),
     mistake("skips_the_reduction"),
     mistake("not_a_number"),
     mistake("a_message_for_each"),
@@ -128,7 +132,9 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 def _check_shared(subject: Any, rng: np.random.Generator) -> None:
     """Documents of which several ranks hold tokens."""
-    _verify(subject, problem(rng, _drawn(rng, (2, 2)), 2), problem(rng, _drawn(rng, (3, 4)), 4))
+    some = _drawn(rng, (3, 4))
+    some[0][3] = some[2][0] = 0  # documents that not all ranks share
+    _verify(subject, problem(rng, _drawn(rng, (2, 2)), 2), problem(rng, some, 4))
 
 
 def _check_none(subject: Any, rng: np.random.Generator) -> None:
