@@ -17,10 +17,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ringlab_course.gradebook import versions
 from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.runner import Watch, grade_class
 from ringlab_course.gradebook.store import Gradebook
@@ -79,17 +81,18 @@ class Countdown:
 
 
 def run(
-    kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int = 0, told: Path | None = None
-) -> int:
-    """Grade `folder` into the book at `path`, killed after `left` lines if that is not 0; return the lines.
-
-    A byte is appended to `told` for each submission that is said to be done.
-    """
+    kind: type[Gradebook],
+    path: Path,
+    folder: Path,
+    regrade: bool,
+    trace: Countdown | None = None,
+    told: Path | None = None,
+) -> None:
+    """Grade `folder` into the book at `path`, under `trace`, which is slow; append a byte to `told` for each submission done."""
     watch = Watch()
     if told is not None:
         descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         watch = Watch(ended=lambda job, result: (os.write(descriptor, b"."), None)[1])
-    trace = Countdown(left)
     sys.settrace(trace)
     try:
         with kind(path) as book:
@@ -99,7 +102,6 @@ def run(
             )
     finally:
         sys.settrace(None)
-    return trace.lines
 
 
 def content(path: Path) -> list[Any]:
@@ -118,7 +120,7 @@ def killed(kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            run(kind, path, folder, regrade, left, told)
+            run(kind, path, folder, regrade, Countdown(left), told)
         os._exit(0)  # a mutant may be done before
     os.waitpid(child, 0)
 
@@ -133,6 +135,7 @@ def done(path: Path) -> int:
 
 def main() -> None:
     """Do what the module says."""
+    versions._sources = cache(versions._sources)  # nobody changes the course while this runs
     folder, moments, count, what, kind, seed = sys.argv[1:]
     work, regrade, book = Path(folder), what == "regrade", BOOKS[kind]
     handed_in, begun, undisturbed = work / "class", work / "begun", work / "undisturbed"
@@ -142,7 +145,9 @@ def main() -> None:
     if regrade:
         run(Gradebook, begun, handed_in, False)
     shutil.copy(begun, undisturbed)
-    lines = run(Gradebook, undisturbed, handed_in, regrade)
+    counted = Countdown(0)
+    run(Gradebook, undisturbed, handed_in, regrade, counted)
+    lines = counted.lines
     expected, draw, before = content(undisturbed), random.Random(int(seed)), done(begun)
     every = range(1, lines + 1)
     number = lines if moments in ("all", "until") else int(moments)
