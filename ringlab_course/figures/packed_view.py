@@ -155,9 +155,9 @@ def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound:
             for document, (on, low, high) in _shared(ranks).items():
                 if high - low > bound / 12:
                     middle = sum(on) / len(on), (low + high) / 2
-                    ax.text(
-                        *middle, f"{lengths[document]:,}", ha="center", va="center", color=INK, fontsize=8
-                    )
+                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+                    look = {"ha": "center", "va": "center", "color": INK, "fontsize": 8, "bbox": box}
+                    ax.text(*middle, f"{lengths[document]:,}", **look)
             ax.axhline(bound, color=INK, linewidth=1, linestyle="--")
             ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
         axes[0].set_ylabel("ms of a step")
