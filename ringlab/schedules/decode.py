@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import Comm, side_by_side
-from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, RinglabError, ShapeError
+from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, sink_partial, state_dtype
 from ringlab.schedules.cache import CacheShard, ShardedCache
@@ -100,25 +100,24 @@ def decode(
     >>> out.shape, out.unique().item(), torch.equal(out, same)
     (torch.Size([1, 4, 1, 8]), 3.0, True)
     """
-    refusal: RinglabError | None = None
-    try:
+
+    def check() -> tuple[tuple[Mask, ScoreRules, Block], str]:
         _check(q, cache)
         check_scale(scale, q.dtype)
         check_sinks(sinks, q)
-        _check_gradients(q, sinks)
+        check_gradients(q=q, sinks=sinks)
         visible = mask_of_one_document(mask)
         if merge not in MERGES:
             raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
         rules = ScoreRules(softcap)
         chosen = get_block(block, q, rules.requirements, cache.v)
-    except RinglabError as error:
-        refusal = error
-    if validate and isinstance(cache, ShardedCache):
-        options = "" if refusal else f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
+        options = f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
         options += "" if sinks is None else " sinks"
-        agree(cache.ring.comm, "" if refusal else _describe(q, cache, options), refusal, cache.k.device)
-    elif refusal is not None:
-        raise refusal
+        return (visible, rules, chosen), _describe(q, cache, options)
+
+    compares = validate and isinstance(cache, ShardedCache)
+    found = checked(cache.ring.comm, check, cache.k.device) if compares else checked(None, check)
+    visible, rules, chosen = found
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
@@ -266,12 +265,15 @@ def _check(q: Any, cache: Any) -> None:
         raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
 
 
-def _check_gradients(q: Tensor, sinks: Tensor | None) -> None:
-    """Raise BackendError for tensors that require gradients."""
-    for name, x in (("a q", q), ("sinks", sinks)):
+def check_gradients(**tensors: Tensor | None) -> None:
+    """Return if no gradient is wanted of these, by name. Raises: BackendError if one is."""
+    for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
-            remedy = "use torch.no_grad(), or ring_attention to train"
-            raise BackendError("decode without gradients", f"{name} that requires them", remedy)
+            raise BackendError(
+                "tensors without gradients: nothing is saved for backward",
+                f"{name} that requires them",
+                "use torch.no_grad(), or ring_attention to train",
+            )
 
 
 def mask_of_one_document(mask: Mask | None) -> Mask:

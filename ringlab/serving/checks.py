@@ -9,8 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ringlab.errors import BackendError, CacheError, DeviceError, DtypeError, ShapeError
+from ringlab.comm.protocol import Comm
+from ringlab.comm.ring import Ring
+from ringlab.errors import CacheError, DeviceError, DtypeError, ShapeError
 from ringlab.schedules.cache import CacheShard, ShardedCache
+from ringlab.schedules.decode import check_gradients
 from ringlab.serving.paged_cache import PagedCache
 
 Cache: TypeAlias = ShardedCache | PagedCache
@@ -37,10 +40,22 @@ def sizes_of(cache: Any) -> CacheSizes:
     raise CacheError("a ShardedCache or a PagedCache", type(cache).__name__)
 
 
+def comm_of(cache: Any) -> Comm | None:
+    """Return the transport of a cache's ranks, or None for something that has none."""
+    ring = getattr(cache, "ring", None)
+    return ring.comm if isinstance(ring, Ring) else None
+
+
+def device_of(cache: Any) -> torch.device | str:
+    """Return the device of a cache, or "cpu" for something that is no cache."""
+    return sizes_of(cache).device if isinstance(cache, Cache) else "cpu"
+
+
 def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
-    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none."""
+    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none, or has no cache."""
+    sizes_of(cache)
     if isinstance(cache, PagedCache):
-        if not sequences:
+        if not isinstance(sequences, Sequence) or not sequences:
             raise CacheError(
                 "the sequences of a PagedCache", repr(sequences), "the numbers that add() returned"
             )
@@ -81,12 +96,7 @@ def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
         raise DtypeError(f"q in the cache's {sizes.dtype}", str(q.dtype))
     if q.device != sizes.device:
         raise DeviceError(f"q on the cache's {sizes.device}", str(q.device))
-    if torch.is_grad_enabled() and q.requires_grad:
-        raise BackendError(
-            "a q without gradients",
-            "a q that requires them",
-            "use torch.no_grad(), or ring_attention to train",
-        )
+    check_gradients(q=q)
 
 
 def describe_cache(cache: Cache, sequences: Sequence[int] | None) -> str:

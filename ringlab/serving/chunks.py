@@ -10,20 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
+from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.schedules.call import Call
 from ringlab.schedules.decode import mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale
-from ringlab.serving.checks import Cache, check_query, check_sequences, describe_cache, lengths_of, sizes_of
+from ringlab.serving.checks import (
+    Cache,
+    check_query,
+    check_sequences,
+    comm_of,
+    describe_cache,
+    device_of,
+    lengths_of,
+    sizes_of,
+)
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.travels import TRAVELS, Chunk
 from ringlab.types import KeyValue, Query, Value
@@ -113,23 +120,17 @@ def prefill(
     >>> torch.allclose(out.double(), torch.from_numpy(oracle.attention(q, k, v, causal=True).out), atol=1e-5)
     True
     """
-    refusal: RinglabError | None = None
-    device: torch.device | str = "cpu"
-    try:
-        device = sizes_of(cache).device
+
+    def check() -> tuple[tuple[Chunk, str], str]:
         chunk = _chunk(q, k, v, cache, sequence, layout, mask, scale, softcap, block)
         if travels not in ("auto", *TRAVELS):
             raise BackendError(f"travels= one of auto, {', '.join(TRAVELS)}", repr(travels))
         route = chunk.fewer_bytes if travels == "auto" else travels
         sequences = None if sequence is None else [sequence]
         options = f"{layout!r} #{hash(layout):x} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
-        description = f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
-    except RinglabError as error:
-        refusal, description = error, ""
-    if validate and isinstance(getattr(cache, "ring", None), Ring):
-        agree(cache.ring.comm, description, refusal, device)
-    elif refusal is not None:
-        raise refusal
+        return (chunk, route), f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
+
+    chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chunk.call.block, chunk.call.rules.requirements):
         comm.chose(*choice)

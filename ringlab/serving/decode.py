@@ -16,12 +16,11 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import side_by_side
-from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, RinglabError, ShapeError
+from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial
 from ringlab.schedules.decode import attend_to_cache, mask_of_one_document
@@ -30,12 +29,15 @@ from ringlab.serving.checks import (
     Cache,
     check_query,
     check_sequences,
+    comm_of,
     describe_cache,
+    device_of,
     lengths_of,
     shard_of,
     sizes_of,
 )
 from ringlab.serving.owners import MERGES
+from ringlab.serving.tables import token_counts
 from ringlab.types import Query
 
 QUERIES = ("own", "all")
@@ -119,25 +121,18 @@ def decode_heads(
     >>> out.shape, out.unique().item()
     (torch.Size([1, 2, 2, 8]), 3.0)
     """
-    refusal: RinglabError | None = None
-    device: torch.device | str = "cpu"
-    try:
-        device = sizes_of(cache).device
+
+    def check() -> tuple[tuple[list[_Rows], Mask, ScoreRules, Block], str]:
         rows = _rows(q, cache, sequences, new)
         _check_heads(q, cache, queries, merge)
         check_scale(scale, q.dtype)
         visible, rules = mask_of_one_document(mask), ScoreRules(softcap)
         chosen = get_block(block, q, rules.requirements)
         options = f"{queries} {merge} {visible} scale={scale} softcap={softcap} {chosen.name}"
-        description = (
-            f"q {tuple(q.shape)} {[one.new for one in rows]} {describe_cache(cache, sequences)} {options}"
-        )
-    except RinglabError as error:
-        refusal, description = error, ""
-    if validate and isinstance(getattr(cache, "ring", None), Ring):
-        agree(cache.ring.comm, description, refusal, device)
-    elif refusal is not None:
-        raise refusal
+        of_rows = f"q {tuple(q.shape)} {[one.new for one in rows]}"
+        return (rows, visible, rules, chosen), f"{of_rows} {describe_cache(cache, sequences)} {options}"
+
+    rows, visible, rules, chosen = checked(comm_of(cache) if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
@@ -167,11 +162,8 @@ def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[i
     if sequences is None:
         check_query(q, sizes_of(cache), None)
         new = [q.shape[2]] if new is None else new
-    elif new is None:
-        new = [1] * len(sequences)
     names: Sequence[int | None] = [None] if sequences is None else sequences
-    if len(new) != len(names):
-        raise ShapeError(f"new= a number of tokens for each of {len(names)} sequences", str(list(new)))
+    new = token_counts(names, new)
     check_query(q, sizes_of(cache), sum(new))
     for name, n in zip(names, new, strict=True):
         held = sum(lengths_of(cache, name))
@@ -189,7 +181,7 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, merge: str) -> None:
     """Raise an error of `decode_heads` for heads that the ranks cannot share, or an unknown way to do it."""
     if queries not in QUERIES:
         raise BackendError(f"queries= one of {', '.join(QUERIES)}", repr(queries))
-    if merge not in MERGES:
+    if not isinstance(merge, str) or merge not in MERGES:
         raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
     K, P = sizes_of(cache).K, cache.ring.world_size
     heads = q.shape[1] * (P if queries == "own" else 1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, Run
-from ringlab.serving.tables import BlockTables
+from ringlab.serving.tables import BlockTables, token_counts
 from ringlab.types import KeyValue, Value
 
 
@@ -189,11 +189,12 @@ class PagedCache:
     ) -> None:
         """Append the next tokens of several sequences, the same on all ranks: those of the first sequence first.
 
-        new: the number of tokens of each sequence; 1 by default.
-        Raises: CacheError for unknown sequences or too few free pages; ShapeError, DtypeError or DeviceError for
-        tensors that do not fit. Then nothing has changed.
+        new: the number of tokens of each sequence, 0 or more; 1 by default.
+        Raises: CacheError for unknown sequences or too few free pages; ShapeError for `new` that is not a number for each
+        sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. Then nothing has changed.
         """
-        new = [1] * len(sequences) if new is None else list(new)
+        self.tables.check(sequences)
+        new = token_counts(sequences, new)
         self._check_new(k, v, sum(new))
         at = 0
         starts = [self.length(sequence) for sequence in sequences]
