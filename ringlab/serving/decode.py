@@ -20,6 +20,7 @@ from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import side_by_side
+from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial
@@ -58,6 +59,7 @@ def decode_heads(
     block: str | Block = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    ring: Ring | None = ...,
 ) -> Tensor: ...
 
 
@@ -76,6 +78,7 @@ def decode_heads(
     block: str | Block = ...,
     return_lse: Literal[True],
     validate: bool = ...,
+    ring: Ring | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -93,6 +96,7 @@ def decode_heads(
     block: str | Block = "auto",
     return_lse: bool = False,
     validate: bool = True,
+    ring: Ring | None = None,
 ) -> Any:
     """Return attention of the last tokens of each sequence over the whole cache, for this rank's H/P query heads.
 
@@ -105,6 +109,7 @@ def decode_heads(
     scale, softcap, block: as in `ring_attention`.
     return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
+    ring: the ranks that compare them, if not those of the cache: all ranks of a grid, as `HelixGrid.attend` does.
 
     Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is called wrongly,
     AgreementError on all others, and on all ranks if their calls or caches differ.
@@ -132,7 +137,8 @@ def decode_heads(
         of_rows = f"q {tuple(q.shape)} {[one.new for one in rows]}"
         return (rows, visible, rules, chosen), f"{of_rows} {describe_cache(cache, sequences)} {options}"
 
-    rows, visible, rules, chosen = checked(comm_of(cache) if validate else None, check, device_of(cache))
+    compared = comm_of(cache) if ring is None else ring.comm
+    rows, visible, rules, chosen = checked(compared if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
