@@ -22,6 +22,7 @@ from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, sink_partial, state_dtype
+from ringlab.modes import without_autocast
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
@@ -79,7 +80,7 @@ def decode(
 
     q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
     mask: causal by default; may have a window or a prefix, not documents.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
     sinks: (H,) logits as in `ring_attention`, the same on all ranks: they are counted once, after the ranks' partials are
     merged.
     merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
@@ -123,9 +124,10 @@ def decode(
         comm.chose(*choice)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(attend_to_cache) if chosen.thread_safe else attend_to_cache
-    part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
-    whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
-    whole = whole if sinks is None else _with_sinks(whole, sinks)
+    with without_autocast(q.device.type):
+        part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
+        whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
+        whole = whole if sinks is None else _with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
 

@@ -18,6 +18,7 @@ from ringlab.blocks.protocol import Block
 from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import without_autocast
 from ringlab.schedules.call import Call
 from ringlab.schedules.decode import mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale
@@ -97,7 +98,7 @@ def prefill(
     sequence: the number of the sequence in a `PagedCache`.
     travels: "kv", "q", or "auto", whichever sends fewer bytes; that choice is recorded in the trace.
     mask: causal; may have a window, or a prefix that ends with the new tokens at the latest. No documents.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
 
@@ -136,7 +137,8 @@ def prefill(
         comm.chose(*choice)
     if travels == "auto":
         comm.chose("travels='auto'", route)
-    part = TRAVELS[route](chunk)
+    with without_autocast(q.device.type):
+        part = TRAVELS[route](chunk)
     if isinstance(cache, PagedCache):
         cache.append_shards(layout, chunk.k, chunk.v, chunk.sequence)
     else:

@@ -24,6 +24,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial
+from ringlab.modes import without_autocast
 from ringlab.schedules.decode import attend_to_cache, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale
 from ringlab.serving.checks import (
@@ -106,7 +107,7 @@ def decode_heads(
     merge: how merged partials come to the ranks of their heads, one of `ringlab.serving.owners`: "all-to-all", one round
     of messages, or "reduce-scatter", two.
     mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
     return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
     ring: the ranks that compare them, if not those of the cache: all ranks of a grid, as `HelixGrid.attend` does.
@@ -147,8 +148,9 @@ def decode_heads(
         q = torch.cat(comm.all_gather(q, tag="decode queries"), dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(_attend) if chosen.thread_safe else _attend
-    part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
-    merged = MERGES[merge](comm, part)
+    with without_autocast(q.device.type):
+        part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
+        merged = MERGES[merge](comm, part)
     out = merged.out.to(q.dtype)
     return (out, merged.lse) if return_lse else out
 
