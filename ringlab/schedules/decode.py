@@ -127,7 +127,7 @@ def decode(
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
         whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
-        whole = whole if sinks is None else _with_sinks(whole, sinks)
+        whole = with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
 
@@ -199,9 +199,9 @@ def _unpack(message: Tensor) -> Partial:
     return Partial(message[..., :-1], message[..., -1])
 
 
-def _with_sinks(whole: Partial, sinks: Sinks) -> Partial:
-    """Return the merge of all ranks' partials and the sinks."""
-    return merge(whole, sink_partial(sinks, whole))
+def with_sinks(whole: Partial, sinks: Sinks | None) -> Partial:
+    """Return the merge of a partial over all keys and of the sinks of its heads, if there are any."""
+    return whole if sinks is None else merge(whole, sink_partial(sinks, whole))
 
 
 def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:

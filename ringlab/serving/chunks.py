@@ -20,8 +20,8 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import without_autocast
 from ringlab.schedules.call import Call
-from ringlab.schedules.decode import mask_of_one_document
-from ringlab.scores import ScoreRules, check_scale
+from ringlab.schedules.decode import check_gradients, mask_of_one_document, with_sinks
+from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,
     check_query,
@@ -34,7 +34,7 @@ from ringlab.serving.checks import (
 )
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.travels import TRAVELS, Chunk
-from ringlab.types import KeyValue, Query, Value
+from ringlab.types import KeyValue, Query, Sinks, Value
 
 
 @overload
@@ -50,6 +50,7 @@ def prefill(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
@@ -69,6 +70,7 @@ def prefill(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[True],
     validate: bool = ...,
@@ -87,6 +89,7 @@ def prefill(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     return_lse: bool = False,
     validate: bool = True,
@@ -99,11 +102,13 @@ def prefill(
     travels: "kv", "q", or "auto", whichever sends fewer bytes; that choice is recorded in the trace.
     mask: causal; may have a window, or a prefix that ends with the new tokens at the latest. No documents.
     scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
+    sinks: (H,) logits as in `ring_attention`, the same on all ranks.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
 
     Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or BackendError on a
     rank that is called wrongly, AgreementError on all others. Then the cache is as it was.
+    BackendError for q, k, v or sinks that require gradients: nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, oracle, zigzag
@@ -124,11 +129,14 @@ def prefill(
 
     def check() -> tuple[tuple[Chunk, str], str]:
         chunk = _chunk(q, k, v, cache, sequence, layout, mask, scale, softcap, block)
+        check_sinks(sinks, q)
+        check_gradients(k=k, v=v, sinks=sinks)
         if travels not in ("auto", *TRAVELS):
             raise BackendError(f"travels= one of auto, {', '.join(TRAVELS)}", repr(travels))
         route = chunk.fewer_bytes if travels == "auto" else travels
         sequences = None if sequence is None else [sequence]
         options = f"{layout!r} #{hash(layout):x} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
+        options += "" if sinks is None else " sinks"
         return (chunk, route), f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
 
     chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
@@ -138,7 +146,7 @@ def prefill(
     if travels == "auto":
         comm.chose("travels='auto'", route)
     with without_autocast(q.device.type):
-        part = TRAVELS[route](chunk)
+        part = with_sinks(TRAVELS[route](chunk), sinks)
     if isinstance(cache, PagedCache):
         cache.append_shards(layout, chunk.k, chunk.v, chunk.sequence)
     else:

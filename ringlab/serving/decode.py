@@ -25,8 +25,8 @@ from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial
 from ringlab.modes import without_autocast
-from ringlab.schedules.decode import attend_to_cache, mask_of_one_document
-from ringlab.scores import ScoreRules, check_scale
+from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document, with_sinks
+from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,
     check_query,
@@ -38,9 +38,9 @@ from ringlab.serving.checks import (
     shard_of,
     sizes_of,
 )
-from ringlab.serving.owners import MERGES
+from ringlab.serving.owners import MERGES, own_heads
 from ringlab.serving.tables import token_counts
-from ringlab.types import Query
+from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")
 
@@ -57,6 +57,7 @@ def decode_heads(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
@@ -76,6 +77,7 @@ def decode_heads(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[True],
     validate: bool = ...,
@@ -94,6 +96,7 @@ def decode_heads(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     return_lse: bool = False,
     validate: bool = True,
@@ -108,12 +111,14 @@ def decode_heads(
     of messages, or "reduce-scatter", two.
     mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
     scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
+    sinks: a logit of each head of q, as in `ring_attention`; they are counted once, after the ranks' partials are merged.
     return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
     ring: the ranks that compare them, if not those of the cache: all ranks of a grid, as `HelixGrid.attend` does.
 
     Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is called wrongly,
-    AgreementError on all others, and on all ranks if their calls or caches differ.
+    AgreementError on all others, and on all ranks if their calls or caches differ. BackendError for a q or sinks that require
+    gradients: nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -132,9 +137,12 @@ def decode_heads(
         rows = _rows(q, cache, sequences, new)
         _check_heads(q, cache, queries, merge)
         check_scale(scale, q.dtype)
+        check_sinks(sinks, q)
+        check_gradients(sinks=sinks)
         visible, rules = mask_of_one_document(mask), ScoreRules(softcap)
         chosen = get_block(block, q, rules.requirements)
         options = f"{queries} {merge} {visible} scale={scale} softcap={softcap} {chosen.name}"
+        options += "" if sinks is None else " sinks"
         of_rows = f"q {tuple(q.shape)} {[one.new for one in rows]}"
         return (rows, visible, rules, chosen), f"{of_rows} {describe_cache(cache, sequences)} {options}"
 
@@ -150,7 +158,8 @@ def decode_heads(
     attend = side_by_side(_attend) if chosen.thread_safe else _attend
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
-        merged = MERGES[merge](comm, part)
+        of_own_heads = sinks if sinks is None or queries == "own" else sinks[own_heads(comm, len(sinks))]
+        merged = with_sinks(MERGES[merge](comm, part), of_own_heads)
     out = merged.out.to(q.dtype)
     return (out, merged.lse) if return_lse else out
 

@@ -66,8 +66,8 @@ class HelixGrid:
     def attend(self, q: Query, cache: Cache, *args: Any, **how: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Return attention of this rank's `owned` heads, given the queries of all its `attended` heads.
 
-        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`, but all ranks
-        of the grid compare their calls, and all raise if one is wrong.
+        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`, so `sinks`
+        are those of all its `attended` heads; but all ranks of the grid compare their calls, and all raise if one is wrong.
         Raises: WorldSizeError for a cache on another ring, or for none; as `decode_heads`.
         """
         comm = comm_of(cache)

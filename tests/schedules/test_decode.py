@@ -181,7 +181,7 @@ def test_sinks_that_every_rank_counts_are_noticed(merge: str, monkeypatch: pytes
     run = Generation(contiguous(13, 3), 1, 2, merge=merge, sinks=SINKS)
     assert_equals_one_process(on_virtual_ranks(run).results, run)
     attend, sinks = module.attend_to_cache, torch.tensor(SINKS, dtype=torch.float64)
-    monkeypatch.setattr(module, "_with_sinks", lambda whole, sinks: whole)
+    monkeypatch.setattr(module, "with_sinks", lambda whole, sinks: whole)
     with pytest.raises(AssertionError, match="is wrong"):
         assert_equals_one_process(on_virtual_ranks(run).results, run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.conformance.tolerance import FACTOR, relative_error
 from ringlab.errors import AgreementError, RinglabError, ShapeError, WorldSizeError
+from ringlab.mask import Mask
 from ringlab.serving import HelixGrid, PagedCache
+from tests.serving.problems import assert_rows, sinks_of, whole
 
 H, K, D, WIDTH, HIDDEN = 8, 2, 4, 16, 32
 PROMPT, STEPS = 9, 3
@@ -103,6 +106,31 @@ def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
 
 def test_a_layer_on_processes() -> None:
     assert_layer(launch(on_a_grid, 4, 2, memory=False).results)
+
+
+def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
+    """Return out and lse of a token on a grid of 2 × 2, whose rows have sinks of their own heads; `shift` takes others."""
+    q, k, v = whole(1, H, K, S, D, 3, torch.float64)
+    grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+    queries, keys = grid.attended(H), grid.attended(K)
+    cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=D, dtype=torch.float64)
+    cache.append(k[:, keys], v[:, keys])
+    sinks = sinks_of(H, torch.float64).roll(shift)[queries]
+    found: Any = grid.attend(q[:, queries, -1:], cache, sinks=sinks, return_lse=True, block="naive")
+    return found
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
+    """By the oracle, on four ranks; and sinks of the other row are noticed."""
+    results = VirtualCluster(4, memory=False).run(with_sinks, shift).results
+    out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+    expected = pytest.raises(AssertionError, match="is wrong") if shift else nullcontext()
+    with expected:
+        sinks = sinks_of(H, torch.float64).numpy()
+        assert_rows(
+            out, lse, whole(1, H, K, S, D, 3, torch.float64), slice(S - 1, S), mask=Mask(), sinks=sinks
+        )
 
 
 def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:

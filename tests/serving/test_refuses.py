@@ -46,12 +46,14 @@ def right_decode(cache: PagedCache) -> Any:
     return decode_heads(rows(), cache, [0, 1])
 
 
-def chunk(cache: PagedCache, n: int = 4, **change: Any) -> Any:
+def chunk(cache: PagedCache, n: int = 4, wants: str = "", **change: Any) -> Any:
     """Prefill n further tokens of sequence 0."""
     layout = cache.next_layout(0, n)
     own = layout.length(cache.ring.rank)
     given: dict[str, Any] = {"q": rows(1, 4, own, 4), "k": rows(1, 2, own, 4), "v": rows(1, 2, own, 4)}
     given |= {"layout": layout, "sequence": 0} | change
+    if wants:
+        given[wants].requires_grad_()
     return prefill(given.pop("q"), given.pop("k"), given.pop("v"), cache, **given)
 
 
@@ -78,6 +80,12 @@ DECODES: dict[str, Wrong] = {
     "another dtype": (lambda c: decode_heads(rows(dtype=torch.float64), c, [0, 1]), DtypeError, "torch.float32"),
     "another device": (lambda c: decode_heads(rows().to("meta"), c, [0, 1]), DeviceError, "meta"),
     "gradients": (lambda c: decode_heads(rows().requires_grad_(), c, [0, 1]), BackendError, "no_grad"),
+    "sinks of all heads": (
+        lambda c: decode_heads(rows(), c, [0, 1], sinks=torch.zeros(6)), ShapeError, "sinks as a tensor (2,)",
+    ),
+    "sinks that want gradients": (
+        lambda c: decode_heads(rows(), c, [0, 1], sinks=torch.zeros(2, requires_grad=True)), BackendError, "no_grad",
+    ),
     "a merge that is a list": (
         lambda c: decode_heads(rows(), c, [0, 1], merge=["all-to-all"]), BackendError, "['all-to-all']",  # type: ignore[call-overload]
     ),
@@ -101,6 +109,13 @@ PREFILLS: dict[str, Wrong] = {
     "a mask without causality": (lambda c: chunk(c, mask=Mask(causal=False)), MaskError, "causal mask"),
     "a prefix that is not here yet": (lambda c: chunk(c, mask=Mask(prefix=8)), MaskError, "among the 7 tokens"),
     "an unknown way": (lambda c: chunk(c, travels="v"), BackendError, "auto, kv, q"),
+    "queries that want gradients": (lambda c: chunk(c, wants="q"), BackendError, "q that requires"),
+    "keys that want gradients": (lambda c: chunk(c, wants="k"), BackendError, "k that requires"),
+    "values that want gradients": (lambda c: chunk(c, wants="v"), BackendError, "v that requires"),
+    "sinks that want gradients": (
+        lambda c: chunk(c, sinks=torch.zeros(4, requires_grad=True)), BackendError, "sinks that require",
+    ),
+    "sinks of other heads": (lambda c: chunk(c, sinks=torch.zeros(2)), ShapeError, "sinks as a tensor (4,)"),
     "no keys": (lambda c: chunk(c, k=None), ShapeError, "k of the new tokens"),
     "a sequence that is a list": (lambda c: chunk(c, sequence=[0]), CacheError, "[[0]]"),
     "an error that nobody foresaw": (lambda c: chunk(c, block=Broken()), KeyError, "on this machine"),
@@ -152,6 +167,17 @@ def test_caches_that_differ_are_refused() -> None:
         tokens = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
         tokens.append(rows(1, 2, 3 + ring.rank, 4), rows(1, 2, 3 + ring.rank, 4))
         return asked(lambda: right_decode(pages)), asked(lambda: decode_heads(rows(), tokens))
+
+    for errors in VirtualCluster(2, memory=False).run(program).results:
+        assert [type(error) for error in errors] == [AgreementError] * 2
+
+
+def test_sinks_on_one_rank_only_are_refused() -> None:
+    def program(ring: Ring) -> tuple[Exception | None, ...]:
+        cache = paged(ring)
+        sinks = (lambda heads: torch.zeros(heads)) if ring.rank else lambda heads: None
+        decode = asked(lambda: decode_heads(rows(), cache, [0, 1], sinks=sinks(2)))
+        return decode, asked(lambda: chunk(cache, sinks=sinks(4)))
 
     for errors in VirtualCluster(2, memory=False).run(program).results:
         assert [type(error) for error in errors] == [AgreementError] * 2
