@@ -21,11 +21,12 @@ Cache: TypeAlias = ShardedCache | PagedCache
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """The batch, key/value heads and head dim of a cache, and the dtype and device of its tensors."""
+    """The batch, key/value heads and head dims of a cache, and the dtype and device of its tensors."""
 
     B: int
     K: int
     D: int
+    Dv: int
     dtype: torch.dtype
     device: torch.device
 
@@ -33,10 +34,10 @@ class CacheSizes:
 def sizes_of(cache: Any) -> CacheSizes:
     """Return the sizes of a cache. Raises: CacheError for something that is none."""
     if isinstance(cache, PagedCache):
-        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.dtype, cache.device)
+        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.value_dim, cache.dtype, cache.device)
     if isinstance(cache, ShardedCache):
         B, K, _, D = cache.k.shape
-        return CacheSizes(B, K, D, cache.k.dtype, cache.k.device)
+        return CacheSizes(B, K, D, cache.v.shape[3], cache.k.dtype, cache.k.device)
     raise CacheError("a ShardedCache or a PagedCache", type(cache).__name__)
 
 
@@ -102,7 +103,7 @@ def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
 def describe_cache(cache: Cache, sequences: Sequence[int] | None) -> str:
     """Return the description of a cache and some of its sequences that must be equal on all ranks."""
     sizes = sizes_of(cache)
-    kind = f"K={sizes.K} {sizes.dtype}"
+    kind = f"K={sizes.K} D={sizes.D} Dv={sizes.Dv} {sizes.dtype}"
     if isinstance(cache, PagedCache):
         tables = cache.tables
         where = [(one, tables.lengths[one], *tables.pages[one]) for one in sequences or ()]

@@ -180,7 +180,7 @@ def _chunk(
         raise ShapeError(f"query heads divisible by the cache's {K} key/value heads", f"{H} heads")
     check_scale(scale, q.dtype)
     rules = ScoreRules(softcap)
-    chosen = get_block(block, q, rules.requirements)
+    chosen = get_block(block, q, rules.requirements, v)
     start = sum(lengths_of(cache, sequence))
     whole = _mask(mask, start + layout.S)
     call = Call(

@@ -140,7 +140,8 @@ def decode_heads(
         check_sinks(sinks, q)
         check_gradients(sinks=sinks)
         visible, rules = mask_of_one_document(mask), ScoreRules(softcap)
-        chosen = get_block(block, q, rules.requirements)
+        values = q.new_empty((0, 0, 0, sizes_of(cache).Dv))
+        chosen = get_block(block, q, rules.requirements, values)
         options = f"{queries} {merge} {visible} scale={scale} softcap={softcap} {chosen.name}"
         options += "" if sinks is None else " sinks"
         of_rows = f"q {tuple(q.shape)} {[one.new for one in rows]}"

@@ -24,9 +24,9 @@ from tests.laws.draw import Shape, tensors
 Whole = tuple[Tensor, Tensor, Tensor]
 
 
-def whole(B: int, H: int, K: int, S: int, D: int, seed: int, dtype: torch.dtype) -> Whole:
-    """Return q, k and v of a sequence of S tokens."""
-    q, k, v, _ = tensors(Shape(B, H, K, S, S, D), seed, dtype)
+def whole(B: int, H: int, K: int, S: int, D: int, seed: int, dtype: torch.dtype, Dv: int = 0) -> Whole:
+    """Return q, k and v of a sequence of S tokens; Dv is the head dim of v, as D if it is 0."""
+    q, k, v, _ = tensors(Shape(B, H, K, S, S, D, Dv), seed, dtype)
     return q, k, v
 
 
@@ -37,7 +37,8 @@ def sinks_of(heads: int, dtype: torch.dtype) -> Tensor:
 
 def assert_rows(out: Tensor, lse: Tensor, sequence: Whole, rows: slice, **how: Any) -> None:
     """Fail unless out and lse are those of these rows, within the bounds derived for attention of the whole sequence."""
-    inputs = *sequence, torch.zeros_like(sequence[0])
+    q, _, v = sequence
+    inputs = *sequence, q.new_zeros((*q.shape[:-1], v.shape[-1]))
     true = truth(*inputs, **how)
     allowed = bounds(*inputs, true=true, **how)
     for name, mine, every in (("out", out, true.out), ("lse", lse, true.lse)):
@@ -66,12 +67,13 @@ class Batch:
     block: str = "naive"
     softcap: float | None = None
     sunk: bool = False
+    Dv: int = 8
 
     def sequence(self, number: int) -> Whole:
         """Return q, k and v of a sequence, its new tokens too."""
         B = 1 if self.layout is None else 2
         S = self.lengths[number] + self.new[number]
-        return whole(B, self.H, self.K, S, 8, number, self.dtype)
+        return whole(B, self.H, self.K, S, 8, number, self.dtype, self.Dv)
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ def filled(ring: Ring, batch: Batch) -> tuple[Cache, list[int] | None]:
         ring,
         kv_heads=batch.K,
         head_dim=8,
+        value_dim=batch.Dv,
         pages=pages,
         page=batch.page,
         interleave=batch.interleave,
@@ -159,6 +162,7 @@ class Prompt:
     block: str = "naive"
     softcap: float | None = None
     sunk: bool = False
+    Dv: int = 8
 
     @property
     def sinks(self) -> Tensor | None:
@@ -167,7 +171,8 @@ class Prompt:
 
     def sequence(self) -> Whole:
         """Return q, k and v of the whole prompt."""
-        return whole(1 if self.layout is None else 2, self.H, self.K, sum(self.chunks), 8, 3, self.dtype)
+        B = 1 if self.layout is None else 2
+        return whole(B, self.H, self.K, sum(self.chunks), 8, 3, self.dtype, self.Dv)
 
 
 Fed = tuple[list[tuple[Layout, Tensor, Tensor]], Tensor, np.ndarray]
@@ -193,9 +198,11 @@ def feed(ring: Ring, prompt: Prompt) -> Fed:
 def empty_cache(ring: Ring, prompt: Prompt) -> tuple[Cache, int | None]:
     """Return a cache for the prompt, and the number of its sequence."""
     if prompt.layout is not None:
-        return ShardedCache(ring, batch=2, kv_heads=prompt.K, head_dim=8, dtype=prompt.dtype), None
+        sizes = {"batch": 2, "kv_heads": prompt.K, "head_dim": 8, "value_dim": prompt.Dv}
+        return ShardedCache(ring, **sizes, dtype=prompt.dtype), None
     pages = sum(prompt.chunks) // (prompt.page * prompt.P) + 1
     how: dict[str, Any] = {"page": prompt.page, "interleave": prompt.interleave, "dtype": prompt.dtype}
+    how["value_dim"] = prompt.Dv
     paged = PagedCache(ring, kv_heads=prompt.K, head_dim=8, pages=pages, **how)
     return paged, paged.add()
 
@@ -252,6 +259,7 @@ CASES: dict[str, Batch | Prompt] = {
     "float64 sharded cache, sinks, window": Batch(
         3, (14,), (2,), 6, layout=zigzag(14, 3), queries="all", mask=Mask(window=4), sunk=True
     ),
+    "float32 batch, v of another head dim": on(3, Dv=5, dtype=torch.float32, block="blockwise"),
     "float32 sharded cache": Batch(
         3, (14,), (2,), 6, layout=zigzag(14, 3), dtype=torch.float32, block="native"
     ),
@@ -269,6 +277,12 @@ CASES: dict[str, Batch | Prompt] = {
     "bfloat16 chunks, whichever is less": prompt(3, dtype=torch.bfloat16, block="native"),
     "bfloat16 zig-zag chunks, soft cap": prompt(
         3, layout=zigzag, travels="q", softcap=2.0, dtype=torch.bfloat16, block="blockwise"
+    ),
+    "bfloat16 chunks, v of another head dim, K/V travel": prompt(
+        3, travels="kv", Dv=11, dtype=torch.bfloat16
+    ),
+    "float32 zig-zag chunks, v of another head dim, queries travel": prompt(
+        3, layout=zigzag, travels="q", Dv=5, dtype=torch.float32, block="native"
     ),
     "float32 chunks, sinks, K/V travel": prompt(
         3, travels="kv", sunk=True, dtype=torch.float32, block="native"

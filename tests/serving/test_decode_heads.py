@@ -46,7 +46,8 @@ def batches(draw: Any) -> Batch:
     page = interleave * draw(st.integers(1, 3))
     heads = K * P * group, K
     sunk = draw(st.booleans())
-    return Batch(P, lengths, new, *heads, page, interleave, None, queries, merge, draw(MASKS), sunk=sunk)
+    more: dict[str, Any] = {"sunk": sunk, "Dv": draw(st.sampled_from([8, 3]))}
+    return Batch(P, lengths, new, *heads, page, interleave, None, queries, merge, draw(MASKS), **more)
 
 
 @settings(max_examples=15)

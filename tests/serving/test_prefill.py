@@ -41,7 +41,8 @@ def prompts(draw: Any) -> Prompt:
     layout, how = draw(st.sampled_from([None, *MAKERS])), draw(st.sampled_from(["q", "kv"]))
     page = interleave * draw(st.integers(1, 3))
     sunk = draw(st.booleans())
-    return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask, sunk=sunk)
+    Dv = draw(st.sampled_from([8, 3]))
+    return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask, sunk=sunk, Dv=Dv)
 
 
 @settings(max_examples=20)

@@ -183,6 +183,16 @@ def test_sinks_on_one_rank_only_are_refused() -> None:
         assert [type(error) for error in errors] == [AgreementError] * 2
 
 
+def test_values_of_another_head_dim_on_one_rank_are_refused() -> None:
+    def program(ring: Ring) -> Exception | None:
+        cache = PagedCache(ring, kv_heads=2, head_dim=4, value_dim=4 + ring.rank, pages=2)
+        cache.append(rows(), rows(1, 2, 2, 4 + ring.rank), [cache.add()], [2])
+        return asked(lambda: decode_heads(rows(1, 2, 1, 4), cache, [0]))
+
+    for error in VirtualCluster(2, memory=False).run(program).results:
+        assert type(error) is AgreementError
+
+
 def test_layouts_that_differ_are_refused() -> None:
     """As many tokens on each rank, and others of them."""
 
