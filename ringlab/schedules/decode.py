@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from ringlab.agreement import checked
@@ -267,7 +267,7 @@ def _check(q: Any, cache: Any) -> None:
         raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
 
 
-def check_gradients(**tensors: Tensor | None) -> None:
+def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:
     """Return if no gradient is wanted of these, by name. Raises: BackendError if one is."""
     for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
