@@ -6,6 +6,8 @@ If one rank is called wrongly, or differently, every rank raises instead of wait
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +15,7 @@ from ringlab.comm.protocol import CONTROL, Comm
 from ringlab.errors import AgreementError
 
 _BYTES = 512
+T = TypeVar("T")
 
 
 def agree(comm: Comm, description: str, error: Exception | None, device: torch.device | str = "cpu") -> None:
@@ -36,6 +39,24 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
             "\n        ".join(f"rank {rank}: {quote}" for rank, quote in enumerate(quotes)),
             "no data was sent; fix the call of the rank that differs",
         )
+
+
+def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
+    """Return what `check` finds, once all ranks describe it alike. It returns that and its description, and sends nothing.
+
+    Whatever it raises, an error that nobody foresaw too, is told to the other ranks, or they would wait for this one.
+    comm: None where ranks do not compare their calls.
+    Raises: the error of `check`; AgreementError on all other ranks.
+    """
+    try:
+        found, description = check()
+    except Exception as error:
+        if comm is not None:
+            agree(comm, "", error, device)
+        raise
+    if comm is not None:
+        agree(comm, description, None, device)
+    return found
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:

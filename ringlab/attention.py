@@ -26,7 +26,6 @@ from ringlab.arguments import Arguments, check_arguments, describe_arguments
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import RinglabError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import (
@@ -161,7 +160,7 @@ def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Ten
     try:
         refuse_transforms(given.q, given.k, given.v)
         chosen_schedule, call = check_arguments(given)
-    except (RinglabError, ValueError) as refusal:
+    except Exception as refusal:
         refuse_call(given, refusal)
         raise
     call = agree_on_call(given, chosen_schedule, call)

@@ -29,7 +29,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
-from tests.schedules.problems import Plain
+from tests.schedules.problems import Broken, Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]
@@ -113,6 +113,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "a layout for another P": (put("layout", lambda _: zigzag(S, 3)), WorldSizeError, "2 ranks"),
     "no layout": (put("layout", lambda _: "zigzag"), LayoutError, "zigzag(S, P)"),
     "an unknown block": (put("block", lambda _: "fast"), BackendError, "'fast'"),
+    "no block": (put("block", lambda _: None), BackendError, "got: None"),
     "a scale that is no number": (lambda x: x.update(scale="small"), DtypeError, "'small'"),
     "a scale without end": (lambda x: x.update(scale=float("inf")), DtypeError, "inf"),
     "a scale that is not a number": (lambda x: x.update(scale=float("nan")), DtypeError, "nan"),
@@ -223,6 +224,17 @@ def test_ranks_called_differently(name: str) -> None:
     """Each call is right by itself; only together they are not."""
     for error in run({1: DIFFERENT[name]}).results:
         assert_clear(error, AgreementError, "rank 1: ")
+
+
+def test_an_error_that_nobody_foresaw_is_told_to_the_others() -> None:
+    def program(ring: Ring) -> Any:
+        if ring.rank:
+            return call(ring, {})
+        with pytest.raises(KeyError, match="on this machine"):
+            call(ring, {0: put("block", lambda _: Broken())})
+
+    _, error = VirtualCluster(P, memory=False).run(program).results
+    assert_clear(error, AgreementError, "rank 0: error KeyError: 'on this machine'")
 
 
 def test_masks_of_one_kind_that_differ() -> None:

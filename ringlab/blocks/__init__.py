@@ -48,7 +48,8 @@ def get_block(
 
     "auto" is `native` if that can compute `q`, else `blockwise`. A block object is returned as it is.
     requirements: the score rules that it must support, of "softcap" and "dropout". v: values whose head dim may be another.
-    Raises: BackendError for an unknown name, or a backend that does not support `q`, `v` and all requirements.
+    Raises: BackendError for an unknown name, for something that is no block, or for a backend that does not support `q`, `v`
+    and all requirements.
 
     >>> import torch
     >>> get_block("auto", torch.empty(1, 2, 16, 8)).name
@@ -58,6 +59,8 @@ def get_block(
     if name == "auto":
         name = "native" if not requirements and _unsupported(_BLOCKS["native"], both) is None else "blockwise"
     block = _named(name) if isinstance(name, str) else name
+    if not callable(getattr(block, "supports", None)):
+        raise BackendError(f"a block among {', '.join(known())} or auto, or a block object", repr(block))
     if reason := _unsupported(block, both):
         raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _remedy(both))
     if missing := requirements - block.supported_rules:

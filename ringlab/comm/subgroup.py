@@ -11,6 +11,19 @@ from ringlab.comm.virtual.waiting import where
 from ringlab.errors import WorldSizeError
 
 
+def members(comm: Comm) -> tuple[Comm, tuple[int, ...]]:
+    """Return the transport under `comm` and everything that it is made of, and the numbers there of the ranks of `comm`.
+
+    Two transports of one rank have the same ones exactly if their messages go to the same ranks, in the same order.
+    """
+    ranks = tuple(range(comm.world_size))
+    while isinstance(comm, Wrapper):
+        if isinstance(comm, SubGroup):
+            ranks = tuple(comm.ranks[rank] for rank in ranks)
+        comm = comm.inner
+    return comm, ranks
+
+
 class SubGroup(Wrapper):
     """The ranks `ranks` of `comm`, numbered 0, 1, … in this order; this rank is one of them.
 

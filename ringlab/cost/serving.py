@@ -1,6 +1,7 @@
 """Bytes on the wire and in memory of serving: decode with shared heads, Helix's grid, and prefill in chunks.
 
-All equal those of `ringlab.serving`, byte for byte. `sizes` are those of the whole attention; B counts sequences.
+All equal those of `ringlab.serving`, byte for byte. `sizes` are those of the whole attention; B counts sequences. Sinks are
+on every rank that needs them, and send nothing.
 Partials and lse travel in the state dtype: float32, or float64 for float64.
 """
 
@@ -35,9 +36,9 @@ def decode_heads_traffic(
     own = rows * sizes.H // P
     steps = [own * sizes.D * element_bytes(sizes.dtype)] if queries == "own" else []
     if merge == "all-to-all":
-        steps.append(own * (sizes.D + 1) * state)
+        steps.append(own * (sizes.value_dim + 1) * state)
     else:
-        steps += [rows * sizes.H * state, own * sizes.D * state]
+        steps += [rows * sizes.H * state, own * sizes.value_dim * state]
     return Traffic(tuple(steps), len(steps) * (P - 1))
 
 
@@ -81,7 +82,7 @@ def prefill_traffic(
         return Traffic(tuple(sizes.block_bytes_per_token * tokens for tokens in held), P - 1)
     rows = [sizes.B * sizes.H * layout.length(origin) for origin in origins]
     hops = [n * sizes.D * element_bytes(sizes.dtype) for n in rows[:-1]]
-    home = [n * (sizes.D + 1) * state_bytes(sizes.dtype) for n in rows[1:]]
+    home = [n * (sizes.value_dim + 1) * state_bytes(sizes.dtype) for n in rows[1:]]
     return Traffic(tuple(a + b for a, b in zip([*hops, 0], [0, *home], strict=True)), 2 * (P - 1))
 
 
@@ -103,14 +104,15 @@ def gathered_page_bytes(sizes: Attention, tokens: int) -> int:
 
 
 def page_bytes(sizes: Attention, page: int) -> int:
-    """Return the bytes on one rank of a page of one layer: 2·K·D·e for each of the rank's `page` tokens in it."""
+    """Return the bytes on one rank of a page of one layer: K·(D + Dv)·e for each of the rank's `page` tokens in it."""
     return replace(sizes, B=1).block_bytes_per_token * page
 
 
 def pages_needed(lengths: Sequence[int], P: int, page: int, shared: int = 0) -> int:
     """Return the pages for sequences of these lengths on `P` ranks, of which the first `shared` tokens are the same.
 
-    A page holds P·page tokens. The last page of the shared tokens is shared only if it is full.
+    A page holds P·page tokens. The last page of the shared tokens counts as shared only if it is full: sequences that grow
+    beyond them have copies of another. One that has not grown yet needs a page less until it does.
     Raises: CostError if a sequence is shorter than what it shares.
     """
     if any(length < shared for length in lengths):

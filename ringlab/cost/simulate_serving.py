@@ -41,7 +41,7 @@ class ReadTime:
     @classmethod
     def of(cls, sizes: Attention, hardware: Hardware) -> ReadTime:
         """Return the time of blocks of these sizes on `hardware`."""
-        scores = block_time(hardware, sizes.dtype, (128, 128), sizes.D)
+        scores = block_time(hardware, sizes.dtype, (128, 128), sizes.D, sizes.value_dim)
         return cls(scores, sizes.block_bytes_per_token, hardware.memory_bytes_per_s)
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
@@ -74,13 +74,15 @@ def simulate_decode(
             ring,
             kv_heads=sizes.K,
             head_dim=sizes.D,
+            value_dim=sizes.value_dim,
             pages=sum(-(-length // span) for length in lengths),
             page=16,
             dtype=_dtype(sizes),
             device="meta",
         )
         names = [cache.add() for _ in lengths]
-        cache.append(made(sizes.K, sum(lengths)), made(sizes.K, sum(lengths)), names, lengths)
+        tokens = sum(lengths)
+        cache.append(made(sizes.K, tokens), made(sizes.K, tokens, sizes.value_dim), names, lengths)
         q = made(sizes.H // P if queries == "own" else sizes.H, len(lengths))
         decode_heads(q, cache, names, queries=queries, merge=merge, block=block, validate=False)
 
@@ -109,20 +111,29 @@ def simulate_prefill(
     def program(ring: Ring, block: ShapeBlock) -> None:
         made = _maker(sizes)
         cache = ShardedCache(
-            ring, batch=sizes.B, kv_heads=sizes.K, head_dim=sizes.D, dtype=_dtype(sizes), device="meta"
+            ring,
+            batch=sizes.B,
+            kv_heads=sizes.K,
+            head_dim=sizes.D,
+            value_dim=sizes.value_dim,
+            dtype=_dtype(sizes),
+            device="meta",
         )
         old, own = cached.length(ring.rank), dealt.length(ring.rank)
-        cache.append_shards(cached, made(sizes.K, old), made(sizes.K, old))
-        shards = made(sizes.H, own), made(sizes.K, own), made(sizes.K, own)
+        cache.append_shards(cached, made(sizes.K, old), made(sizes.K, old, sizes.value_dim))
+        shards = made(sizes.H, own), made(sizes.K, own), made(sizes.K, own, sizes.value_dim)
         prefill(*shards, cache, layout=dealt, travels=travels, block=block, validate=False)
 
     return _simulate(program, sizes, P, hardware, network)
 
 
-def _maker(sizes: Attention) -> Callable[[int, int], Tensor]:
-    """Return a function of (heads, tokens) that makes tensors without memory."""
-    dtype = _dtype(sizes)
-    return lambda heads, tokens: torch.empty((sizes.B, heads, tokens, sizes.D), dtype=dtype, device="meta")
+def _maker(sizes: Attention) -> Callable[..., Tensor]:
+    """Return a function of (heads, tokens, head dim = D) that makes tensors without memory."""
+
+    def made(heads: int, tokens: int, dim: int = sizes.D) -> Tensor:
+        return torch.empty((sizes.B, heads, tokens, dim), dtype=_dtype(sizes), device="meta")
+
+    return made
 
 
 def _dtype(sizes: Attention) -> torch.dtype:

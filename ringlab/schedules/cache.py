@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -199,6 +199,7 @@ class ShardedCache:
         if layout.P != self.ring.world_size:
             raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(layout))
         length = layout.length(self.ring.rank)
+        _check_tensors(k=k, v=v)
         if k.ndim != 4 or k.shape[:-1] != v.shape[:-1] or k.shape[2] != length:
             raise ShapeError(
                 f"k (B, K, {length}, D) and v (B, K, {length}, Dv), the shards of rank {self.ring.rank} under {layout!r}",
@@ -208,6 +209,7 @@ class ShardedCache:
 
     def _check_new(self, k: Tensor, v: Tensor) -> None:
         """Raise an error of `append` for new tokens that do not fit the cache."""
+        _check_tensors(k=k, v=v)
         for name, x, stored in (("k", k, self._k), ("v", v, self._v)):
             B, K, _, D = stored.shape
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
@@ -245,3 +247,9 @@ class ShardedCache:
         self._positions = np.concatenate(
             [self._positions[: self._filled], np.empty(room - self._filled, np.int64)]
         )
+
+
+def _check_tensors(**named: Any) -> None:
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"{name} as a tensor (batch, heads, tokens, head dim)", type(x).__name__)

@@ -12,16 +12,17 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import Comm, side_by_side
-from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, RinglabError, ShapeError
+from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, sink_partial, state_dtype
+from ringlab.modes import without_autocast
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
@@ -79,7 +80,7 @@ def decode(
 
     q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
     mask: causal by default; may have a window or a prefix, not documents.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
     sinks: (H,) logits as in `ring_attention`, the same on all ranks: they are counted once, after the ranks' partials are
     merged.
     merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
@@ -100,33 +101,33 @@ def decode(
     >>> out.shape, out.unique().item(), torch.equal(out, same)
     (torch.Size([1, 4, 1, 8]), 3.0, True)
     """
-    refusal: RinglabError | None = None
-    try:
+
+    def check() -> tuple[tuple[Mask, ScoreRules, Block], str]:
         _check(q, cache)
         check_scale(scale, q.dtype)
         check_sinks(sinks, q)
-        _check_gradients(q, sinks)
+        check_gradients(q=q, sinks=sinks)
         visible = mask_of_one_document(mask)
         if merge not in MERGES:
             raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
         rules = ScoreRules(softcap)
         chosen = get_block(block, q, rules.requirements, cache.v)
-    except RinglabError as error:
-        refusal = error
-    if validate and isinstance(cache, ShardedCache):
-        options = "" if refusal else f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
+        options = f"{visible} scale={scale} softcap={softcap} {chosen.name} merge={merge}"
         options += "" if sinks is None else " sinks"
-        agree(cache.ring.comm, "" if refusal else _describe(q, cache, options), refusal, cache.k.device)
-    elif refusal is not None:
-        raise refusal
+        return (visible, rules, chosen), _describe(q, cache, options)
+
+    compares = validate and isinstance(cache, ShardedCache)
+    found = checked(cache.ring.comm, check, cache.k.device) if compares else checked(None, check)
+    visible, rules, chosen = found
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(attend_to_cache) if chosen.thread_safe else attend_to_cache
-    part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
-    whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
-    whole = whole if sinks is None else _with_sinks(whole, sinks)
+    with without_autocast(q.device.type):
+        part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
+        whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)
+        whole = with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
 
@@ -198,9 +199,9 @@ def _unpack(message: Tensor) -> Partial:
     return Partial(message[..., :-1], message[..., -1])
 
 
-def _with_sinks(whole: Partial, sinks: Sinks) -> Partial:
-    """Return the merge of all ranks' partials and the sinks."""
-    return merge(whole, sink_partial(sinks, whole))
+def with_sinks(whole: Partial, sinks: Sinks | None) -> Partial:
+    """Return the merge of a partial over all keys and of the sinks of its heads, if there are any."""
+    return whole if sinks is None else merge(whole, sink_partial(sinks, whole))
 
 
 def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
@@ -266,12 +267,15 @@ def _check(q: Any, cache: Any) -> None:
         raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
 
 
-def _check_gradients(q: Tensor, sinks: Tensor | None) -> None:
-    """Raise BackendError for tensors that require gradients."""
-    for name, x in (("a q", q), ("sinks", sinks)):
+def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:
+    """Return if no gradient is wanted of these, by name. Raises: BackendError if one is."""
+    for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
-            remedy = "use torch.no_grad(), or ring_attention to train"
-            raise BackendError("decode without gradients", f"{name} that requires them", remedy)
+            raise BackendError(
+                "tensors without gradients: nothing is saved for backward",
+                f"{name} that requires them",
+                "use torch.no_grad(), or ring_attention to train",
+            )
 
 
 def mask_of_one_document(mask: Mask | None) -> Mask:

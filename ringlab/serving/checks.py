@@ -9,8 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ringlab.errors import BackendError, CacheError, DeviceError, DtypeError, ShapeError
+from ringlab.comm.protocol import Comm
+from ringlab.comm.ring import Ring
+from ringlab.errors import CacheError, DeviceError, DtypeError, ShapeError
 from ringlab.schedules.cache import CacheShard, ShardedCache
+from ringlab.schedules.decode import check_gradients
 from ringlab.serving.paged_cache import PagedCache
 
 Cache: TypeAlias = ShardedCache | PagedCache
@@ -18,11 +21,12 @@ Cache: TypeAlias = ShardedCache | PagedCache
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """The batch, key/value heads and head dim of a cache, and the dtype and device of its tensors."""
+    """The batch, key/value heads and head dims of a cache, and the dtype and device of its tensors."""
 
     B: int
     K: int
     D: int
+    Dv: int
     dtype: torch.dtype
     device: torch.device
 
@@ -30,17 +34,29 @@ class CacheSizes:
 def sizes_of(cache: Any) -> CacheSizes:
     """Return the sizes of a cache. Raises: CacheError for something that is none."""
     if isinstance(cache, PagedCache):
-        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.dtype, cache.device)
+        return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.value_dim, cache.dtype, cache.device)
     if isinstance(cache, ShardedCache):
         B, K, _, D = cache.k.shape
-        return CacheSizes(B, K, D, cache.k.dtype, cache.k.device)
+        return CacheSizes(B, K, D, cache.v.shape[3], cache.k.dtype, cache.k.device)
     raise CacheError("a ShardedCache or a PagedCache", type(cache).__name__)
 
 
+def comm_of(cache: Any) -> Comm | None:
+    """Return the transport of a cache's ranks, or None for something that has none."""
+    ring = getattr(cache, "ring", None)
+    return ring.comm if isinstance(ring, Ring) else None
+
+
+def device_of(cache: Any) -> torch.device | str:
+    """Return the device of a cache, or "cpu" for something that is no cache."""
+    return sizes_of(cache).device if isinstance(cache, Cache) else "cpu"
+
+
 def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
-    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none."""
+    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none, or has no cache."""
+    sizes_of(cache)
     if isinstance(cache, PagedCache):
-        if not sequences:
+        if not isinstance(sequences, Sequence) or not sequences:
             raise CacheError(
                 "the sequences of a PagedCache", repr(sequences), "the numbers that add() returned"
             )
@@ -81,18 +97,13 @@ def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
         raise DtypeError(f"q in the cache's {sizes.dtype}", str(q.dtype))
     if q.device != sizes.device:
         raise DeviceError(f"q on the cache's {sizes.device}", str(q.device))
-    if torch.is_grad_enabled() and q.requires_grad:
-        raise BackendError(
-            "a q without gradients",
-            "a q that requires them",
-            "use torch.no_grad(), or ring_attention to train",
-        )
+    check_gradients(q=q)
 
 
 def describe_cache(cache: Cache, sequences: Sequence[int] | None) -> str:
     """Return the description of a cache and some of its sequences that must be equal on all ranks."""
     sizes = sizes_of(cache)
-    kind = f"K={sizes.K} {sizes.dtype}"
+    kind = f"K={sizes.K} D={sizes.D} Dv={sizes.Dv} {sizes.dtype}"
     if isinstance(cache, PagedCache):
         tables = cache.tables
         where = [(one, tables.lengths[one], *tables.pages[one]) for one in sequences or ()]

@@ -10,23 +10,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
+from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import without_autocast
 from ringlab.schedules.call import Call
-from ringlab.schedules.decode import mask_of_one_document
-from ringlab.scores import ScoreRules, check_scale
-from ringlab.serving.checks import Cache, check_query, check_sequences, describe_cache, lengths_of, sizes_of
+from ringlab.schedules.decode import check_gradients, mask_of_one_document, with_sinks
+from ringlab.scores import ScoreRules, check_scale, check_sinks
+from ringlab.serving.checks import (
+    Cache,
+    check_query,
+    check_sequences,
+    comm_of,
+    describe_cache,
+    device_of,
+    lengths_of,
+    sizes_of,
+)
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.travels import TRAVELS, Chunk
-from ringlab.types import KeyValue, Query, Value
+from ringlab.types import KeyValue, Query, Sinks, Value
 
 
 @overload
@@ -42,6 +50,7 @@ def prefill(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
@@ -61,6 +70,7 @@ def prefill(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[True],
     validate: bool = ...,
@@ -79,6 +89,7 @@ def prefill(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     return_lse: bool = False,
     validate: bool = True,
@@ -90,12 +101,14 @@ def prefill(
     sequence: the number of the sequence in a `PagedCache`.
     travels: "kv", "q", or "auto", whichever sends fewer bytes; that choice is recorded in the trace.
     mask: causal; may have a window, or a prefix that ends with the new tokens at the latest. No documents.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
+    sinks: (H,) logits as in `ring_attention`, the same on all ranks.
     return_lse: return (out, lse), lse (B, H, L) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
 
     Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or BackendError on a
     rank that is called wrongly, AgreementError on all others. Then the cache is as it was.
+    BackendError for q, k, v or sinks that require gradients: nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, oracle, zigzag
@@ -113,29 +126,27 @@ def prefill(
     >>> torch.allclose(out.double(), torch.from_numpy(oracle.attention(q, k, v, causal=True).out), atol=1e-5)
     True
     """
-    refusal: RinglabError | None = None
-    device: torch.device | str = "cpu"
-    try:
-        device = sizes_of(cache).device
+
+    def check() -> tuple[tuple[Chunk, str], str]:
         chunk = _chunk(q, k, v, cache, sequence, layout, mask, scale, softcap, block)
+        check_sinks(sinks, q)
+        check_gradients(k=k, v=v, sinks=sinks)
         if travels not in ("auto", *TRAVELS):
             raise BackendError(f"travels= one of auto, {', '.join(TRAVELS)}", repr(travels))
         route = chunk.fewer_bytes if travels == "auto" else travels
         sequences = None if sequence is None else [sequence]
         options = f"{layout!r} #{hash(layout):x} {route} {chunk.mask} scale={scale} softcap={softcap} {chunk.call.block.name}"
-        description = f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
-    except RinglabError as error:
-        refusal, description = error, ""
-    if validate and isinstance(getattr(cache, "ring", None), Ring):
-        agree(cache.ring.comm, description, refusal, device)
-    elif refusal is not None:
-        raise refusal
+        options += "" if sinks is None else " sinks"
+        return (chunk, route), f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
+
+    chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chunk.call.block, chunk.call.rules.requirements):
         comm.chose(*choice)
     if travels == "auto":
         comm.chose("travels='auto'", route)
-    part = TRAVELS[route](chunk)
+    with without_autocast(q.device.type):
+        part = with_sinks(TRAVELS[route](chunk), sinks)
     if isinstance(cache, PagedCache):
         cache.append_shards(layout, chunk.k, chunk.v, chunk.sequence)
     else:
@@ -169,7 +180,7 @@ def _chunk(
         raise ShapeError(f"query heads divisible by the cache's {K} key/value heads", f"{H} heads")
     check_scale(scale, q.dtype)
     rules = ScoreRules(softcap)
-    chosen = get_block(block, q, rules.requirements)
+    chosen = get_block(block, q, rules.requirements, v)
     start = sum(lengths_of(cache, sequence))
     whole = _mask(mask, start + layout.S)
     call = Call(

@@ -16,27 +16,31 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, RinglabError, ShapeError
+from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial
-from ringlab.schedules.decode import attend_to_cache, mask_of_one_document
-from ringlab.scores import ScoreRules, check_scale
+from ringlab.modes import without_autocast
+from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document, with_sinks
+from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,
     check_query,
     check_sequences,
+    comm_of,
     describe_cache,
+    device_of,
     lengths_of,
     shard_of,
     sizes_of,
 )
-from ringlab.serving.owners import MERGES
-from ringlab.types import Query
+from ringlab.serving.owners import MERGES, own_heads
+from ringlab.serving.tables import token_counts
+from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")
 
@@ -53,9 +57,11 @@ def decode_heads(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    ring: Ring | None = ...,
 ) -> Tensor: ...
 
 
@@ -71,9 +77,11 @@ def decode_heads(
     mask: Mask | None = ...,
     scale: float | None = ...,
     softcap: float | None = ...,
+    sinks: Sinks | None = ...,
     block: str | Block = ...,
     return_lse: Literal[True],
     validate: bool = ...,
+    ring: Ring | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -88,9 +96,11 @@ def decode_heads(
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     block: str | Block = "auto",
     return_lse: bool = False,
     validate: bool = True,
+    ring: Ring | None = None,
 ) -> Any:
     """Return attention of the last tokens of each sequence over the whole cache, for this rank's H/P query heads.
 
@@ -100,12 +110,15 @@ def decode_heads(
     merge: how merged partials come to the ranks of their heads, one of `ringlab.serving.owners`: "all-to-all", one round
     of messages, or "reduce-scatter", two.
     mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
-    scale, softcap, block: as in `ring_attention`.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
+    sinks: a logit of each head of q, as in `ring_attention`; they are counted once, after the ranks' partials are merged.
     return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
+    ring: the ranks that compare them, if not those of the cache: all ranks of a grid, as `HelixGrid.attend` does.
 
     Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is called wrongly,
-    AgreementError on all others, and on all ranks if their calls or caches differ.
+    AgreementError on all others, and on all ranks if their calls or caches differ. BackendError for a q or sinks that require
+    gradients: nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -119,25 +132,23 @@ def decode_heads(
     >>> out.shape, out.unique().item()
     (torch.Size([1, 2, 2, 8]), 3.0)
     """
-    refusal: RinglabError | None = None
-    device: torch.device | str = "cpu"
-    try:
-        device = sizes_of(cache).device
+
+    def check() -> tuple[tuple[list[_Rows], Mask, ScoreRules, Block], str]:
         rows = _rows(q, cache, sequences, new)
         _check_heads(q, cache, queries, merge)
         check_scale(scale, q.dtype)
+        check_sinks(sinks, q)
+        check_gradients(sinks=sinks)
         visible, rules = mask_of_one_document(mask), ScoreRules(softcap)
-        chosen = get_block(block, q, rules.requirements)
+        values = q.new_empty((0, 0, 0, sizes_of(cache).Dv))
+        chosen = get_block(block, q, rules.requirements, values)
         options = f"{queries} {merge} {visible} scale={scale} softcap={softcap} {chosen.name}"
-        description = (
-            f"q {tuple(q.shape)} {[one.new for one in rows]} {describe_cache(cache, sequences)} {options}"
-        )
-    except RinglabError as error:
-        refusal, description = error, ""
-    if validate and isinstance(getattr(cache, "ring", None), Ring):
-        agree(cache.ring.comm, description, refusal, device)
-    elif refusal is not None:
-        raise refusal
+        options += "" if sinks is None else " sinks"
+        of_rows = f"q {tuple(q.shape)} {[one.new for one in rows]}"
+        return (rows, visible, rules, chosen), f"{of_rows} {describe_cache(cache, sequences)} {options}"
+
+    compared = comm_of(cache) if ring is None else ring.comm
+    rows, visible, rules, chosen = checked(compared if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
         comm.chose(*choice)
@@ -146,8 +157,10 @@ def decode_heads(
         q = torch.cat(comm.all_gather(q, tag="decode queries"), dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(_attend) if chosen.thread_safe else _attend
-    part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
-    merged = MERGES[merge](comm, part)
+    with without_autocast(q.device.type):
+        part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
+        of_own_heads = sinks if sinks is None or queries == "own" else sinks[own_heads(comm, len(sinks))]
+        merged = with_sinks(MERGES[merge](comm, part), of_own_heads)
     out = merged.out.to(q.dtype)
     return (out, merged.lse) if return_lse else out
 
@@ -167,11 +180,8 @@ def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[i
     if sequences is None:
         check_query(q, sizes_of(cache), None)
         new = [q.shape[2]] if new is None else new
-    elif new is None:
-        new = [1] * len(sequences)
     names: Sequence[int | None] = [None] if sequences is None else sequences
-    if len(new) != len(names):
-        raise ShapeError(f"new= a number of tokens for each of {len(names)} sequences", str(list(new)))
+    new = token_counts(names, new)
     check_query(q, sizes_of(cache), sum(new))
     for name, n in zip(names, new, strict=True):
         held = sum(lengths_of(cache, name))
@@ -189,7 +199,7 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, merge: str) -> None:
     """Raise an error of `decode_heads` for heads that the ranks cannot share, or an unknown way to do it."""
     if queries not in QUERIES:
         raise BackendError(f"queries= one of {', '.join(QUERIES)}", repr(queries))
-    if merge not in MERGES:
+    if not isinstance(merge, str) or merge not in MERGES:
         raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
     K, P = sizes_of(cache).K, cache.ring.world_size
     heads = q.shape[1] * (P if queries == "own" else 1)

@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.comm.subgroup import SubGroup
+from ringlab.comm.subgroup import SubGroup, members
 from ringlab.errors import ShapeError, WorldSizeError
-from ringlab.serving.checks import Cache
+from ringlab.serving.checks import Cache, comm_of, device_of
 from ringlab.serving.decode import decode_heads
 from ringlab.types import Query
 
@@ -65,12 +66,21 @@ class HelixGrid:
     def attend(self, q: Query, cache: Cache, *args: Any, **how: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Return attention of this rank's `owned` heads, given the queries of all its `attended` heads.
 
-        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`.
-        Raises: WorldSizeError for a cache on another ring; as `decode_heads`.
+        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`, so `sinks`
+        are those of all its `attended` heads; but all ranks of the grid compare their calls, and all raise if one is wrong.
+        Raises: WorldSizeError for a cache on another ring, or for none; as `decode_heads`.
         """
-        if getattr(getattr(cache, "ring", None), "world_size", None) != self.token_ranks:
-            raise WorldSizeError(f"a cache on grid.tokens, {self.token_ranks} ranks", repr(cache))
-        return decode_heads(q, cache, *args, queries="all", **how)
+        comm = comm_of(cache)
+        if comm is None or members(comm) != members(self.tokens.comm):
+            refusal = WorldSizeError(
+                f"a cache on grid.tokens, the {self.token_ranks} ranks of this row",
+                repr(cache) if comm is None else f"{cache!r} on ranks {list(members(comm)[1])}",
+                "make the cache with grid.tokens as its ring",
+            )
+            if how.get("validate", True):
+                agree(self.ring.comm, "", refusal, device_of(cache))
+            raise refusal
+        return decode_heads(q, cache, *args, queries="all", ring=self.ring, **how)
 
     def _share(self, heads: int, place: int, ranks: int) -> slice:
         if heads % ranks:

@@ -19,13 +19,13 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, Run
-from ringlab.serving.tables import BlockTables
+from ringlab.serving.tables import BlockTables, token_counts
 from ringlab.types import KeyValue, Value
 
 
 @dataclass(frozen=True)
 class PagedShard:
-    """This rank's tokens of one sequence, copied together: k and v (1, K, L, D), and their ascending positions.
+    """This rank's tokens of one sequence, copied together: k and v (1, K, L, D) and (1, K, L, Dv), and their ascending positions.
 
     length: the tokens of the sequence on all ranks.
     """
@@ -42,8 +42,9 @@ class PagedCache:
     All ranks call the same methods in the same order; no method sends anything. Sequences are numbers, which `add` and
     `fork` return. Gradients do not flow through a cache.
 
-    ring: the ranks. kv_heads, head_dim: those of k and v. pages: the number of pages. page: the tokens that each rank
-    keeps in a page. interleave: so many adjacent tokens are on one rank; it divides `page`.
+    ring: the ranks. kv_heads, head_dim: those of k and v. value_dim: the head dim of v, if it is another. pages: the number
+    of pages. page: the tokens that each rank keeps in a page. interleave: so many adjacent tokens are on one rank; it
+    divides `page`.
     Raises: WorldSizeError if `ring` is not a Ring; CacheError for pages that cannot be.
 
     >>> import torch
@@ -64,6 +65,7 @@ class PagedCache:
         *,
         kv_heads: int,
         head_dim: int,
+        value_dim: int | None = None,
         pages: int,
         page: int = 16,
         interleave: int = 1,
@@ -82,7 +84,7 @@ class PagedCache:
         self.ring, self.page, self.interleave = ring, page, interleave
         self.tables = BlockTables(pages, page * ring.world_size)
         self._k = torch.zeros((kv_heads, pages, page, head_dim), dtype=dtype, device=device)
-        self._v = torch.zeros_like(self._k)
+        self._v = self._k.new_zeros((*self._k.shape[:-1], head_dim if value_dim is None else value_dim))
 
     def __repr__(self) -> str:
         lengths = self.tables.lengths
@@ -107,8 +109,13 @@ class PagedCache:
 
     @property
     def head_dim(self) -> int:
-        """Return the head dim, D."""
+        """Return the head dim of k, D."""
         return self._k.shape[-1]
+
+    @property
+    def value_dim(self) -> int:
+        """Return the head dim of v, Dv."""
+        return self._v.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,17 +190,18 @@ class PagedCache:
     def append(
         self,
         k: Float[Tensor, "1 K N D"],
-        v: Float[Tensor, "1 K N D"],
+        v: Float[Tensor, "1 K N Dv"],
         sequences: Sequence[int],
         new: Sequence[int] | None = None,
     ) -> None:
         """Append the next tokens of several sequences, the same on all ranks: those of the first sequence first.
 
-        new: the number of tokens of each sequence; 1 by default.
-        Raises: CacheError for unknown sequences or too few free pages; ShapeError, DtypeError or DeviceError for
-        tensors that do not fit. Then nothing has changed.
+        new: the number of tokens of each sequence, 0 or more; 1 by default.
+        Raises: CacheError for unknown sequences or too few free pages; ShapeError for `new` that is not a number for each
+        sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. Then nothing has changed.
         """
-        new = [1] * len(sequences) if new is None else list(new)
+        self.tables.check(sequences)
+        new = token_counts(sequences, new)
         self._check_new(k, v, sum(new))
         at = 0
         starts = [self.length(sequence) for sequence in sequences]

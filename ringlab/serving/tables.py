@@ -8,9 +8,31 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
 
-from ringlab.errors import CacheError
+from ringlab.errors import CacheError, ShapeError
+
+
+def token_counts(sequences: Sequence[Any], new: Any) -> list[int]:
+    """Return the number of new tokens of each sequence, `new`, or 1 of each by default.
+
+    Raises: ShapeError unless there is a whole number from 0 on for each sequence.
+
+    >>> token_counts([4, 7], None), token_counts([4, 7], (3, 0))
+    ([1, 1], [3, 0])
+    """
+    counts = [1] * len(sequences) if new is None else list(new) if isinstance(new, Iterable) else None
+    if counts is None or len(counts) != len(sequences) or not all(map(_is_count, counts)):
+        raise ShapeError(
+            f"new= a number of tokens, 0 or more, for each of {len(sequences)} sequences", repr(new)
+        )
+    return [int(n) for n in counts]
+
+
+def _is_count(n: Any) -> bool:
+    return not isinstance(n, bool) and isinstance(n, Integral) and int(n) >= 0
 
 
 class BlockTables:
@@ -79,7 +101,8 @@ class BlockTables:
     def extend(self, sequences: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
         """Return which pages are to be copied, as (from, to), before so many `new` tokens are written to each sequence.
 
-        Raises: CacheError for unknown or repeated sequences, or too few free pages; then nothing has changed.
+        Raises: CacheError for unknown or repeated sequences, or too few free pages; ShapeError for `new` that are not their
+        numbers of tokens. Then nothing has changed.
         """
         self.check_room(sequences, new)
         copies = []
@@ -98,11 +121,13 @@ class BlockTables:
 
     def check(self, sequences: Sequence[int]) -> None:
         """Return if all these sequences are here. Raises: CacheError if one is not, or is named twice."""
-        unknown = [sequence for sequence in sequences if sequence not in self.lengths]
-        if unknown or len(set(sequences)) < len(sequences):
+        known = isinstance(sequences, Collection) and all(
+            isinstance(sequence, Hashable) and sequence in self.lengths for sequence in sequences
+        )
+        if not known or len(set(sequences)) < len(sequences):
             raise CacheError(
                 f"different sequences of this cache, of {sorted(self.lengths)}",
-                f"{list(sequences)}",
+                repr(sequences),
                 "add() and fork() return the numbers of sequences; free() forgets them",
             )
 
@@ -110,7 +135,7 @@ class BlockTables:
         """Return if there are pages for so many `new` tokens of each sequence. Raises: as `extend`."""
         self.check(sequences)
         needed, writers = 0, Counter[int]()
-        for sequence, tokens in zip(sequences, new, strict=True):
+        for sequence, tokens in zip(sequences, token_counts(sequences, new), strict=True):
             needed += self._pages_of(self.lengths[sequence] + tokens) - len(self.pages[sequence])
             if tokens and self._writes_to_shared(sequence):
                 writers[self.pages[sequence][-1]] += 1

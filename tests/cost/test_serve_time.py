@@ -34,6 +34,10 @@ def test_a_simulated_token_sends_and_reads_what_the_formulas_say(queries: str, m
     assert run.recording.program.sent_bytes.sum() == P * expected.total_bytes
     read = SIZES.block_bytes_per_token * sum(lengths) / P / H100.memory_bytes_per_s
     assert run.free.makespan_s == pytest.approx(read, rel=1e-12)
+    wide = replace(SIZES, Dv=256)
+    sent = simulate_decode(wide, lengths, P, H100, queries=queries, merge=merge).recording.program.sent_bytes
+    expected_of_wide = decode_heads_traffic(replace(wide, B=len(lengths)), P, queries=queries, merge=merge)
+    assert sent.sum() == P * expected_of_wide.total_bytes
     wire = expected.total_bytes / H100.inside.bytes_per_s + expected.steps * H100.inside.latency_s
     assert run.exposed_s == pytest.approx(wire, rel=1e-9)
     it = model("llama3-70b")
@@ -54,6 +58,12 @@ def test_a_simulated_chunk_sends_and_computes_what_the_formulas_say(travels: str
         prefill_traffic(SIZES, layout, cached, travels=travels, rank=rank).total_bytes for rank in range(P)
     ]
     assert run.recording.program.sent_bytes.sum() == sum(sent)
+    wide = replace(SIZES, Dv=256)
+    sent = [
+        prefill_traffic(wide, layout, cached, travels=travels, rank=rank).total_bytes for rank in range(P)
+    ]
+    of_wide = simulate_prefill(wide, prefix, new, P, H100, travels=travels)
+    assert of_wide.recording.program.sent_bytes.sum() == sum(sent)
     visible = new * prefix + new * (new + 1) // 2
     least, most = (attention_flops(SIZES, n) / P / RATE for n in (visible, visible + new * 128))
     assert least <= run.free.makespan_s <= most

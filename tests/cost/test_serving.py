@@ -35,18 +35,23 @@ from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
 MHA = Attention(B=1, H=8, K=8, D=4, dtype="float32")
 GQA = Attention(B=1, H=8, K=2, D=8, dtype="bfloat16")
 MQA = Attention(B=2, H=8, K=1, D=4, dtype="float64")
-SIZES = [MHA, GQA, MQA]
+WIDE = Attention(B=2, H=8, K=2, D=4, dtype="float32", Dv=12)
+SIZES = [MHA, GQA, MQA, WIDE]
 
 
-def drawn(sizes: Attention, heads: int, tokens: int) -> Tensor:
-    return torch.ones(sizes.B, heads, tokens, sizes.D, dtype=getattr(torch, sizes.dtype))
+def drawn(sizes: Attention, heads: int, tokens: int, dim: int | None = None) -> Tensor:
+    return torch.ones(sizes.B, heads, tokens, dim or sizes.D, dtype=getattr(torch, sizes.dtype))
+
+
+def values(sizes: Attention, heads: int, tokens: int) -> Tensor:
+    return drawn(sizes, heads, tokens, sizes.value_dim)
 
 
 def cache_of(ring: Ring, sizes: Attention, tokens: int, K: int | None = None) -> ShardedCache:
     K = K or sizes.K
-    dtype = getattr(torch, sizes.dtype)
-    cache = ShardedCache(ring, batch=sizes.B, kv_heads=K, head_dim=sizes.D, dtype=dtype)
-    cache.append(drawn(sizes, K, tokens), drawn(sizes, K, tokens))
+    dims = {"head_dim": sizes.D, "value_dim": sizes.value_dim}
+    cache = ShardedCache(ring, batch=sizes.B, kv_heads=K, **dims, dtype=getattr(torch, sizes.dtype))
+    cache.append(drawn(sizes, K, tokens), values(sizes, K, tokens))
     return cache
 
 
@@ -57,7 +62,8 @@ def sent(trace: Trace, rank: int) -> tuple[int, int]:
 
 def decodes(ring: Ring, sizes: Attention, tokens: int, new: int, how: dict[str, Any]) -> None:
     heads = sizes.H // ring.world_size if how["queries"] == "own" else sizes.H
-    decode_heads(drawn(sizes, heads, new), cache_of(ring, sizes, tokens), **how)
+    sinks = torch.zeros(heads)
+    decode_heads(drawn(sizes, heads, new), cache_of(ring, sizes, tokens), sinks=sinks, **how)
 
 
 WAYS = [{"queries": q, "merge": m} for q in ("own", "all") for m in ("all-to-all", "reduce-scatter")]
@@ -66,7 +72,7 @@ WAYS = [{"queries": q, "merge": m} for q in ("own", "all") for m in ("all-to-all
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
 def test_decode_sends_what_the_formula_says(how: dict[str, Any]) -> None:
     """At 20 tokens and at 200, from every rank."""
-    for sizes, P, new in ((MHA, 4, 1), (GQA, 2, 3), (MQA, 8, 1), (GQA, 1, 1)):
+    for sizes, P, new in ((MHA, 4, 1), (GQA, 2, 3), (MQA, 8, 1), (GQA, 1, 1), (WIDE, 4, 2)):
         expected = decode_heads_traffic(sizes, P, new=new, **how)
         for tokens in (20, 200):
             trace = VirtualCluster(P, memory=False).run(decodes, sizes, tokens, new, how).trace
@@ -100,38 +106,39 @@ def on_a_grid(ring: Ring, sizes: Attention, token_ranks: int, merge: str) -> Non
 @pytest.mark.parametrize("merge", ["all-to-all", "reduce-scatter"])
 @pytest.mark.parametrize("token_ranks", [1, 2, 4])
 def test_a_grid_sends_what_the_formula_says(token_ranks: int, merge: str) -> None:
-    for sizes in (MHA, GQA) if token_ranks > 1 else (MHA,):
+    for sizes in (MHA, GQA, WIDE) if token_ranks > 1 else (MHA,):
         expected = helix_traffic(sizes, token_ranks, 4 // token_ranks, merge=merge)
         trace = VirtualCluster(4, memory=False).run(on_a_grid, sizes, token_ranks, merge).trace
         for rank in range(4):
             assert sent(trace, rank) == (expected.total_bytes, expected.messages)
 
 
-def prefills(ring: Ring, sizes: Attention, chunks: tuple[int, ...], travels: str, whole: Tensor) -> list[int]:
+def prefills(
+    ring: Ring, sizes: Attention, chunks: tuple[int, ...], travels: str, whole: Tensor, whole_v: Tensor
+) -> list[int]:
     """Feed chunks in zig-zag layout; return the cached tokens of each rank before the last."""
-    dtype = getattr(torch, sizes.dtype)
+    dims = {"head_dim": sizes.D, "value_dim": sizes.value_dim}
     tokens = -(-sum(chunks) // ring.world_size) + 2 * len(chunks)
-    cache = ShardedCache(
-        ring, batch=sizes.B, kv_heads=sizes.K, head_dim=sizes.D, dtype=dtype, capacity=tokens
-    )
+    cache = ShardedCache(ring, batch=sizes.B, kv_heads=sizes.K, **dims, dtype=whole.dtype, capacity=tokens)
     lengths: list[int] = []
     for n in chunks:
         layout, lengths = zigzag(n, ring.world_size), list(cache.lengths)
         own = layout.length(ring.rank)
-        q, k = whole[:, : sizes.H, :own], whole[:, : sizes.K, :own]
+        q, k, v = whole[:, : sizes.H, :own], whole[:, : sizes.K, :own], whole_v[:, : sizes.K, :own]
         if n == chunks[-1]:
-            prefill(q, k, k, cache, layout=layout, travels=travels, block="native")
+            prefill(q, k, v, cache, layout=layout, travels=travels, block="native")
         else:
-            cache.append_shards(layout, k, k)
+            cache.append_shards(layout, k, v)
     return lengths
 
 
 def run_prefill(sizes: Attention, P: int, chunks: tuple[int, ...], travels: str) -> Outcome:
-    return VirtualCluster(P).run(prefills, sizes, chunks, travels, drawn(sizes, sizes.H, max(chunks)))
+    tensors = drawn(sizes, sizes.H, max(chunks)), values(sizes, sizes.H, max(chunks))
+    return VirtualCluster(P).run(prefills, sizes, chunks, travels, *tensors)
 
 
 @pytest.mark.parametrize("travels", ["kv", "q"])
-@pytest.mark.parametrize("sizes", SIZES, ids=["MHA fp32", "GQA bf16", "MQA fp64"])
+@pytest.mark.parametrize("sizes", SIZES, ids=["MHA fp32", "GQA bf16", "MQA fp64", "wide v"])
 def test_prefill_sends_what_the_formula_says(sizes: Attention, travels: str) -> None:
     """From every rank, step by step; with lengths that ranks cannot share evenly."""
     for P, chunks in ((1, (5, 8)), (2, (7,)), (3, (29, 10)), (4, (13, 1))):
@@ -152,6 +159,10 @@ def over_all_ranks(sizes: Attention, P: int, **how: Any) -> Traffic:
     return decode_heads_traffic(sizes, 2 * P, **how)
 
 
+def without_value_dim(sizes: Attention, *what: Any, **how: Any) -> Traffic:
+    return serving.prefill_traffic(replace(sizes, Dv=None), *what, **how)
+
+
 HERE = sys.modules[__name__]
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], None]]] = {
     "partials in the dtype of the queries": (
@@ -160,6 +171,9 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], None]]] = {
     "a grid that sends to all ranks": (
         serving, "decode_heads_traffic", over_all_ranks,
         lambda: test_a_grid_sends_what_the_formula_says(2, "all-to-all"),
+    ),
+    "values as wide as keys": (
+        HERE, "prefill_traffic", without_value_dim, lambda: test_prefill_sends_what_the_formula_says(WIDE, "q"),
     ),
     "a prefix that stays at home": (
         HERE, "prefill_traffic", without_prefix, lambda: test_prefill_sends_what_the_formula_says(GQA, "kv"),
@@ -192,24 +206,29 @@ def test_what_travels_is_all_that_a_long_prefix_adds(P: int) -> None:
     assert peak(P, "q", 512, 16) - peak(P, "q", 256, 16) == 0
 
 
-def pages_in_use(ring: Ring, tokens: int, k: Tensor) -> int:
+def pages_in_use(ring: Ring, sizes: Attention, tokens: int, k: Tensor, v: Tensor) -> int:
     """Decode from a paged cache of the memory that its formula says."""
     pages = pages_needed([tokens], ring.world_size, 4)
-    cache = PagedCache(ring, kv_heads=GQA.K, head_dim=GQA.D, pages=pages, page=4, dtype=k.dtype)
+    dims = {"head_dim": sizes.D, "value_dim": sizes.value_dim}
+    cache = PagedCache(ring, kv_heads=sizes.K, **dims, pages=pages, page=4, dtype=k.dtype)
     name = cache.add()
     for start in range(0, tokens, 8):
-        part = k[:, :, start : start + 8]
-        cache.append(part, part, [name], [part.shape[2]])
-    decode_heads(drawn(GQA, GQA.H // ring.world_size, 1), cache, [name], block="native")
+        part = slice(start, start + 8)
+        cache.append(k[:, :, part], v[:, :, part], [name], [k[:, :, part].shape[2]])
+    decode_heads(drawn(sizes, sizes.H // ring.world_size, 1), cache, [name], block="blockwise")
     return pages
 
 
-def test_pages_and_their_copy_are_what_a_paged_cache_takes() -> None:
-    runs = {S: VirtualCluster(2).run(pages_in_use, S, drawn(GQA, GQA.K, S)) for S in (1024, 2048)}
+@pytest.mark.parametrize("sizes", [GQA, replace(GQA, Dv=24)], ids=["GQA", "wide v"])
+def test_pages_and_their_copy_are_what_a_paged_cache_takes(sizes: Attention) -> None:
+    runs = {
+        S: VirtualCluster(2).run(pages_in_use, sizes, S, drawn(sizes, sizes.K, S), values(sizes, sizes.K, S))
+        for S in (1024, 2048)
+    }
     for rank in range(2):
         peaks = [run.memory[rank].peak_bytes for run in runs.values()]
-        pools = [run.results[rank] * page_bytes(GQA, 4) for run in runs.values()]
-        copies = [gathered_page_bytes(GQA, S // 2) for S in runs]
+        pools = [run.results[rank] * page_bytes(sizes, 4) for run in runs.values()]
+        copies = [gathered_page_bytes(sizes, S // 2) for S in runs]
         assert peaks[1] - peaks[0] == sum(each[1] - each[0] for each in (pools, copies))
 
 

@@ -85,6 +85,13 @@ def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
     assert not wrong, f"(error, allowed) {wrong}"
 
 
+class Broken(Native):
+    """A block whose own check fails, by an error that no caller foresees."""
+
+    def supports(self, q: Tensor) -> str | None:
+        raise KeyError("on this machine")
+
+
 class Plain(Native):
     name = "plain"
     supported_rules: frozenset[str] = frozenset()

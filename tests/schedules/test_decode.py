@@ -180,8 +180,8 @@ def test_sinks_that_every_rank_counts_are_noticed(merge: str, monkeypatch: pytes
     """Each rank merges them into its own partial; and nobody does. P = 1 cannot tell the first from what is right."""
     run = Generation(contiguous(13, 3), 1, 2, merge=merge, sinks=SINKS)
     assert_equals_one_process(on_virtual_ranks(run).results, run)
-    attend, sinks = module._attend_to_cache, torch.tensor(SINKS, dtype=torch.float64)
-    monkeypatch.setattr(module, "_with_sinks", lambda whole, sinks: whole)
+    attend, sinks = module.attend_to_cache, torch.tensor(SINKS, dtype=torch.float64)
+    monkeypatch.setattr(module, "with_sinks", lambda whole, sinks: whole)
     with pytest.raises(AssertionError, match="is wrong"):
         assert_equals_one_process(on_virtual_ranks(run).results, run)
 
@@ -189,7 +189,7 @@ def test_sinks_that_every_rank_counts_are_noticed(merge: str, monkeypatch: pytes
         part = attend(*args)
         return module.merge(part, sink_partial(sinks, part))
 
-    monkeypatch.setattr(module, "_attend_to_cache", with_its_own)
+    monkeypatch.setattr(module, "attend_to_cache", with_its_own)
     with pytest.raises(AssertionError, match="is wrong"):
         assert_equals_one_process(on_virtual_ranks(run).results, run)
     alone = replace(run, prefill=contiguous(13, 1))

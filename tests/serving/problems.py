@@ -24,15 +24,21 @@ from tests.laws.draw import Shape, tensors
 Whole = tuple[Tensor, Tensor, Tensor]
 
 
-def whole(B: int, H: int, K: int, S: int, D: int, seed: int, dtype: torch.dtype) -> Whole:
-    """Return q, k and v of a sequence of S tokens."""
-    q, k, v, _ = tensors(Shape(B, H, K, S, S, D), seed, dtype)
+def whole(B: int, H: int, K: int, S: int, D: int, seed: int, dtype: torch.dtype, Dv: int = 0) -> Whole:
+    """Return q, k and v of a sequence of S tokens; Dv is the head dim of v, as D if it is 0."""
+    q, k, v, _ = tensors(Shape(B, H, K, S, S, D, Dv), seed, dtype)
     return q, k, v
+
+
+def sinks_of(heads: int, dtype: torch.dtype) -> Tensor:
+    """Return a sink of each head: some outweigh all keys, some weigh nothing."""
+    return torch.tensor([0.5, -1.0, 3.0, 2.0, -1e4]).repeat(heads)[:heads].to(dtype)
 
 
 def assert_rows(out: Tensor, lse: Tensor, sequence: Whole, rows: slice, **how: Any) -> None:
     """Fail unless out and lse are those of these rows, within the bounds derived for attention of the whole sequence."""
-    inputs = *sequence, torch.zeros_like(sequence[0])
+    q, _, v = sequence
+    inputs = *sequence, q.new_zeros((*q.shape[:-1], v.shape[-1]))
     true = truth(*inputs, **how)
     allowed = bounds(*inputs, true=true, **how)
     for name, mine, every in (("out", out, true.out), ("lse", lse, true.lse)):
@@ -60,16 +66,23 @@ class Batch:
     dtype: torch.dtype = torch.float64
     block: str = "naive"
     softcap: float | None = None
+    sunk: bool = False
+    Dv: int = 8
 
     def sequence(self, number: int) -> Whole:
         """Return q, k and v of a sequence, its new tokens too."""
         B = 1 if self.layout is None else 2
         S = self.lengths[number] + self.new[number]
-        return whole(B, self.H, self.K, S, 8, number, self.dtype)
+        return whole(B, self.H, self.K, S, 8, number, self.dtype, self.Dv)
 
     @property
     def rules(self) -> dict[str, Any]:
         return {"mask": self.mask, "softcap": self.softcap}
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """Return a sink of each head, or None."""
+        return sinks_of(self.H, self.dtype) if self.sunk else None
 
 
 def filled(ring: Ring, batch: Batch) -> tuple[Cache, list[int] | None]:
@@ -86,6 +99,7 @@ def filled(ring: Ring, batch: Batch) -> tuple[Cache, list[int] | None]:
         ring,
         kv_heads=batch.K,
         head_dim=8,
+        value_dim=batch.Dv,
         pages=pages,
         page=batch.page,
         interleave=batch.interleave,
@@ -107,9 +121,16 @@ def decode_batch(ring: Ring, batch: Batch) -> tuple[Tensor, Tensor]:
     cache, names = filled(ring, batch)
     parts = [batch.sequence(n)[0][:, :, start:] for n, start in enumerate(batch.lengths)]
     q = torch.cat(parts, dim=2)
+    sinks = batch.sinks
     if batch.queries == "own":
         q = q.chunk(ring.world_size, dim=1)[ring.rank]
-    how: dict[str, Any] = {"queries": batch.queries, "merge": batch.merge, "block": batch.block}
+        sinks = None if sinks is None else sinks.chunk(ring.world_size)[ring.rank]
+    how: dict[str, Any] = {
+        "queries": batch.queries,
+        "merge": batch.merge,
+        "block": batch.block,
+        "sinks": sinks,
+    }
     new = None if names is None else batch.new
     return decode_heads(q, cache, names, new, return_lse=True, **how, **batch.rules)
 
@@ -120,7 +141,8 @@ def assert_batch(results: list[tuple[Tensor, Tensor]], batch: Batch) -> None:
     for number, (start, stop) in enumerate(pairwise(accumulate(batch.new, initial=0))):
         first = batch.lengths[number]
         rows = slice(first, first + batch.new[number])
-        assert_rows(out[:, :, start:stop], lse[:, :, start:stop], batch.sequence(number), rows, **batch.rules)
+        how = batch.rules | {"sinks": None if batch.sinks is None else batch.sinks.double().numpy()}
+        assert_rows(out[:, :, start:stop], lse[:, :, start:stop], batch.sequence(number), rows, **how)
 
 
 @dataclass(frozen=True)
@@ -139,10 +161,18 @@ class Prompt:
     dtype: torch.dtype = torch.float64
     block: str = "naive"
     softcap: float | None = None
+    sunk: bool = False
+    Dv: int = 8
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """Return a sink of each head, or None."""
+        return sinks_of(self.H, self.dtype) if self.sunk else None
 
     def sequence(self) -> Whole:
         """Return q, k and v of the whole prompt."""
-        return whole(1 if self.layout is None else 2, self.H, self.K, sum(self.chunks), 8, 3, self.dtype)
+        B = 1 if self.layout is None else 2
+        return whole(B, self.H, self.K, sum(self.chunks), 8, 3, self.dtype, self.Dv)
 
 
 Fed = tuple[list[tuple[Layout, Tensor, Tensor]], Tensor, np.ndarray]
@@ -155,7 +185,7 @@ def feed(ring: Ring, prompt: Prompt) -> Fed:
     for start, stop in pairwise(accumulate(prompt.chunks, initial=0)):
         layout = layout_of_chunk(cache, name, prompt, stop - start)
         shards = layout.shard(tuple(x[:, :, start:stop] for x in sequence), ring.rank)
-        how: dict[str, Any] = {"travels": prompt.travels, "block": prompt.block}
+        how: dict[str, Any] = {"travels": prompt.travels, "block": prompt.block, "sinks": prompt.sinks}
         rules = {"mask": prompt.mask, "softcap": prompt.softcap}
         out, lse = prefill(*shards, cache, name, layout=layout, return_lse=True, **how, **rules)
         found.append((layout, out, lse))
@@ -168,9 +198,11 @@ def feed(ring: Ring, prompt: Prompt) -> Fed:
 def empty_cache(ring: Ring, prompt: Prompt) -> tuple[Cache, int | None]:
     """Return a cache for the prompt, and the number of its sequence."""
     if prompt.layout is not None:
-        return ShardedCache(ring, batch=2, kv_heads=prompt.K, head_dim=8, dtype=prompt.dtype), None
+        sizes = {"batch": 2, "kv_heads": prompt.K, "head_dim": 8, "value_dim": prompt.Dv}
+        return ShardedCache(ring, **sizes, dtype=prompt.dtype), None
     pages = sum(prompt.chunks) // (prompt.page * prompt.P) + 1
     how: dict[str, Any] = {"page": prompt.page, "interleave": prompt.interleave, "dtype": prompt.dtype}
+    how["value_dim"] = prompt.Dv
     paged = PagedCache(ring, kv_heads=prompt.K, head_dim=8, pages=pages, **how)
     return paged, paged.add()
 
@@ -193,7 +225,8 @@ def assert_prompt(results: list[Fed], prompt: Prompt) -> None:
         lses.append(layout.unshard([lse for _, _, lse in of_ranks], dim=-1))
     S = sum(prompt.chunks)
     out, lse = torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-    assert_rows(out, lse, sequence, slice(0, S), mask=prompt.mask, softcap=prompt.softcap)
+    sinks = None if prompt.sinks is None else prompt.sinks.double().numpy()
+    assert_rows(out, lse, sequence, slice(0, S), mask=prompt.mask, softcap=prompt.softcap, sinks=sinks)
     positions = np.concatenate([where for _, _, where in results])
     assert (np.sort(positions) == np.arange(S)).all(), "a token is missing, or on two ranks"
     for _, k, where in results:
@@ -219,6 +252,14 @@ CASES: dict[str, Batch | Prompt] = {
     ),
     "float64 batch, window and prefix": on(3, interleave=2, mask=Mask(window=4, prefix=2)),
     "float32 batch, soft cap": on(3, softcap=1.5, dtype=torch.float32, block="auto"),
+    "float32 batch, sinks of own queries": on(3, sunk=True, dtype=torch.float32),
+    "bfloat16 batch, sinks of all queries, reduce-scatter": on(
+        3, sunk=True, queries="all", merge="reduce-scatter", dtype=torch.bfloat16, block="native"
+    ),
+    "float64 sharded cache, sinks, window": Batch(
+        3, (14,), (2,), 6, layout=zigzag(14, 3), queries="all", mask=Mask(window=4), sunk=True
+    ),
+    "float32 batch, v of another head dim": on(3, Dv=5, dtype=torch.float32, block="blockwise"),
     "float32 sharded cache": Batch(
         3, (14,), (2,), 6, layout=zigzag(14, 3), dtype=torch.float32, block="native"
     ),
@@ -237,6 +278,17 @@ CASES: dict[str, Batch | Prompt] = {
     "bfloat16 zig-zag chunks, soft cap": prompt(
         3, layout=zigzag, travels="q", softcap=2.0, dtype=torch.bfloat16, block="blockwise"
     ),
+    "bfloat16 chunks, v of another head dim, K/V travel": prompt(
+        3, travels="kv", Dv=11, dtype=torch.bfloat16
+    ),
+    "float32 zig-zag chunks, v of another head dim, queries travel": prompt(
+        3, layout=zigzag, travels="q", Dv=5, dtype=torch.float32, block="native"
+    ),
+    "float32 chunks, sinks, K/V travel": prompt(
+        3, travels="kv", sunk=True, dtype=torch.float32, block="native"
+    ),
+    "bfloat16 chunks, sinks, queries travel": prompt(3, travels="q", sunk=True, dtype=torch.bfloat16),
+    "float64 chunks, sinks, soft cap": prompt(3, layout=zigzag, sunk=True, softcap=2.0, block="blockwise"),
     "float32 contiguous chunks, K/V travel": prompt(3, layout=contiguous, travels="kv", dtype=torch.float32),
     "float64 striped chunks, window": prompt(3, layout=striped, mask=Mask(window=4), travels="q"),
 }

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, agreement
 from ringlab.comm.protocol import Comm
 from ringlab.layout import contiguous
 from ringlab.mask import Mask
 from ringlab.merge import Partial
 from ringlab.schedules.cache import ShardedCache
-from ringlab.schedules.decode import attend_to_cache
+from ringlab.schedules.decode import attend_to_cache, with_sinks
 from ringlab.serving import decode as module
 from ringlab.serving import owners
 from ringlab.serving.owners import MERGES
-from tests.serving.problems import Batch, assert_batch, decode_batch, on
+from tests.serving.problems import Batch, assert_batch, decode_batch, on, sinks_of
 
 MASKS = st.one_of(
     st.just(Mask()),
@@ -44,7 +44,10 @@ def batches(draw: Any) -> Batch:
     new = tuple(draw(st.integers(1, 3)) for _ in range(count))
     queries, merge = draw(st.sampled_from(["own", "all"])), draw(st.sampled_from(list(MERGES)))
     page = interleave * draw(st.integers(1, 3))
-    return Batch(P, lengths, new, K * P * group, K, page, interleave, None, queries, merge, draw(MASKS))
+    heads = K * P * group, K
+    sunk = draw(st.booleans())
+    more: dict[str, Any] = {"sunk": sunk, "Dv": draw(st.sampled_from([8, 3]))}
+    return Batch(P, lengths, new, *heads, page, interleave, None, queries, merge, draw(MASKS), **more)
 
 
 @settings(max_examples=15)
@@ -119,6 +122,26 @@ def test_the_oracle_notices_wrong_shares(name: str, monkeypatch: pytest.MonkeyPa
         assert_batch(on_virtual_ranks(batch), batch)
 
 
+SINKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "sinks are forgotten": ("with_sinks", lambda whole, sinks: whole),
+    "every rank has the sinks of the first heads": ("own_heads", lambda comm, heads: slice(0, heads // comm.world_size)),
+    "every rank counts the sinks": (
+        "attend_to_cache",
+        lambda q, *others: with_sinks(attend_to_cache(q, *others), sinks_of(q.shape[1], q.dtype)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("name", SINKS)
+def test_the_oracle_notices_wrong_sinks(name: str, merge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = on(3, queries="all", merge=merge, sunk=True)
+    assert_batch(on_virtual_ranks(batch), batch)
+    monkeypatch.setattr(module, *SINKS[name])
+    with pytest.raises(AssertionError, match="is wrong"):
+        assert_batch(on_virtual_ranks(batch), batch)
+
+
 def test_the_oracle_notices_partials_that_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGES, "all-to-all", averages)
     with pytest.raises(AssertionError, match="is wrong"):
@@ -130,7 +153,7 @@ def test_the_oracle_notices_new_tokens_on_every_rank(monkeypatch: pytest.MonkeyP
     batch = Batch(3, (8,), (2,), 6, layout=contiguous(8, 3))
     assert_batch(on_virtual_ranks(batch), batch)
     monkeypatch.setattr(ShardedCache, "_next_owner", lambda self: self.ring.rank)
-    monkeypatch.setattr(module, "agree", lambda *what: None)
+    monkeypatch.setattr(agreement, "agree", lambda *what: None)
     with pytest.raises(AssertionError, match="is wrong"):
         assert_batch(on_virtual_ranks(batch), batch)
 

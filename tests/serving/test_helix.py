@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,12 @@ from torch import Tensor
 
 from ringlab import ShardedCache, VirtualCluster, launch
 from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import SubGroup
 from ringlab.conformance.tolerance import FACTOR, relative_error
-from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.errors import AgreementError, RinglabError, ShapeError, WorldSizeError
+from ringlab.mask import Mask
 from ringlab.serving import HelixGrid, PagedCache
+from tests.serving.problems import assert_rows, sinks_of, whole
 
 H, K, D, WIDTH, HIDDEN = 8, 2, 4, 16, 32
 PROMPT, STEPS = 9, 3
@@ -103,6 +108,31 @@ def test_a_layer_on_processes() -> None:
     assert_layer(launch(on_a_grid, 4, 2, memory=False).results)
 
 
+def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
+    """Return out and lse of a token on a grid of 2 × 2, whose rows have sinks of their own heads; `shift` takes others."""
+    q, k, v = whole(1, H, K, S, D, 3, torch.float64)
+    grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+    queries, keys = grid.attended(H), grid.attended(K)
+    cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=D, dtype=torch.float64)
+    cache.append(k[:, keys], v[:, keys])
+    sinks = sinks_of(H, torch.float64).roll(shift)[queries]
+    found: Any = grid.attend(q[:, queries, -1:], cache, sinks=sinks, return_lse=True, block="naive")
+    return found
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
+    """By the oracle, on four ranks; and sinks of the other row are noticed."""
+    results = VirtualCluster(4, memory=False).run(with_sinks, shift).results
+    out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+    expected = pytest.raises(AssertionError, match="is wrong") if shift else nullcontext()
+    with expected:
+        sinks = sinks_of(H, torch.float64).numpy()
+        assert_rows(
+            out, lse, whole(1, H, K, S, D, 3, torch.float64), slice(S - 1, S), mask=Mask(), sinks=sinks
+        )
+
+
 def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:
     """Own heads as if ranks were numbered by token first: the ones that another rank received."""
     member, rows = self.ring.rank % self.token_ranks, self.head_ranks
@@ -131,7 +161,65 @@ def test_what_is_no_grid() -> None:
         grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
         with pytest.raises(ShapeError, match="2 ranks can share"):
             grid.attended(3)
-        with pytest.raises(WorldSizeError, match=r"grid\.tokens, 2 ranks"):
+        with pytest.raises(WorldSizeError, match=r"grid\.tokens, the 2 ranks"):
             grid.attend(torch.ones(1, 4, 1, 8), PagedCache(ring, kv_heads=1, head_dim=8, pages=1))
 
     VirtualCluster(4, memory=False).run(program)
+
+
+def column(ring: Ring, grid: HelixGrid) -> Ring:
+    """As many ranks as a row has, with other heads."""
+    return Ring(SubGroup(ring.comm, (ring.rank % 2, ring.rank % 2 + 2)))
+
+
+def backwards(ring: Ring, grid: HelixGrid) -> Ring:
+    """The ranks of the row in the other order: as if this rank had the tokens of the other."""
+    return Ring(SubGroup(grid.tokens.comm, (1, 0)))
+
+
+def made_again(ring: Ring, grid: HelixGrid) -> Ring:
+    """The ranks of the row, found by another way."""
+    first = grid.row * 2
+    return Ring(SubGroup(SubGroup(ring.comm, (3, 2, 1, 0)), (3 - first, 2 - first)))
+
+
+def attended_with(ring: Ring, make: Callable[[Ring, HelixGrid], Ring | None], wrong: tuple[int, ...]) -> Any:
+    """Return the output, or the error, of a grid of 2 × 2 where these ranks have a cache on the ring that `make` makes."""
+    grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+    on = make(ring, grid) if ring.rank in wrong else grid.tokens
+    cache = None if on is None else ShardedCache(on, batch=1, kv_heads=1, head_dim=8)
+    if cache is not None:
+        cache.append(torch.ones(1, 1, 5, 8), torch.full((1, 1, 5, 8), float(grid.row)))
+    try:
+        return grid.attend(torch.ones(1, 4, 1, 8), cache)  # type: ignore[arg-type]
+    except RinglabError as error:
+        return error
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, 2, 3), (2,)], ids=["on all ranks", "on one rank"])
+@pytest.mark.parametrize("make", [column, backwards, lambda ring, grid: ring, lambda ring, grid: None])
+def test_a_cache_on_another_ring_is_refused_on_all_ranks(make: Any, wrong: tuple[int, ...]) -> None:
+    """On the other row, too: its ranks would wait for these after attention."""
+    outcome = VirtualCluster(4, memory=False).run(attended_with, make, wrong)
+    assert outcome.trace.bytes_sent() == 0
+    for rank, error in enumerate(outcome.results):
+        assert type(error) is (WorldSizeError if rank in wrong else AgreementError), error
+        assert "grid.tokens, the 2 ranks of this row" in str(error)
+
+
+def test_the_ring_of_the_row_may_be_made_again() -> None:
+    results = VirtualCluster(4, memory=False).run(attended_with, made_again, (0, 1, 2, 3)).results
+    assert [out.unique().item() for out in results] == [0, 0, 1, 1]
+
+
+def test_a_wrong_call_is_refused_on_the_other_row_too() -> None:
+    def program(ring: Ring) -> RinglabError:
+        grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+        cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=8)
+        cache.append(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 5, 8))
+        with pytest.raises(RinglabError) as raised:
+            grid.attend(torch.ones(1, 4, 1, 4 if ring.rank == 1 else 8), cache)
+        return raised.value
+
+    errors = VirtualCluster(4, memory=False).run(program).results
+    assert [type(error) for error in errors] == [AgreementError, ShapeError, AgreementError, AgreementError]

@@ -40,7 +40,9 @@ def prompts(draw: Any) -> Prompt:
     mask = Mask(window=draw(window), prefix=draw(st.integers(0, lengths[0])))
     layout, how = draw(st.sampled_from([None, *MAKERS])), draw(st.sampled_from(["q", "kv"]))
     page = interleave * draw(st.integers(1, 3))
-    return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask)
+    sunk = draw(st.booleans())
+    Dv = draw(st.sampled_from([8, 3]))
+    return Prompt(P, lengths, K * group, K, layout, page, interleave, how, mask, sunk=sunk, Dv=Dv)
 
 
 @settings(max_examples=20)
@@ -142,6 +144,19 @@ def test_the_oracle_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_prompt(on_virtual_ranks(case).results, case)
 
 
+@pytest.mark.parametrize("travels", ["q", "kv"])
+def test_the_oracle_notices_sinks_that_are_forgotten_or_counted_twice(
+    travels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = prompt(3, travels=travels, sunk=True)
+    assert_prompt(on_virtual_ranks(case).results, case)
+    for mutant in (lambda whole, sinks: whole, lambda whole, sinks: SINKS(SINKS(whole, sinks), sinks)):
+        monkeypatch.setattr(module, "with_sinks", mutant)
+        with pytest.raises(AssertionError, match="is wrong"):
+            assert_prompt(on_virtual_ranks(case).results, case)
+
+
+SINKS = module.with_sinks
 CASE = Prompt(3, (24, 3), H=8, K=1)
 
 

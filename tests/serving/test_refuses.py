@@ -26,6 +26,7 @@ from ringlab.errors import (
 from ringlab.layout import Layout, Run, contiguous, zigzag
 from ringlab.mask import Mask
 from ringlab.serving import PagedCache, decode_heads, prefill
+from tests.schedules.problems import Broken
 
 
 def paged(ring: Ring, pages: int = 4, held: int = 3) -> PagedCache:
@@ -45,16 +46,18 @@ def right_decode(cache: PagedCache) -> Any:
     return decode_heads(rows(), cache, [0, 1])
 
 
-def chunk(cache: PagedCache, n: int = 4, **change: Any) -> Any:
+def chunk(cache: PagedCache, n: int = 4, wants: str = "", **change: Any) -> Any:
     """Prefill n further tokens of sequence 0."""
     layout = cache.next_layout(0, n)
     own = layout.length(cache.ring.rank)
     given: dict[str, Any] = {"q": rows(1, 4, own, 4), "k": rows(1, 2, own, 4), "v": rows(1, 2, own, 4)}
     given |= {"layout": layout, "sequence": 0} | change
+    if wants:
+        given[wants].requires_grad_()
     return prefill(given.pop("q"), given.pop("k"), given.pop("v"), cache, **given)
 
 
-Wrong = tuple[Callable[[PagedCache], Any], type[RinglabError], str]
+Wrong = tuple[Callable[[PagedCache], Any], type[Exception], str]
 DECODES: dict[str, Wrong] = {
     "no sequences": (lambda c: decode_heads(rows(), c), CacheError, "sequences of a PagedCache"),
     "an unknown sequence": (lambda c: decode_heads(rows(), c, [0, 7]), CacheError, "[0, 7]"),
@@ -63,6 +66,11 @@ DECODES: dict[str, Wrong] = {
     "more rows than tokens": (lambda c: decode_heads(rows(), c, [1], [2]), ShapeError, "1 tokens of sequence 1"),
     "no row": (lambda c: decode_heads(rows(), c, [0, 1], [2, 0]), ShapeError, "at least one token"),
     "rows for fewer sequences": (lambda c: decode_heads(rows(), c, [0, 1], [2]), ShapeError, "each of 2"),
+    "a number that is not in a list": (lambda c: decode_heads(rows(), c, [0, 1], 1), ShapeError, "each of 2"),  # type: ignore[call-overload]
+    "half a token": (lambda c: decode_heads(rows(), c, [0, 1], [1.0, 1]), ShapeError, "[1.0, 1]"),  # type: ignore[list-item]
+    "fewer tokens than none": (lambda c: decode_heads(rows(), c, [0, 1], [3, -1]), ShapeError, "0 or more"),
+    "a sequence that is not in a list": (lambda c: decode_heads(rows(), c, 1), CacheError, "got: 1"),  # type: ignore[call-overload]
+    "a sequence that is a list": (lambda c: decode_heads(rows(), c, [0, [1]]), CacheError, "[0, [1]]"),  # type: ignore[list-item]
     "a batch": (lambda c: decode_heads(rows(2, 2, 2, 4), c, [0, 1]), ShapeError, "q (1, H, n, 4)"),
     "no tensor": (lambda c: decode_heads(3, c, [0, 1]), ShapeError, "int"),  # type: ignore[call-overload]
     "heads that ranks cannot share": (
@@ -72,6 +80,17 @@ DECODES: dict[str, Wrong] = {
     "another dtype": (lambda c: decode_heads(rows(dtype=torch.float64), c, [0, 1]), DtypeError, "torch.float32"),
     "another device": (lambda c: decode_heads(rows().to("meta"), c, [0, 1]), DeviceError, "meta"),
     "gradients": (lambda c: decode_heads(rows().requires_grad_(), c, [0, 1]), BackendError, "no_grad"),
+    "sinks of all heads": (
+        lambda c: decode_heads(rows(), c, [0, 1], sinks=torch.zeros(6)), ShapeError, "sinks as a tensor (2,)",
+    ),
+    "sinks that want gradients": (
+        lambda c: decode_heads(rows(), c, [0, 1], sinks=torch.zeros(2, requires_grad=True)), BackendError, "no_grad",
+    ),
+    "a merge that is a list": (
+        lambda c: decode_heads(rows(), c, [0, 1], merge=["all-to-all"]), BackendError, "['all-to-all']",  # type: ignore[call-overload]
+    ),
+    "no block": (lambda c: decode_heads(rows(), c, [0, 1], block=None), BackendError, "got: None"),  # type: ignore[call-overload]
+    "an error that nobody foresaw": (lambda c: decode_heads(rows(), c, [0, 1], block=Broken()), KeyError, "on this machine"),
     "an unknown merge": (lambda c: decode_heads(rows(), c, [0, 1], merge="sum"), BackendError, "all-to-all"),
     "unknown queries": (lambda c: decode_heads(rows(), c, [0, 1], queries="some"), BackendError, "own, all"),
     "documents": (lambda c: decode_heads(rows(), c, [0, 1], mask=Mask(documents=(3,))), MaskError, "document"),
@@ -90,21 +109,31 @@ PREFILLS: dict[str, Wrong] = {
     "a mask without causality": (lambda c: chunk(c, mask=Mask(causal=False)), MaskError, "causal mask"),
     "a prefix that is not here yet": (lambda c: chunk(c, mask=Mask(prefix=8)), MaskError, "among the 7 tokens"),
     "an unknown way": (lambda c: chunk(c, travels="v"), BackendError, "auto, kv, q"),
+    "queries that want gradients": (lambda c: chunk(c, wants="q"), BackendError, "q that requires"),
+    "keys that want gradients": (lambda c: chunk(c, wants="k"), BackendError, "k that requires"),
+    "values that want gradients": (lambda c: chunk(c, wants="v"), BackendError, "v that requires"),
+    "sinks that want gradients": (
+        lambda c: chunk(c, sinks=torch.zeros(4, requires_grad=True)), BackendError, "sinks that require",
+    ),
+    "sinks of other heads": (lambda c: chunk(c, sinks=torch.zeros(2)), ShapeError, "sinks as a tensor (4,)"),
+    "no keys": (lambda c: chunk(c, k=None), ShapeError, "k of the new tokens"),
+    "a sequence that is a list": (lambda c: chunk(c, sequence=[0]), CacheError, "[[0]]"),
+    "an error that nobody foresaw": (lambda c: chunk(c, block=Broken()), KeyError, "on this machine"),
 }  # fmt: skip
 CALLS = {f"decode: {name}": (*wrong, right_decode) for name, wrong in DECODES.items()} | {
     f"prefill: {name}": (*wrong, chunk) for name, wrong in PREFILLS.items()
 }
 
 
-def asked(call: Callable[[], Any]) -> RinglabError | None:
+def asked(call: Callable[[], Any]) -> Exception | None:
     try:
         call()
-    except RinglabError as error:
+    except (RinglabError, KeyError) as error:
         return error
     return None
 
 
-def wrong_calls(ring: Ring, names: tuple[str, ...]) -> list[RinglabError | None]:
+def wrong_calls(ring: Ring, names: tuple[str, ...]) -> list[Exception | None]:
     """Return the errors of this rank's calls: rank 1 calls wrongly, the others rightly."""
     found = []
     for name in names:
@@ -133,7 +162,7 @@ def test_processes_refuse_alike() -> None:
 
 
 def test_caches_that_differ_are_refused() -> None:
-    def program(ring: Ring) -> tuple[RinglabError | None, ...]:
+    def program(ring: Ring) -> tuple[Exception | None, ...]:
         pages = paged(ring, held=3 if ring.rank else 2)
         tokens = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
         tokens.append(rows(1, 2, 3 + ring.rank, 4), rows(1, 2, 3 + ring.rank, 4))
@@ -143,10 +172,31 @@ def test_caches_that_differ_are_refused() -> None:
         assert [type(error) for error in errors] == [AgreementError] * 2
 
 
+def test_sinks_on_one_rank_only_are_refused() -> None:
+    def program(ring: Ring) -> tuple[Exception | None, ...]:
+        cache = paged(ring)
+        sinks = (lambda heads: torch.zeros(heads)) if ring.rank else lambda heads: None
+        decode = asked(lambda: decode_heads(rows(), cache, [0, 1], sinks=sinks(2)))
+        return decode, asked(lambda: chunk(cache, sinks=sinks(4)))
+
+    for errors in VirtualCluster(2, memory=False).run(program).results:
+        assert [type(error) for error in errors] == [AgreementError] * 2
+
+
+def test_values_of_another_head_dim_on_one_rank_are_refused() -> None:
+    def program(ring: Ring) -> Exception | None:
+        cache = PagedCache(ring, kv_heads=2, head_dim=4, value_dim=4 + ring.rank, pages=2)
+        cache.append(rows(), rows(1, 2, 2, 4 + ring.rank), [cache.add()], [2])
+        return asked(lambda: decode_heads(rows(1, 2, 1, 4), cache, [0]))
+
+    for error in VirtualCluster(2, memory=False).run(program).results:
+        assert type(error) is AgreementError
+
+
 def test_layouts_that_differ_are_refused() -> None:
     """As many tokens on each rank, and others of them."""
 
-    def program(ring: Ring) -> RinglabError | None:
+    def program(ring: Ring) -> Exception | None:
         dealt = Layout(4, 2, "dealt", ((Run(0, 1, 2),), (Run(2, 1, 2),)))
         other = Layout(4, 2, "dealt", ((Run(2, 1, 2),), (Run(0, 1, 2),)))
         cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=4)
@@ -174,6 +224,17 @@ def sharded(c: PagedCache) -> ShardedCache:
         (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=0), CacheError, "pages=0"),
         (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=1, page=3, interleave=2), CacheError, "divisible"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [5]), CacheError, "[5]"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), 0), CacheError, "got: 0"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0, 1], [-2, 3]), ShapeError, "0 or more"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [1, 0], [2, -1]), ShapeError, "0 or more"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0], [1, 0]), ShapeError, "each of 1"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0, 1], [1]), ShapeError, "each of 2"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0], [1.0]), ShapeError, "[1.0]"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0], [True]), ShapeError, "[True]"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0], 1), ShapeError, "got: 1"),
+        (lambda c: c.append(None, rows(1, 2, 1, 4), [0]), ShapeError, "NoneType"),
+        (lambda c: sharded(c).append(rows(), None), ShapeError, "NoneType"),
+        (lambda c: prefill(rows(), None, rows(), sharded(c), layout=zigzag(2, 1)), ShapeError, "NoneType"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 2, 4), [0]), ShapeError, "v of the new tokens"),
         (lambda c: c.append(*[rows(1, 2, 1, 4, dtype=torch.float64)] * 2, [0]), DtypeError, "float64"),
         (lambda c: c.append(*[rows(1, 2, 1, 4).to("meta")] * 2, [0]), DeviceError, "meta"),
@@ -188,8 +249,14 @@ def sharded(c: PagedCache) -> ShardedCache:
 def test_a_wrong_use_of_a_cache(
     spoil: Callable[[PagedCache], Any], kind: type[RinglabError], words: str
 ) -> None:
-    def program(ring: Ring) -> RinglabError | None:
-        return asked(lambda: spoil(paged(ring)))
+    """Nothing has changed then."""
+
+    def program(ring: Ring) -> Exception | None:
+        cache = paged(ring)
+        before = cache.free_pages, *(cache.shard(sequence).k.tolist() for sequence in cache.sequences)
+        error = asked(lambda: spoil(cache))
+        assert before == (cache.free_pages, *(cache.shard(one).k.tolist() for one in cache.sequences))
+        return error
 
     [error] = VirtualCluster(1, memory=False).run(program).results
     assert type(error) is kind and words in str(error), error
