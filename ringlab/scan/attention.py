@@ -23,6 +23,7 @@ from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, RinglabError
 from ringlab.layout import Layout
+from ringlab.modes import without_autocast
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
@@ -154,7 +155,7 @@ class _LinearAttention(torch.autograd.Function):
         call: Call,
     ) -> tuple[Tensor, Tensor]:
         tokens = Tokens(*(None if x is None else x.detach() for x in (q, k, v, decay, beta)))  # type: ignore[arg-type]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             out, state, entering = forward(call, tokens, initial_state)
         ctx.save_for_backward(q, k, v, decay, beta, *entering)
         ctx.call, ctx.initial_dtype = call, None if initial_state is None else initial_state.dtype
@@ -172,8 +173,9 @@ class _LinearAttention(torch.autograd.Function):
         q, k, v, decay, beta, *entering = ctx.saved_tensors
         tokens, call = Tokens(q, k, v, decay, beta), ctx.call
         dout = torch.zeros_like(tokens.v) if dout is None else dout
-        if call.validate:
-            agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
-        found, dinitial = backward(call, tokens, entering, dout, dstate)
+        with without_autocast(dout.device.type):
+            if call.validate:
+                agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
+            found, dinitial = backward(call, tokens, entering, dout, dstate)
         ddecay, dbeta = (None if x is None else y for x, y in ((decay, found.ddecay), (beta, found.dbeta)))
         return *found[:3], ddecay, dbeta, dinitial.to(ctx.initial_dtype) if ctx.initial_dtype else None, None

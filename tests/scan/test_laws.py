@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance.scan_cases import attend_to, join
 from ringlab.errors import BackendError
@@ -239,15 +239,21 @@ def test_the_last_column_counts() -> None:
     torch.testing.assert_close(out[..., -1], (q @ k.mT).tril().sum(-1))
 
 
-def test_autocast_changes_nothing() -> None:
-    layout, inputs = contiguous(8, 2), Problem(contiguous(8, 2), dtype=torch.float32).inputs()
+HALVES = Problem(contiguous(8, 2), dtype=torch.bfloat16)
 
-    def of_rank(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            return attend_to(ring, inputs, layout, "all-gather", 4)
 
-    one, other = (VirtualCluster(2).run(of_rank, autocast).results for autocast in (True, False))
-    assert all(torch.equal(x, y) for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True))
+def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
+    """A forward and its backward, both inside autocast or both outside."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return attend_to(ring, HALVES.inputs(), HALVES.layout, "all-gather", 4)
+
+
+def test_products_keep_the_dtype_of_the_state_inside_autocast() -> None:
+    """On processes, too: there the program's own thread computes, inside autocast, and on virtual ranks a worker outside it."""
+    plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
+    for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
+        for one, other in zip(found.results, plain, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
 def test_a_second_derivative_is_refused() -> None:
