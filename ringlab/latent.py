@@ -17,6 +17,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
@@ -76,6 +77,7 @@ def latent_attention(
     )  # fmt: skip
     weights = w_k, w_v
     try:
+        refuse_transforms(q, latent, k_rope, *weights)
         _check_latent(q, latent, k_rope, *weights)
         chosen, call = check_arguments(given)
         if not isinstance(chosen, BlockSchedule):

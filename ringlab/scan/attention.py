@@ -24,7 +24,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, RinglabError
 from ringlab.layout import Layout
 from ringlab.modes import without_autocast
-from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
+from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments, report_refusal
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
 from ringlab.types import Gate, Keys, State, Values
@@ -107,8 +107,10 @@ def linear_attention(
     for float64). Losses on it count for each rank that has one.
     validate: whether the ranks compare their calls first, forward and backward, as in `ring_attention`.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
-    is called wrongly, AgreementError on all others, before any data moves.
+    Derivatives are first ones, backward: GradientError refuses torch.func and forward-mode differentiation.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
+    rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
 
     >>> import torch
@@ -130,8 +132,7 @@ def linear_attention(
     try:
         call = check_arguments(given)
     except (RinglabError, ValueError) as refusal:
-        if validate and isinstance(ring, Ring):
-            agree(ring.comm, "", refusal, q.device if isinstance(q, Tensor) else "cpu")
+        report_refusal(refusal, ring, q, validate)
         raise
     if validate:
         agree(ring.comm, describe_arguments(given), None, q.device)

@@ -23,6 +23,8 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import refuse_transforms
+from ringlab.scan.arguments import report_refusal
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ def short_convolution(
     Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only: as torch's conv1d with padding on the left.
     weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError or MaskError on a rank that is called wrongly,
-    AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a rank that is called
+    wrongly, AgreementError on all others, before any data moves.
 
     >>> import torch
     >>> import ringlab
@@ -200,12 +202,12 @@ def _agree(
 ) -> None:
     """Return once all ranks make the same call. Raises: this rank's error, or AgreementError for another's."""
     try:
+        refuse_transforms(x)
         _check(x, ring, layout)
         check()
         Mask(documents=documents).of_length(layout.S)
     except RinglabError as refusal:
-        if validate and isinstance(ring, Ring):
-            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
+        report_refusal(refusal, ring, x, validate)
         raise
     if validate:
         grad = torch.is_grad_enabled() and x.requires_grad
@@ -230,6 +232,7 @@ def _check(x: Any, ring: Any, layout: Any) -> None:
 
 
 def _check_weight(x: Tensor, weight: Any) -> None:
+    refuse_transforms(weight)
     if (
         not isinstance(weight, Tensor)
         or weight.ndim != 2
