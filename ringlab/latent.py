@@ -17,7 +17,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import refuse_transforms
+from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
@@ -49,6 +49,7 @@ def latent_attention(
     q: (B, H, L, Dn + Dr), the last Dr rotated, as k_rope is, by global positions.
     w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. Each rank has the gradients of its own rows: sum them
     over the ranks.
+    Under autocast all five are cast, as `ring_attention` casts q, k and v.
     scale: (Dn + Dr)^−½ by default. schedule: one that brings blocks to the rows or rows to the blocks, so neither "ulysses"
     nor "hybrid" nor "multi-ring", which deal K/V heads. The others are as for `ring_attention`; out is (B, H, L, Dv).
 
@@ -69,6 +70,7 @@ def latent_attention(
     >>> torch.allclose(out, weights @ (latent[:, None] @ w_v.mT), atol=1e-5)
     True
     """
+    q, latent, k_rope, w_k, w_v = as_autocast(q, latent, k_rope, w_k, w_v)
     keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
     values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
     given = Arguments(

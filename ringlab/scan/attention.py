@@ -23,7 +23,7 @@ from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, RinglabError
 from ringlab.layout import Layout
-from ringlab.modes import without_autocast
+from ringlab.modes import as_autocast, without_autocast
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments, report_refusal
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
@@ -92,7 +92,9 @@ def linear_attention(
     Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or under the delta
     rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
 
-    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k.
+    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k. Under
+    autocast they are cast as `ring_attention` casts them. decay, beta and initial_state stay as they are, in dtypes of
+    their own: rounded logarithms would add up over the sequence.
     layout: ranks own stretches of adjacent tokens, as under `contiguous` or `zigzag`.
     decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None: α = 1.
     beta: (B, H, L). With it the delta rule, which is stable for keys of length 1 and β from 0 to 2; the caller normalises.
@@ -126,6 +128,7 @@ def linear_attention(
     >>> torch.allclose(out.double(), torch.from_numpy(oracle.linear_attention(q, k, v, decay=decay).out), atol=1e-5)
     True
     """
+    q, k, v = as_autocast(q, k, v)
     given = Arguments(
         q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import refuse_transforms
+from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.scan.arguments import report_refusal
 
 
@@ -111,7 +111,8 @@ def short_convolution(
     """Return this rank's rows of a causal convolution of each channel over the whole sequence; differentiable.
 
     Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only: as torch's conv1d with padding on the left.
-    weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks.
+    weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks. Under autocast both are cast,
+    as `ring_attention` casts q, k and v.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a rank that is called
     wrongly, AgreementError on all others, before any data moves.
@@ -125,6 +126,7 @@ def short_convolution(
     >>> layout.unshard(ringlab.VirtualCluster(3).run(program).results).flatten()
     tensor([0., 0., 0., 1., 3., 5.])
     """
+    x, weight = as_autocast(x, weight)
     _agree(lambda: _check_weight(x, weight), "short convolution", x, ring, layout, documents, validate)
     around, own = _around(x, weight.shape[1] - 1, ring, layout, documents, validate)
     out = weight[:, -1] * x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -243,17 +244,37 @@ HALVES = Problem(contiguous(8, 2), dtype=torch.bfloat16)
 
 
 def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
-    """A forward and its backward, both inside autocast or both outside."""
+    """A forward and its backward, both inside autocast, with q and v in float32, or both outside in bfloat16."""
+    inputs = HALVES.inputs()
+    if autocast:
+        inputs = replace(inputs, q=inputs.q.float(), v=inputs.v.float())
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        return attend_to(ring, HALVES.inputs(), HALVES.layout, "all-gather", 4)
+        return attend_to(ring, inputs, HALVES.layout, "all-gather", 4)
 
 
-def test_products_keep_the_dtype_of_the_state_inside_autocast() -> None:
+def test_autocast_casts_as_by_hand_and_rounds_nothing_else() -> None:
     """On processes, too: there the program's own thread computes, inside autocast, and on virtual ranks a worker outside it."""
     plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
     for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
         for one, other in zip(found.results, plain, strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+            assert all(torch.equal(x, y.to(x.dtype)) for x, y in zip(one, other, strict=True))
+            assert [x.dtype for x in one[:3]] == [
+                torch.bfloat16,
+                torch.float32,
+                torch.float32,
+            ]  # out, state, dq
+        assert not wrong(join(HALVES.layout, found.results), HALVES)
+
+
+def test_float64_is_left_alone_by_autocast() -> None:
+    def of_rank(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return attend_to(ring, BASE.inputs(), BASE.layout, "relay", 4)
+
+    one, other = (
+        VirtualCluster(4, memory=False).run(of_rank, autocast).results for autocast in (True, False)
+    )
+    assert all(torch.equal(x, y) for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True))
 
 
 def test_a_second_derivative_is_refused() -> None:
