@@ -127,7 +127,9 @@ def short_convolution(
     tensor([0., 0., 0., 1., 3., 5.])
     """
     x, weight = as_autocast(x, weight)
-    _agree(lambda: _check_weight(x, weight), "short convolution", x, ring, layout, documents, validate)
+    width = weight.shape[-1] if isinstance(weight, Tensor) and weight.ndim else None
+    label = f"short convolution of width {width}"
+    _agree(lambda: _check_weight(x, weight), label, x, ring, layout, documents, validate)
     around, own = _around(x, weight.shape[1] - 1, ring, layout, documents, validate)
     out = weight[:, -1] * x
     for back, places in enumerate(own.sources.T, start=1):

@@ -241,6 +241,23 @@ def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
             assert words in str(error) or rank not in wrong
 
 
+@pytest.mark.parametrize("documents", [(), (2, 2)], ids=str)
+def test_kernels_of_other_widths_are_refused(documents: tuple[int, ...]) -> None:
+    """Also where no message is needed, as a document begins with the second rank."""
+
+    def program(ring: Ring) -> RinglabError | None:
+        try:
+            call(ring, {"weight": torch.ones(3, 3 + ring.rank), "documents": documents})
+        except RinglabError as error:
+            return error
+        return None
+
+    outcome = VirtualCluster(2, memory=False).run(program)
+    assert all(isinstance(error, AgreementError) for error in outcome.results)
+    assert "width 3" in str(outcome.results[0]) and "width 4" in str(outcome.results[0])
+    assert outcome.trace.bytes_sent() == 0
+
+
 def test_a_halo_of_less_than_nothing() -> None:
     with pytest.raises(ShapeError, match="tokens ≥ 0"):
         VirtualCluster(1).run(lambda ring: halo(torch.ones(1, 4, 3), -1, ring=ring, layout=contiguous(4, 1)))
