@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, RinglabError
+from ringlab.errors import BackendError
 from ringlab.layout import Layout
 from ringlab.modes import as_autocast, without_autocast
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments, report_refusal
@@ -134,11 +134,12 @@ def linear_attention(
     )  # fmt: skip
     try:
         call = check_arguments(given)
-    except (RinglabError, ValueError) as refusal:
+        description = describe_arguments(given) if validate else ""
+    except Exception as refusal:  # any: the other ranks wait for this one
         report_refusal(refusal, ring, q, validate)
         raise
     if validate:
-        agree(ring.comm, describe_arguments(given), None, q.device)
+        agree(ring.comm, description, None, q.device)
     call = replace(call, name=ring.comm.name_call())
     out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
     return (out, state) if return_state else out

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, RinglabError, ShapeError, WorldSizeError
+from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import as_autocast, refuse_transforms
@@ -210,13 +210,18 @@ def _agree(
         _check(x, ring, layout)
         check()
         Mask(documents=documents).of_length(layout.S)
-    except RinglabError as refusal:
+        description = f"{label} {_describe(x, layout, documents)}" if validate else ""
+    except Exception as refusal:  # any: the other ranks wait for this one
         report_refusal(refusal, ring, x, validate)
         raise
     if validate:
-        grad = torch.is_grad_enabled() and x.requires_grad
-        sizes = f"B={x.shape[0]} C={x.shape[2]} {x.dtype} gradients={grad}"
-        agree(ring.comm, f"{label} {layout!r} #{hash((layout.ranks, documents)):x} {sizes}", None, x.device)
+        agree(ring.comm, description, None, x.device)
+
+
+def _describe(x: Tensor, layout: Layout, documents: tuple[int, ...]) -> str:
+    grad = torch.is_grad_enabled() and x.requires_grad
+    sizes = f"B={x.shape[0]} C={x.shape[2]} {x.dtype} gradients={grad}"
+    return f"{layout!r} #{hash((layout.ranks, documents)):x} {sizes}"
 
 
 def _check(x: Any, ring: Any, layout: Any) -> None:
