@@ -161,9 +161,7 @@ def _check_beside(name: str, x: Any, shape: tuple[int, ...], v: Tensor) -> None:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         remedy = "one number for each head of v and each of this rank's tokens"
         if isinstance(x, Tensor) and x.ndim == 4 and name == "decay":
-            remedy += (
-                "; a decay of its own for each channel of k, as in Kimi Delta Attention, is not supported"
-            )
+            remedy += "; a decay of its own for each channel of k, as in Kimi Delta Attention or GLA, is not supported"
         raise ShapeError(f"{name} as a tensor {shape}", str(got), "" if name == "initial_state" else remedy)
     if not x.is_floating_point():
         raise DtypeError(f"{name} of a floating point dtype", str(x.dtype))

@@ -240,6 +240,30 @@ def test_the_last_column_counts() -> None:
     torch.testing.assert_close(out[..., -1], (q @ k.mT).tril().sum(-1))
 
 
+def test_a_decay_for_each_channel_is_one_for_each_head_of_one_channel() -> None:
+    """Gated linear attention, by hand, and the way around that docs/guide/scan.md tells of."""
+    layout, (B, H, S, D, Dv) = contiguous(11, 3), (1, 2, 11, 3, 4)
+    q, k, decay = torch.randn(3, B, H, S, D, dtype=torch.float64).unbind()
+    v, decay = torch.randn(B, H, S, Dv, dtype=torch.float64), -decay.abs()
+    state, expected = torch.zeros(B, H, D, Dv, dtype=torch.float64), []
+    for t in range(S):
+        state = decay[:, :, t, :, None].exp() * state + k[:, :, t, :, None] * v[:, :, t, None]
+        expected.append((q[:, :, t, None] @ state) * D**-0.5)
+
+    def channels(x: Tensor) -> Tensor:
+        return x.mT.flatten(1, 2)  # (B, H · D, S)
+
+    def of_rank(ring: Ring) -> Tensor:
+        tokens = channels(q)[..., None], channels(k)[..., None], v.repeat_interleave(D, dim=1)
+        own = layout.shard(tokens, ring.rank)
+        gate = layout.shard(channels(decay), ring.rank, dim=-1)
+        out = linear_attention(*own, ring=ring, layout=layout, decay=gate, scale=D**-0.5)
+        return out.unflatten(1, (H, D)).sum(2)
+
+    found = layout.unshard(VirtualCluster(3, memory=False).run(of_rank).results)
+    torch.testing.assert_close(found, torch.cat(expected, dim=2), rtol=1e-11, atol=1e-11)
+
+
 HALVES = Problem(contiguous(8, 2), dtype=torch.bfloat16)
 
 
