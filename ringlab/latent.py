@@ -14,11 +14,11 @@ from ringlab.arguments import Arguments, check_arguments, describe_arguments
 from ringlab.attention import apply_attention, record_block, refuse_call
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, DeviceError, DtypeError, RinglabError, ShapeError
+from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import Query
@@ -48,6 +48,7 @@ def latent_attention(
     q: (B, H, L, Dn + Dr), the last Dr rotated, as k_rope is, by global positions.
     w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. Each rank has the gradients of its own rows: sum them
     over the ranks.
+    Under autocast all five are cast, as `ring_attention` casts q, k and v.
     scale: (Dn + Dr)^−½ by default. schedule: one that brings blocks to the rows or rows to the blocks, so neither "ulysses"
     nor "hybrid" nor "multi-ring", which deal K/V heads. The others are as for `ring_attention`; out is (B, H, L, Dv).
 
@@ -68,6 +69,7 @@ def latent_attention(
     >>> torch.allclose(out, weights @ (latent[:, None] @ w_v.mT), atol=1e-5)
     True
     """
+    q, latent, k_rope, w_k, w_v = as_autocast(q, latent, k_rope, w_k, w_v)
     keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
     values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
     given = Arguments(
@@ -76,18 +78,22 @@ def latent_attention(
     )  # fmt: skip
     weights = w_k, w_v
     try:
+        refuse_transforms(q, latent, k_rope, *weights)
         _check_latent(q, latent, k_rope, *weights)
         chosen, call = check_arguments(given)
         if not isinstance(chosen, BlockSchedule):
             needed = "a schedule in which whole blocks or rows travel"
             raise BackendError(needed, f"schedule='{chosen.name}', which deals heads", "schedule='ring'")
-    except (RinglabError, ValueError) as refusal:
+        sizes = _describe_latent(latent, k_rope, *weights)
+        description = describe_arguments(given, chosen, call) + sizes if validate else ""
+    except Exception as refusal:  # any: the other ranks wait for this one
         refuse_call(given, refusal)
         raise
-    call = _agree(given, chosen, call, latent, k_rope, weights)
+    if validate:
+        agree(ring.comm, description, None, q.device)
     record_block(given, call)
     expansion = LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1])
-    call = replace(call, expansion=expansion)
+    call = replace(call, name=ring.comm.name_call(), expansion=expansion)
     out, lse = apply_attention(q, latent[:, None], k_rope[:, None], chosen, call, *weights)
     return (out, lse) if return_lse else out
 
@@ -130,17 +136,7 @@ def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
         )
 
 
-def _agree(
-    given: Arguments,
-    schedule: Schedule,
-    call: Call,
-    latent: Tensor,
-    k_rope: Tensor,
-    weights: tuple[Tensor, ...],
-) -> Call:
-    """Return the call with a name, once all ranks make the same one. Raises: AgreementError if they do not."""
-    if call.validate:
-        grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
-        sizes = f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"
-        agree(call.ring.comm, describe_arguments(given, schedule, call) + sizes, None, given.q.device)
-    return replace(call, name=call.ring.comm.name_call())
+def _describe_latent(latent: Tensor, k_rope: Tensor, *weights: Tensor) -> str:
+    """Return a text that must be equal on all ranks, beside that of the keys and values that are made."""
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
+    return f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"

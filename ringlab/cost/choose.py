@@ -164,7 +164,7 @@ def weigh_travel(
     """Return the rings of `ringlab.cost.travel` for `tokens` tokens on each of P ranks, by the seconds they expose, then by bytes.
 
     training: count backward too. rates, links: as for `travel.exposed_s`. Equal ones stay in the order of TRAVELLERS, the plain
-    ring first. held_bytes is None.
+    ring first. held_bytes is None. With a latent, "multi-ring" is left out: it deals K/V heads, of which a latent has none.
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
     >>> [it.schedule for it in weigh_travel(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
@@ -174,7 +174,8 @@ def weigh_travel(
     if not all(x > 0 for x in (tokens, links, *rates[:2])) or not 0 <= rates[2] < math.inf:
         raise CostError("tokens, links and rates above zero, latency >= 0", f"{tokens}, {links}, {rates}")
     found = []
-    for schedule in TRAVELLERS:
+    # A latent has no heads to deal: `latent_attention` refuses many rings.
+    for schedule in (name for name in TRAVELLERS if not (width.latent and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:
             sent += travel_traffic(sizes, schedule, tokens * P, P, backward=backward, width=width).total_bytes

@@ -1,6 +1,6 @@
 """The arguments of `linear_attention` on one rank: checked, described for the other ranks, and made into a call.
 
-Nothing here communicates.
+Nothing here communicates, but for the report of a call that is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
     DeviceError,
@@ -23,6 +24,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import outside_transforms, refuse_transforms
 from ringlab.scan.chain import Element, chain, plan_passing
 from ringlab.scores import check_scale
 
@@ -72,8 +74,10 @@ class Call:
 def check_arguments(given: Arguments) -> Call:
     """Return the call that this rank asks for.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError for a wrong one.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError for a
+    wrong one.
     """
+    refuse_transforms(given.q, given.k, given.v, given.decay, given.beta, given.initial_state)
     if not isinstance(given.ring, Ring):
         raise WorldSizeError(
             "ring= a ringlab.Ring", repr(given.ring), "pass the ring that your program receives"
@@ -90,6 +94,13 @@ def check_arguments(given: Arguments) -> Call:
     plan_passing(given.scan, elements)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
     return Call(given.ring, elements, scale, given.scan, given.chunk, given.return_state, given.validate)
+
+
+def report_refusal(refusal: Exception, ring: Any, x: Any, validate: bool) -> None:
+    """Tell the other ranks why this rank refuses its call, whose first tensor is x. Raises: `refusal`, if ranks compare calls."""
+    if validate and isinstance(ring, Ring):
+        with outside_transforms():
+            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
 
 
 def describe_arguments(given: Arguments) -> str:
@@ -150,9 +161,7 @@ def _check_beside(name: str, x: Any, shape: tuple[int, ...], v: Tensor) -> None:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         remedy = "one number for each head of v and each of this rank's tokens"
         if isinstance(x, Tensor) and x.ndim == 4 and name == "decay":
-            remedy += (
-                "; a decay of its own for each channel of k, as in Kimi Delta Attention, is not supported"
-            )
+            remedy += "; a decay of its own for each channel of k, as in Kimi Delta Attention or GLA, is not supported"
         raise ShapeError(f"{name} as a tensor {shape}", str(got), "" if name == "initial_state" else remedy)
     if not x.is_floating_point():
         raise DtypeError(f"{name} of a floating point dtype", str(x.dtype))

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError, RinglabError
+from ringlab.errors import BackendError
 from ringlab.layout import Layout
-from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
+from ringlab.modes import as_autocast, without_autocast
+from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments, report_refusal
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
 from ringlab.types import Gate, Keys, State, Values
@@ -91,7 +92,9 @@ def linear_attention(
     Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or under the delta
     rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
 
-    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k.
+    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k. Under
+    autocast they are cast as `ring_attention` casts them. decay, beta and initial_state stay as they are, in dtypes of
+    their own: rounded logarithms would add up over the sequence.
     layout: ranks own stretches of adjacent tokens, as under `contiguous` or `zigzag`.
     decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None: α = 1.
     beta: (B, H, L). With it the delta rule, which is stable for keys of length 1 and β from 0 to 2; the caller normalises.
@@ -106,8 +109,10 @@ def linear_attention(
     for float64). Losses on it count for each rank that has one.
     validate: whether the ranks compare their calls first, forward and backward, as in `ring_attention`.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError on a rank that
-    is called wrongly, AgreementError on all others, before any data moves.
+    Derivatives are first ones, backward: GradientError refuses torch.func and forward-mode differentiation.
+
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
+    rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
 
     >>> import torch
@@ -123,17 +128,18 @@ def linear_attention(
     >>> torch.allclose(out.double(), torch.from_numpy(oracle.linear_attention(q, k, v, decay=decay).out), atol=1e-5)
     True
     """
+    q, k, v = as_autocast(q, k, v)
     given = Arguments(
         q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
     )  # fmt: skip
     try:
         call = check_arguments(given)
-    except (RinglabError, ValueError) as refusal:
-        if validate and isinstance(ring, Ring):
-            agree(ring.comm, "", refusal, q.device if isinstance(q, Tensor) else "cpu")
+        description = describe_arguments(given) if validate else ""
+    except Exception as refusal:  # any: the other ranks wait for this one
+        report_refusal(refusal, ring, q, validate)
         raise
     if validate:
-        agree(ring.comm, describe_arguments(given), None, q.device)
+        agree(ring.comm, description, None, q.device)
     call = replace(call, name=ring.comm.name_call())
     out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
     return (out, state) if return_state else out
@@ -154,7 +160,7 @@ class _LinearAttention(torch.autograd.Function):
         call: Call,
     ) -> tuple[Tensor, Tensor]:
         tokens = Tokens(*(None if x is None else x.detach() for x in (q, k, v, decay, beta)))  # type: ignore[arg-type]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             out, state, entering = forward(call, tokens, initial_state)
         ctx.save_for_backward(q, k, v, decay, beta, *entering)
         ctx.call, ctx.initial_dtype = call, None if initial_state is None else initial_state.dtype
@@ -172,8 +178,9 @@ class _LinearAttention(torch.autograd.Function):
         q, k, v, decay, beta, *entering = ctx.saved_tensors
         tokens, call = Tokens(q, k, v, decay, beta), ctx.call
         dout = torch.zeros_like(tokens.v) if dout is None else dout
-        if call.validate:
-            agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
-        found, dinitial = backward(call, tokens, entering, dout, dstate)
+        with without_autocast(dout.device.type):
+            if call.validate:
+                agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
+            found, dinitial = backward(call, tokens, entering, dout, dstate)
         ddecay, dbeta = (None if x is None else y for x, y in ((decay, found.ddecay), (beta, found.dbeta)))
         return *found[:3], ddecay, dbeta, dinitial.to(ctx.initial_dtype) if ctx.initial_dtype else None, None

@@ -146,7 +146,7 @@ def plan_passing(scan: str, elements: tuple[Element, ...], backward: bool = Fals
 
     In backward the elements are numbered from the last one. Raises: BackendError for an unknown scan.
     """
-    if scan not in SCANS:
+    if not isinstance(scan, str) or scan not in SCANS:
         raise BackendError(f"scan= one of {', '.join(SCANS)}", repr(scan))
     count = len(elements)
     # Nothing passes to a fresh element from the one before it, nor back from it.

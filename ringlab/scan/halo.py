@@ -20,9 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, RinglabError, ShapeError, WorldSizeError
+from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.modes import as_autocast, refuse_transforms
+from ringlab.scan.arguments import report_refusal
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,11 @@ def short_convolution(
     """Return this rank's rows of a causal convolution of each channel over the whole sequence; differentiable.
 
     Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only: as torch's conv1d with padding on the left.
-    weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks.
+    weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks. Under autocast both are cast,
+    as `ring_attention` casts q, k and v.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError or MaskError on a rank that is called wrongly,
-    AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a rank that is called
+    wrongly, AgreementError on all others, before any data moves.
 
     >>> import torch
     >>> import ringlab
@@ -123,7 +126,10 @@ def short_convolution(
     >>> layout.unshard(ringlab.VirtualCluster(3).run(program).results).flatten()
     tensor([0., 0., 0., 1., 3., 5.])
     """
-    _agree(lambda: _check_weight(x, weight), "short convolution", x, ring, layout, documents, validate)
+    x, weight = as_autocast(x, weight)
+    width = weight.shape[-1] if isinstance(weight, Tensor) and weight.ndim else None
+    label = f"short convolution of width {width}"
+    _agree(lambda: _check_weight(x, weight), label, x, ring, layout, documents, validate)
     around, own = _around(x, weight.shape[1] - 1, ring, layout, documents, validate)
     out = weight[:, -1] * x
     for back, places in enumerate(own.sources.T, start=1):
@@ -200,17 +206,22 @@ def _agree(
 ) -> None:
     """Return once all ranks make the same call. Raises: this rank's error, or AgreementError for another's."""
     try:
+        refuse_transforms(x)
         _check(x, ring, layout)
         check()
         Mask(documents=documents).of_length(layout.S)
-    except RinglabError as refusal:
-        if validate and isinstance(ring, Ring):
-            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
+        description = f"{label} {_describe(x, layout, documents)}" if validate else ""
+    except Exception as refusal:  # any: the other ranks wait for this one
+        report_refusal(refusal, ring, x, validate)
         raise
     if validate:
-        grad = torch.is_grad_enabled() and x.requires_grad
-        sizes = f"B={x.shape[0]} C={x.shape[2]} {x.dtype} gradients={grad}"
-        agree(ring.comm, f"{label} {layout!r} #{hash((layout.ranks, documents)):x} {sizes}", None, x.device)
+        agree(ring.comm, description, None, x.device)
+
+
+def _describe(x: Tensor, layout: Layout, documents: tuple[int, ...]) -> str:
+    grad = torch.is_grad_enabled() and x.requires_grad
+    sizes = f"B={x.shape[0]} C={x.shape[2]} {x.dtype} gradients={grad}"
+    return f"{layout!r} #{hash((layout.ranks, documents)):x} {sizes}"
 
 
 def _check(x: Any, ring: Any, layout: Any) -> None:
@@ -230,6 +241,7 @@ def _check(x: Any, ring: Any, layout: Any) -> None:
 
 
 def _check_weight(x: Tensor, weight: Any) -> None:
+    refuse_transforms(weight)
     if (
         not isinstance(weight, Tensor)
         or weight.ndim != 2

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, latent_attention
+from ringlab.comm.ring import Ring
 from ringlab.cost import travel
 from ringlab.cost.choose import weigh_travel
 from ringlab.cost.full_mesh import FullMesh
@@ -28,7 +29,7 @@ from ringlab.cost.travel import (
     travel_traffic,
     turning_point,
 )
-from ringlab.errors import CostError
+from ringlab.errors import BackendError, CostError
 from ringlab.layout import Layout, contiguous, dealt, zigzag
 from ringlab.schedules.multi_ring import strides
 from ringlab.tile import Tile
@@ -214,6 +215,23 @@ def test_a_latent_of_deepseek() -> None:
         for latent in (0, 576)
     }
     assert shown == {0: "exposed", 576: "hidden"}
+
+
+def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
+    """Seven links would make many rings the best way for K and V, but a latent has no heads to deal."""
+    sizes, rates = Attention(H=128, K=128, D=192), (4e14, 25e9, 0.0)
+    plain, latent = (
+        [it.schedule for it in weigh_travel(sizes, 1024, 8, rates, links=7, width=Width(128, numbers))]
+        for numbers in (0, 576)
+    )
+    assert plain[0] == "multi-ring" and set(plain) - set(latent) == {"multi-ring"}
+    with pytest.raises(BackendError, match="deals heads"):
+        VirtualCluster(2, memory=False).run(refuse_a_latent)
+
+
+def refuse_a_latent(ring: Ring) -> None:
+    given = (torch.zeros(shape) for shape in ((1, 2, 2, 6), (1, 2, 3), (1, 2, 2), (2, 4, 3), (2, 4, 3)))
+    latent_attention(*given, ring=ring, layout=contiguous(4, 2), schedule="multi-ring")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Convolution:
     kernel: int = 4
     documents: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float64
+    autocast: bool = False  # to the dtype, from float32
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return x, the weight, and the gradient of the output."""
@@ -68,8 +69,12 @@ def of_rank(ring: Ring, problem: Convolution) -> tuple[Tensor, ...]:
     layout = problem.layout
     x, weight, dout = problem.tensors()
     x, dout = layout.shard((x, dout), ring.rank)
+    if problem.autocast:
+        weight = weight.float()
     x.requires_grad_(), weight.requires_grad_()
-    out = short_convolution(x, weight, ring=ring, layout=layout, documents=problem.documents)
+    with torch.autocast("cpu", torch.bfloat16, enabled=problem.autocast):
+        out = short_convolution(x, weight, ring=ring, layout=layout, documents=problem.documents)
+    assert out.dtype == problem.dtype
     return out.detach(), *torch.autograd.grad(out, (x, weight), dout)
 
 
@@ -110,6 +115,14 @@ def test_equals_the_whole(problem: Convolution) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     law_equals_the_whole(Convolution(zigzag(17, 3), documents=(8, 9), dtype=dtype))
+
+
+HALF = Convolution(contiguous(9, 3), dtype=torch.bfloat16, autocast=True)
+
+
+def test_autocast_casts_the_weight() -> None:
+    """A weight in float32, and tokens in bfloat16: what a layer has under autocast."""
+    law_equals_the_whole(HALF)
 
 
 SHORT = Convolution(contiguous(7, 5))  # shards of 2 tokens: a halo of 3 comes from two ranks
@@ -171,7 +184,11 @@ def test_the_halo_is_what_was_before() -> None:
     assert VirtualCluster(2).run(program).results == [[[0, 0, 0], [0, 0, 12]], [[2, 3, 4]]]
 
 
-JOBS = [Convolution(contiguous(5, 3), dtype=torch.float32), Convolution(zigzag(20, 3), documents=(9, 11))]
+JOBS = [
+    Convolution(contiguous(5, 3), dtype=torch.float32),
+    Convolution(zigzag(20, 3), documents=(9, 11)),
+    HALF,
+]
 
 
 def of_rank_all(ring: Ring, jobs: list[Convolution]) -> list[tuple[Tensor, ...]]:
@@ -222,6 +239,23 @@ def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
         for rank, error in enumerate(outcome.results):
             assert type(error) is (kind if rank in wrong else AgreementError), error
             assert words in str(error) or rank not in wrong
+
+
+@pytest.mark.parametrize("documents", [(), (2, 2)], ids=str)
+def test_kernels_of_other_widths_are_refused(documents: tuple[int, ...]) -> None:
+    """Also where no message is needed, as a document begins with the second rank."""
+
+    def program(ring: Ring) -> RinglabError | None:
+        try:
+            call(ring, {"weight": torch.ones(3, 3 + ring.rank), "documents": documents})
+        except RinglabError as error:
+            return error
+        return None
+
+    outcome = VirtualCluster(2, memory=False).run(program)
+    assert all(isinstance(error, AgreementError) for error in outcome.results)
+    assert "width 3" in str(outcome.results[0]) and "width 4" in str(outcome.results[0])
+    assert outcome.trace.bytes_sent() == 0
 
 
 def test_a_halo_of_less_than_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance.scan_cases import attend_to, join
 from ringlab.errors import BackendError
@@ -239,14 +240,64 @@ def test_the_last_column_counts() -> None:
     torch.testing.assert_close(out[..., -1], (q @ k.mT).tril().sum(-1))
 
 
-def test_autocast_changes_nothing() -> None:
-    layout, inputs = contiguous(8, 2), Problem(contiguous(8, 2), dtype=torch.float32).inputs()
+def test_a_decay_for_each_channel_is_one_for_each_head_of_one_channel() -> None:
+    """Gated linear attention, by hand, and the way around that docs/guide/scan.md tells of."""
+    layout, (B, H, S, D, Dv) = contiguous(11, 3), (1, 2, 11, 3, 4)
+    q, k, decay = torch.randn(3, B, H, S, D, dtype=torch.float64).unbind()
+    v, decay = torch.randn(B, H, S, Dv, dtype=torch.float64), -decay.abs()
+    state, expected = torch.zeros(B, H, D, Dv, dtype=torch.float64), []
+    for t in range(S):
+        state = decay[:, :, t, :, None].exp() * state + k[:, :, t, :, None] * v[:, :, t, None]
+        expected.append((q[:, :, t, None] @ state) * D**-0.5)
 
+    def channels(x: Tensor) -> Tensor:
+        return x.mT.flatten(1, 2)  # (B, H · D, S)
+
+    def of_rank(ring: Ring) -> Tensor:
+        tokens = channels(q)[..., None], channels(k)[..., None], v.repeat_interleave(D, dim=1)
+        own = layout.shard(tokens, ring.rank)
+        gate = layout.shard(channels(decay), ring.rank, dim=-1)
+        out = linear_attention(*own, ring=ring, layout=layout, decay=gate, scale=D**-0.5)
+        return out.unflatten(1, (H, D)).sum(2)
+
+    found = layout.unshard(VirtualCluster(3, memory=False).run(of_rank).results)
+    torch.testing.assert_close(found, torch.cat(expected, dim=2), rtol=1e-11, atol=1e-11)
+
+
+HALVES = Problem(contiguous(8, 2), dtype=torch.bfloat16)
+
+
+def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
+    """A forward and its backward, both inside autocast, with q and v in float32, or both outside in bfloat16."""
+    inputs = HALVES.inputs()
+    if autocast:
+        inputs = replace(inputs, q=inputs.q.float(), v=inputs.v.float())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return attend_to(ring, inputs, HALVES.layout, "all-gather", 4)
+
+
+def test_autocast_casts_as_by_hand_and_rounds_nothing_else() -> None:
+    """On processes, too: there the program's own thread computes, inside autocast, and on virtual ranks a worker outside it."""
+    plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
+    for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
+        for one, other in zip(found.results, plain, strict=True):
+            assert all(torch.equal(x, y.to(x.dtype)) for x, y in zip(one, other, strict=True))
+            assert [x.dtype for x in one[:3]] == [
+                torch.bfloat16,
+                torch.float32,
+                torch.float32,
+            ]  # out, state, dq
+        assert not wrong(join(HALVES.layout, found.results), HALVES)
+
+
+def test_float64_is_left_alone_by_autocast() -> None:
     def of_rank(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            return attend_to(ring, inputs, layout, "all-gather", 4)
+            return attend_to(ring, BASE.inputs(), BASE.layout, "relay", 4)
 
-    one, other = (VirtualCluster(2).run(of_rank, autocast).results for autocast in (True, False))
+    one, other = (
+        VirtualCluster(4, memory=False).run(of_rank, autocast).results for autocast in (True, False)
+    )
     assert all(torch.equal(x, y) for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True))
 
 

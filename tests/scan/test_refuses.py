@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ringlab.errors import (
 from ringlab.layout import contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.scan.attention import linear_attention
+from tests.scan.calls import attend
 
 
 def ones(*shape: int, **other: Any) -> torch.Tensor:
@@ -56,6 +58,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[RinglabError], str]] = {
     "another initial state": ({"initial_state": ones(1, 4, 5, 3)}, ShapeError, "(1, 4, 3, 5)"),
     "a scale of NaN": ({"scale": float("nan")}, DtypeError, "finite"),
     "chunks of nothing": ({"chunk": 0}, ShapeError, "chunk="),
+    "several scans": ({"scan": ["relay"]}, BackendError, "relay, all-gather, doubling"),
     "an unknown scan": ({"scan": "ring"}, BackendError, "relay, all-gather, doubling"),
     "documents of another length": ({"documents": (2, 3)}, MaskError, "4 tokens"),
     "a mask": ({"documents": Mask(documents=(4,))}, MaskError, "mask.documents"),
@@ -137,3 +140,41 @@ def test_nothing_at_all() -> None:
         return out.shape, last.unique().item(), state.grad is not None and state.grad.unique().item()
 
     assert VirtualCluster(2).run(program).results == [((1, 4, 0, 5), 2.0, 1.0)] * 2
+
+
+class Incomparable(float):
+    """A number that no check foresees."""
+
+    def __ge__(self, other: object) -> bool:
+        raise ArithmeticError("no such number")
+
+
+class Unreadable(tuple[int, ...]):
+    """Lengths that no check foresees."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise ArithmeticError("no such lengths")
+
+
+UNFORESEEN: dict[str, dict[str, Any]] = {
+    "linear attention": {"scale": Incomparable(1.0)},
+    "latent attention": {"scale": Incomparable(1.0)},
+    "short convolution": {"documents": Unreadable((3, 5))},
+    "halo": {"documents": Unreadable((3, 5))},
+}
+
+
+@pytest.mark.parametrize("name", UNFORESEEN)
+def test_no_rank_waits_for_one_whose_checks_fail_in_any_way(name: str) -> None:
+    def program(ring: Ring) -> Exception | None:
+        try:
+            attend(ring, name, **(UNFORESEEN[name] if ring.rank else {}))
+        except (RinglabError, ArithmeticError) as error:
+            return error
+        return None
+
+    outcome = VirtualCluster(2, memory=False).run(program)
+    told, failed = outcome.results
+    assert isinstance(told, AgreementError) and "ArithmeticError: no such" in str(told)
+    assert isinstance(failed, ArithmeticError)
+    assert outcome.trace.bytes_sent() == 0

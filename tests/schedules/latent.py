@@ -41,6 +41,7 @@ class Problem:
     mask: Mask = field(default_factory=Mask)
     dtype: torch.dtype = torch.float64
     through_lse: bool = False
+    autocast: bool = False  # of weights in float32, to bfloat16
     seed: int = 0
 
     @lru_cache(maxsize=64)  # noqa: B019 (problems are few)
@@ -74,10 +75,20 @@ def program(ring: Ring, problem: Problem, schedule: str = "ring", block: str = "
     """Return this rank's out, lse and five gradients."""
     layout, (*inputs, dout, dlse) = problem.layout, problem.tensors()
     own = [layout.shard(x, ring.rank).clone() for x in inputs[:3]] + [x.clone() for x in inputs[3:]]
+    if problem.autocast:
+        own[3:] = [x.float() for x in own[3:]]
     leaves = [x.requires_grad_() for x in own]
-    out, lse = latent_attention(
-        *leaves, ring=ring, layout=layout, mask=problem.mask, schedule=schedule, block=block, return_lse=True
-    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=problem.autocast):
+        out, lse = latent_attention(
+            *leaves,
+            ring=ring,
+            layout=layout,
+            mask=problem.mask,
+            schedule=schedule,
+            block=block,
+            return_lse=True,
+        )
+    assert out.dtype == problem.dtype
     loss, cotangents = [out], [layout.shard(dout, ring.rank)]
     if problem.through_lse:
         loss.append(lse)

@@ -51,6 +51,7 @@ JOBS = [
     (Problem(contiguous(24, 2), dtype=torch.float32, mask=Mask(window=5)), "bidirectional", "native"),
     (Problem(striped(33, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16), "allgather", "blockwise"),
     (Problem(zigzag(20, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16, through_lse=True), "burst", "native"),
+    (Problem(zigzag(18, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16, autocast=True), "ring", "native"),
 ]
 
 
