@@ -77,7 +77,7 @@ def _parts(given: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _senders_heads(rank: int, given: Problem) -> np.ndarray:
     """Each rank hands out the partial of its own heads: what arrives from a rank belongs to that rank's heads."""
-    return fold([tuple(given.own(owner, x) for x in part) for owner, part in enumerate(_parts(given))])[0]  # type: ignore[misc]
+    return fold([tuple(given.own(owner, x) for x in part) for owner, part in enumerate(_parts(given))])[0]
 
 
 def _mean(rank: int, given: Problem) -> np.ndarray:

@@ -73,7 +73,8 @@ def _heard(rank: int, P: int) -> Sequence[int]:
 
 def _swapped(rank: int, given: Problem) -> np.ndarray:
     """The state that enters, if what came before is composed in the wrong order, and what is sent in the right one."""
-    P, whole, before = len(given.As), _pairs(given), {}
+    P, whole = len(given.As), _pairs(given)
+    before: dict[int, Pair] = {}
     for distance in (1 << power for power in range(rounds_of(P))):
         arrived = {r: whole[r - distance] for r in range(distance, P)}
         before |= {r: then(before[r], each) if r in before else each for r, each in arrived.items()}
