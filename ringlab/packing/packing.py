@@ -112,7 +112,7 @@ class Packing:
     def of_batch(cls, batch: Any) -> Packing:
         """Return the packing of a batch as a collator returns it; see `reading.of_batch` for the entries that are read.
 
-        Raises: MaskError for entries that contradict each other.
+        Raises: MaskError for entries that contradict each other, or that describe documents and are not read.
 
         >>> import torch
         >>> Packing.of_batch({"input_ids": torch.zeros(1, 5), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}).documents

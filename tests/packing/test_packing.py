@@ -180,6 +180,46 @@ def test_what_is_refused(wrong: Callable[[], Any], error: type[Exception], words
     assert words in str(caught.value)
 
 
+IDS = torch.zeros(1, 6, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"cu_seqlens": torch.tensor([0, 2, 6], dtype=torch.int32)},
+        {"cu_seqlens_q": [0, 2, 6], "cu_seqlens_kv": [0, 2, 6]},
+        {"seq_idx": [[0, 0, 1, 1, 1, 1]], "attention_mask": [[1] * 6]},
+        {"position_ids": np.array([0, 1, 0, 1, 2, 3])},
+    ],
+    ids=lambda said: ", ".join(said),
+)
+@pytest.mark.parametrize("ids", [IDS, IDS[0].numpy(), IDS.tolist()], ids=["tensor", "(S,)", "list"])
+def test_a_batch_is_read_by_all_that_it_says(said: dict[str, Any], ids: Any) -> None:
+    packing = Packing.of_batch({"input_ids": ids, **said})
+    assert packing.documents == (2, 4) and packing.shape == (1, 6)
+    assert packing.pack(ids).tolist() == [[0] * 6]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"segment_ids": [[1, 1, 2, 2, 2, 2]]}, "Packing.of_document_ids"),
+        ({"document_ids": [[0, 0, 1, 1, 1, 1]], "position_ids": [[0, 1, 0, 1, 2, 3]]}, "leave document_ids out"),
+        ({"seq_lengths": [[2, 4]]}, "Packing.of_lengths"),
+        ({"cu_seqlens": [0, 2, 5], "cu_seqlens_padded": [0, 2, 6]}, "padded=cu_seqlens_padded"),
+        ({"cu_seqlens": [0, 2, 6], "cu_seq_lens_q": [0, 3, 6]}, "the same documents in cu_seq_lens_q and cu_seqlens"),
+        ({"cu_seqlens": [0, 2, 6], "position_ids": [[0, 1, 2, 3, 4, 5]]}, "the same documents in cu_seqlens"),
+        ({"attention_mask": [[1, 1, 2, 2, 2, 2]], "position_ids": [[0, 1, 2, 3, 4, 5]]}, "values up to 2"),
+        ({"input_ids": [[1, 2], [3]]}, "input_ids"),
+        ({"input_ids": None}, "input_ids"),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_batch_says_of_documents_is_ignored(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(MaskError) as caught:
+        Packing.of_batch({"input_ids": IDS, **said})
+    assert words in str(caught.value)
+
+
 def test_it_says_what_it_is() -> None:
     assert repr(Packing.of_lengths([3, 1]).padded(4)) == "Packing(2 documents, 4 tokens, 4 tokens of padding)"
     assert repr(Packing.of_lengths([])) == "Packing(no documents)" and Packing.of_lengths([]).length == 0
