@@ -219,7 +219,7 @@ class Packing:
         x, (rows, columns) = picking.as_one(x), self.shape
         x = x[None] if rows == 1 and x.shape[:1] == (columns,) and x.shape[:2] != (1, columns) else x
         if tuple(x.shape[:2]) != self.shape:
-            *_, S = (0, *x.shape[:2])
+            S = x.shape[:2][-1] if x.ndim else 0
             raise ShapeError(
                 f"{rows} rows of {columns} tokens, as the packing was made of",
                 f"shape {tuple(x.shape)}",

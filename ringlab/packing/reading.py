@@ -137,7 +137,8 @@ _UNREAD = {
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
     """Return (rows, columns) of the batch's input_ids. Raises: MaskError unless they are (S,) or (rows, columns)."""
-    needed, ids = "input_ids, (S,) or (rows, columns)", batch.get("input_ids")
+    needed = "input_ids, (S,) or (rows, columns)"
+    ids: Any = batch.get("input_ids")
     shape = tuple(ids.shape) if hasattr(ids, "shape") else as_array(ids, needed).shape
     if len(shape) == 1:
         shape = (1, *shape)
