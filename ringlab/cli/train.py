@@ -131,13 +131,13 @@ def train(
               "precision": precision, "layout": layout, "schedule": schedule, "save_every": save_every}  # fmt: skip
     request = Request(
         sizes=_given(sizes), fields=_given(fields), text=text, folder=folder, resume=resume, until=until,
-        dp=dp, tp=tp, device=device,
+        dp=dp, tp=tp, device=device, ranks=ranks,
     )  # fmt: skip
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if torchrun and int(os.environ["RANK"]) > 0:
         _follow(request)
     with reporting_errors(as_json):
-        report = _under_torchrun(request) if torchrun else _here(request, ranks)
+        report = _under_torchrun(request) if torchrun else _here(request)
     print_json(report) if as_json else show(report)
     finish(True)
 
@@ -146,13 +146,13 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _here(request: Request, ranks: int | None) -> dict[str, Any]:
+def _here(request: Request) -> dict[str, Any]:
     """Run on virtual ranks, or on this process alone if there is neither `ranks` nor a window, which needs a ring."""
     from ringlab.comm.virtual.cluster import VirtualCluster
 
-    if ranks is None and "window" not in request.fields:
+    if request.ranks is None and "window" not in request.fields:
         return request.run(None)
-    report: dict[str, Any] = VirtualCluster(ranks or 1, memory=False).run(request.run).results[0]
+    report: dict[str, Any] = VirtualCluster(request.ranks or 1, memory=False).run(request.run).results[0]
     return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,12 +36,14 @@ class Request:
     dp: int | None
     tp: int | None
     device: str
+    ranks: int | None = None
 
     def run(self, ring: Ring | None) -> dict[str, Any]:
         """Return the report of the training, of which this is one rank; rank 0 writes the log and the figure.
 
-        Raises: as `train`; TrainingError if the folder holds a checkpoint and `resume` is not set, or the text is
-            not that of the checkpoint; CostError if the folder cannot be written.
+        Raises: as `train`; TrainingError if the folder holds a checkpoint and `resume` is not set, the text is not that
+            of the checkpoint, or there are other ranks than `ranks` or the degrees ask for; CostError if the folder cannot
+            be written.
         """
         from ringlab.nn import train
 
@@ -95,6 +98,7 @@ class Request:
 
         made, error = None, None
         try:
+            self._check_ranks(1 if ring is None else ring.world_size)
             made = self._made()
         except RinglabError as raised:
             error = raised
@@ -104,6 +108,22 @@ class Request:
             raise error
         assert made is not None  # or an error was raised
         return made
+
+    def _check_ranks(self, there_are: int) -> None:
+        """Raise TrainingError if there are other ranks than `ranks`, or one alone and degrees that need more."""
+        if self.ranks not in (None, there_are):
+            got = f"--ranks {self.ranks}"
+            raise TrainingError(
+                f"--ranks {there_are}, as many as torchrun's processes", got, "leave --ranks out"
+            )
+        given = {name: n for name, n in (("--dp", self.dp), ("--tp", self.tp)) if n is not None}
+        asked, needed = " ".join(f"{name} {n}" for name, n in given.items()), math.prod(given.values())
+        if min(given.values(), default=1) < 1:
+            raise TrainingError("--dp and --tp of at least 1", asked)
+        if there_are == 1 < needed:
+            started = f"torchrun --nproc-per-node={needed} -m ringlab train {asked}"
+            virtual = "" if given.get("--tp", 1) > 1 else f"--ranks {needed}, or "
+            raise TrainingError(f"at least {needed} ranks, for {asked}", "one", virtual + started)
 
     def _made(self) -> tuple[Recipe, Text, Progress | None]:
         from ringlab.nn import checkpoint

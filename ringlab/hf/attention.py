@@ -53,7 +53,7 @@ def attend(
     honoured, and AgreementError on all others; no request is ignored.
     """
     around = attention_mask.held if isinstance(attention_mask, LayerMask) else held()
-    context = around.context
+    around.attended, context = True, around.context
     mask, seed = Mask(), None
     try:
         mask, seed = _mask(module, attention_mask, more), _seed(around.seed, module, dropout)

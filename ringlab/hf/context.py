@@ -27,10 +27,15 @@ from ringlab.nn.context import Context
 
 
 class Held:
-    """A Context, with the options that only models of transformers need."""
+    """A Context, with the options that only models of transformers need.
+
+    called: a model that ran under it. attended: whether a layer of any model computed its attention over the ring.
+    """
 
     def __init__(self, context: Context, validate: bool, seed: int | None, models: tuple[str, ...]) -> None:
         self.context, self.validate, self.seed, self.models = context, validate, seed, models
+        self.called: PreTrainedModel | None = None
+        self.attended = False
 
 
 HELD: ContextVar[Held] = ContextVar("ringlab.hf")
@@ -87,7 +92,10 @@ def _look(module: nn.Module, _: Any) -> None:
 @torch.compiler.disable
 def _look_at_model(model: PreTrainedModel) -> None:
     around, name = held_or_none(), _refused(model)
-    if around is None or name is None:
+    if around is None:
+        return
+    around.called = model
+    if name is None:
         return
     error = BackendError(
         f"a model whose class ends in {' or '.join(PER_TOKEN)}: its head looks at each token by itself",
@@ -105,6 +113,19 @@ def looked_at() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def _check_attended(around: Held) -> None:
+    """Raise BackendError if a model ran, none of whose layers computed attention over the ring."""
+    model = around.called
+    if model is None or around.attended:
+        return
+    error = BackendError(
+        "attention over the ring in a model that runs in ringlab.hf.context",
+        f"{type(model).__name__} with attn_implementation={model.config._attn_implementation!r}, which saw this rank's tokens alone",
+        "model.set_attn_implementation('ringlab')",
+    )
+    raise_everywhere(around, error, next(model.parameters()).device)
 
 
 def guard_the_loss() -> None:
@@ -164,7 +185,7 @@ def context(
     tokens interact: convolutions, recurrences and statistics over the sequence would stay within a shard.
 
     Raises: AgreementError, WorldSizeError or MaskError before any data moves, as `Context.agreed`; LayoutError if a
-    rank has no token.
+    rank has no token; on leaving, BackendError if models ran in it and none of their layers attended over the ring.
 
     >>> from ringlab import VirtualCluster, hf, zigzag
     >>> def program(ring):
@@ -186,5 +207,6 @@ def context(
     try:
         with looked_at():
             yield held.context
+        _check_attended(held)
     finally:
         HELD.reset(token)

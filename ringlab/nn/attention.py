@@ -116,7 +116,8 @@ def _attend_alone(q: Query, k: KeyValue, v: Value, sinks: Sinks | None) -> Out:
     if sinks is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     scale = q.shape[-1] ** -0.5
-    logits = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
+    lowest = torch.finfo(q.dtype).min  # in place of −∞, a sink of no weight, which times 0 is NaN
+    logits = (sinks / scale).clamp(min=lowest).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q = F.pad(torch.cat([q, logits], dim=-1), (0, 0, 1, 0))
     sink = F.one_hot(torch.tensor(k.shape[-1], device=k.device)).to(k.dtype).expand(*k.shape[:2], 1, -1)
     k = torch.cat([sink, F.pad(k, (0, 1))], dim=2)

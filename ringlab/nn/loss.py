@@ -85,7 +85,7 @@ def loss_share(
 ) -> Float[Tensor, ""]:
     """Return this rank's part of the loss in nats; the loss is the sum over ranks. 0 without tokens.
 
-    count: `valid_tokens`; with weights, one for each label, `total_weight`.
+    count: `valid_tokens`; with weights, one for each label, `total_weight`. Weights of ignored labels are not used.
 
     >>> loss_share(torch.zeros(1, 2, 256), torch.tensor([[6, 8]]), count=4)  # ln 256 · 2 / 4
     tensor(2.7726)
@@ -94,7 +94,8 @@ def loss_share(
     if weights is None:
         return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum") / count
     each = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="none")
-    return (each * weights.flatten().to(each.dtype)).sum() / count
+    weights = weights.flatten().masked_fill(flat == IGNORE, 0)  # before the product: 0 · NaN is NaN
+    return (each * weights.to(each.dtype)).sum() / count
 
 
 @torch.no_grad()

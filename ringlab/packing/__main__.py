@@ -30,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             lengths = [int(word) for word in asked.lengths.read_text(encoding="utf-8").split()]
         costs = SequenceCosts.of(model(asked.model), hardware(asked.hardware))
+        found = compare(lengths, asked.ranks, asked.capacity, costs)
         print(
             f"{len(lengths)} sequences, {sum(lengths)} tokens, {asked.ranks} ranks of {asked.capacity} tokens"
         )
-        print(compare(lengths, asked.ranks, asked.capacity, costs).table())
+        print(found.table())
     except (RinglabError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringlab.cost.sequence_time import SequenceCosts
+from ringlab.errors import LayoutError
 from ringlab.packing.assigning import assign, least_seconds, static
 from ringlab.packing.assignment import Assignment
 
@@ -58,7 +59,7 @@ def compare(
     """Return the comparison for sequences of these lengths on P ranks of `capacity` tokens.
 
     The seconds are those of `costs`, a model of the time, and not measured.
-    Raises: LayoutError, as `assign`; or if there is no token.
+    Raises: LayoutError, as `assign`; or for lengths below 0, or without any token.
 
     >>> from ringlab.cost.hardware import hardware
     >>> from ringlab.cost.models import model
@@ -67,6 +68,11 @@ def compare(
     >>> print(found.table().splitlines()[-1])
     dynamic is 2.18 times as fast
     """
+    if min(lengths, default=0) < 0 or not sum(lengths):
+        raise LayoutError(
+            "lengths in tokens, none below 0 and at least one above",
+            f"{len(lengths)} lengths, {sum(lengths)} tokens in all, the shortest {min(lengths, default=0)}",
+        )
     dynamic = assign(lengths, P, capacity, costs, degrees)
     uniform = static(lengths, P, capacity, costs, degrees)
     return Comparison(

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError, ShapeError
+from ringlab.errors import LayoutError, MaskError, RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, get_layout, per_document
+from ringlab.lengths import look_like_cu_seqlens
 from ringlab.mask import Mask
 from ringlab.nn.loss import IGNORE, next_tokens
 from ringlab.packing import picking, reading
@@ -112,7 +114,7 @@ class Packing:
     def of_batch(cls, batch: Any) -> Packing:
         """Return the packing of a batch as a collator returns it; see `reading.of_batch` for the entries that are read.
 
-        Raises: MaskError for entries that contradict each other.
+        Raises: MaskError for entries that contradict each other, or that describe documents and are not read.
 
         >>> import torch
         >>> Packing.of_batch({"input_ids": torch.zeros(1, 5), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}).documents
@@ -217,10 +219,13 @@ class Packing:
         x, (rows, columns) = picking.as_one(x), self.shape
         x = x[None] if rows == 1 and x.shape[:1] == (columns,) and x.shape[:2] != (1, columns) else x
         if tuple(x.shape[:2]) != self.shape:
+            S = x.shape[:2][-1] if x.ndim else 0
             raise ShapeError(
                 f"{rows} rows of {columns} tokens, as the packing was made of",
                 f"shape {tuple(x.shape)}",
-                "pass the whole batch as the data loader returns it, before packing and sharding",
+                "the lengths look like cu_seqlens: Packing.of_cu_seqlens(cu_seqlens)"
+                if look_like_cu_seqlens(self.documents, S)
+                else "pass the whole batch as the data loader returns it, before packing and sharding",
             )
         return x.reshape(rows * columns, *x.shape[2:])
 
@@ -294,9 +299,16 @@ class Packing:
         labels, loss_weights: not shifted; `next_tokens` and `next_weights` shift them BEFORE they are cut. All other
         arrays, such as input_ids, are packed and cut as they are. Position ids count from 0 in each document.
         Raises: ShapeError for an array of another shape; LayoutError for a layout of another length;
-        WorldSizeError unless 0 ≤ rank < P.
+        WorldSizeError unless 0 ≤ rank < P; MaskError for position_ids or document_ids, which are the packing's own.
         """
         self.check(layout)
+        for name in ("position_ids", "document_ids"):
+            if name in others:
+                raise MaskError(
+                    f"no {name}, which the packing makes itself",
+                    f"{name}=",
+                    f"leave it out; to cut ids of your own, pass them by another name: own_{name}=",
+                )
         given = {name: self.pack(x) for name, x in others.items()}
         if labels is not None:
             given["labels"] = self.next_tokens(labels)
@@ -319,11 +331,30 @@ class Packing:
         """Return, on every rank, the packed sequence (1, S, …) of which this rank has `part` (1, L, …).
 
         Every rank must call it; nothing of it is differentiable.
-        Raises: LayoutError for a layout of another length; ShapeError for a part that does not fit it.
+        Raises: LayoutError for a layout of another length; WorldSizeError for one of other ranks; ShapeError for a part
+        that does not fit it; AgreementError on all ranks whose call is right if another's is wrong or differs.
         """
-        self.check(layout)
+        call, error = "", None
+        try:
+            call = self._described(layout, ring, part)
+        except RinglabError as raised:
+            error = raised
+        agree(ring.comm, call, error, getattr(part, "device", "cpu"))
         shapes = [(1, length, *part.shape[2:]) for length in layout.lengths]
         return layout.unshard(ring.all_gather(part.detach(), shapes), dim=1)
+
+    def _described(self, layout: Layout, ring: Ring, part: Any) -> str:
+        """Return the description of a gather on which all ranks must agree. Raises: as `gather`, for this rank's call."""
+        self.check(layout)
+        if layout.P != ring.world_size:
+            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+        length, shape = layout.length(ring.rank), tuple(getattr(part, "shape", ()))
+        if not hasattr(part, "detach") or shape[:2] != (1, length):
+            raise ShapeError(
+                f"a tensor (1, {length}, …), rank {ring.rank}'s part of {layout!r}",
+                f"{type(part).__name__} of shape {shape}",
+            )
+        return f"gather of {layout!r}, parts (1, L, {', '.join(map(str, shape[2:]))}), {part.dtype}"
 
     def check(self, layout: Layout) -> None:
         """Check that a layout deals this packing's tokens. Raises: LayoutError if it deals another number."""

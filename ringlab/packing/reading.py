@@ -61,12 +61,7 @@ def of_attention_mask(mask: Any) -> Fields:
     Raises: MaskError for padding inside a row, a mask of pairs, or values that are neither 0 nor 1.
     """
     rows = _rows(mask, "an attention mask (rows, columns), 1 for tokens and 0 for padding")
-    if not np.isin(rows, (0, 1)).all():
-        raise MaskError(
-            "an attention mask of 0 and 1",
-            f"values up to {rows.max()}",
-            "if they are document ids: Packing.of_document_ids(ids, padding=0)",
-        )
+    _check_flags(rows)
     for number, row in enumerate(rows):
         kept = np.flatnonzero(row)
         if len(kept) and kept[-1] - kept[0] + 1 != len(kept):
@@ -81,11 +76,13 @@ def of_attention_mask(mask: Any) -> Fields:
 def of_batch(batch: Mapping[str, Any]) -> Fields:
     """Return the fields for a batch as a collator returns it.
 
-    Documents come from "cu_seq_lens_q" (with "cu_seq_lens_k"), "seq_idx" and "position_ids"; all that are there must
-    agree. Without them, each row is a document, less the padding in "attention_mask".
-    Raises: MaskError for entries that contradict each other, or padding beside entries that know none.
+    Documents come from "position_ids", "seq_idx" and cu_seqlens by any of their names, such as "cu_seq_lens_q"; all that
+    are there must agree. Without them, each row is a document, less the padding in "attention_mask".
+    Raises: MaskError for entries that contradict each other, for padding beside entries that know none, and for entries
+    that describe documents but can be read in more than one way, such as "segment_ids".
     """
-    shape, mask = tuple(batch["input_ids"].shape[:2]), batch.get("attention_mask")
+    shape, mask = _shape(batch), batch.get("attention_mask")
+    _check_all_are_read(batch)
     found = {name: read(batch[name]) for name, read in _ENTRIES.items() if batch.get(name) is not None}
     if "position_ids" in found and found["position_ids"][2] == (1, shape[1]):  # of all rows alike
         found["position_ids"] = of_position_ids(np.repeat(_rows(batch["position_ids"]), shape[0], axis=0))
@@ -99,12 +96,8 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
                 f"{_few(found[first][0])} and {_few(found[other][0])} tokens",
                 "leave out the entry that is wrong",
             )
-    if mask is not None and not as_array(mask).all():
-        raise MaskError(
-            f"no padding in attention_mask beside {first}",
-            f"{int((as_array(mask) == 0).sum())} tokens of padding",
-            f"leave out {first}, if each row is one document; or Packing.of_document_ids(ids, padding=0)",
-        )
+    if mask is not None:
+        _check_no_padding(as_array(mask), first)
     documents, padding, _, places = found[first]
     if shape[0] * shape[1] != len(places):
         raise MaskError(
@@ -118,9 +111,72 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
 _ENTRIES: dict[str, Callable[[Any], Fields]] = {
     "cu_seq_lens_q": of_cu_seqlens,
     "cu_seq_lens_k": of_cu_seqlens,
+    "cu_seqlens": of_cu_seqlens,
+    "cu_seqlens_q": of_cu_seqlens,
+    "cu_seqlens_k": of_cu_seqlens,
+    "cu_seqlens_kv": of_cu_seqlens,
     "seq_idx": of_document_ids,
     "position_ids": of_position_ids,
 }
+_UNREAD = {
+    **dict.fromkeys(
+        ("document_ids", "doc_ids", "segment_ids", "sequence_ids"),
+        "Packing.of_document_ids(ids), with padding=0 if 0 is the id of padding",
+    ),
+    **dict.fromkeys(
+        ("seq_lengths", "seq_lens", "document_lengths"),
+        "Packing.of_lengths(lengths), of the documents in one row without padding",
+    ),
+    **dict.fromkeys(
+        ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"),
+        "Packing.of_cu_seqlens(cu_seqlens, padded=cu_seqlens_padded)",
+    ),
+}
+"""Entries that describe documents and are not read, with the reader to call instead."""
+
+
+def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (rows, columns) of the batch's input_ids. Raises: MaskError unless they are (S,) or (rows, columns)."""
+    needed = "input_ids, (S,) or (rows, columns)"
+    ids: Any = batch.get("input_ids")
+    shape = tuple(ids.shape) if hasattr(ids, "shape") else as_array(ids, needed).shape
+    if len(shape) == 1:
+        shape = (1, *shape)
+    if len(shape) != 2:
+        raise MaskError(needed, "none" if ids is None else f"shape {shape}")
+    rows, columns = shape
+    return rows, columns
+
+
+def _check_all_are_read(batch: Mapping[str, Any]) -> None:
+    for name, reader in _UNREAD.items():
+        if batch.get(name) is not None:
+            raise MaskError(
+                f"documents in entries that of_batch reads: {', '.join(_ENTRIES)}",
+                f"{name}, which would be ignored",
+                f"{reader}; or leave {name} out, if the other entries say the same",
+            )
+
+
+def _check_no_padding(mask: np.ndarray, first: str) -> None:
+    """Raise MaskError unless an attention mask beside the entry `first` is 1 everywhere."""
+    _check_flags(mask)
+    if not mask.all():
+        raise MaskError(
+            f"no padding in attention_mask beside {first}",
+            f"{int((mask == 0).sum())} tokens of padding",
+            f"leave out {first}, if each row is one document; or Packing.of_document_ids(ids, padding=0)",
+        )
+
+
+def _check_flags(mask: np.ndarray) -> None:
+    """Raise MaskError unless an attention mask has no other values than 0 and 1."""
+    if not np.isin(mask, (0, 1)).all():
+        raise MaskError(
+            "an attention mask of 0 and 1",
+            f"values up to {mask.max()}",
+            "if they are document ids: Packing.of_document_ids(ids, padding=0)",
+        )
 
 
 def _rows(ids: Any, needed: str = "one integer for each token, (S,) or (rows, columns)") -> Any:

@@ -21,6 +21,7 @@ from ringlab.cli import app, train_request
 from ringlab.cli import train as train_command
 from ringlab.cli.train_output import sparkline
 from ringlab.cli.train_request import Request
+from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.nn import ModelConfig, Recipe, train
 from tests.nn.curves import bound, steps_of
@@ -142,6 +143,10 @@ def test_a_file_is_learnt_and_a_window_needs_no_ranks(tmp_path: Path) -> None:
             ["--ranks", 2, "--tp", 2, "--kv-heads", 2],
             "processes of torch.distributed, for tensor parallelism",
         ),
+        (["--dp", 2], "--ranks 2, or torchrun --nproc-per-node=2 -m ringlab train --dp 2"),
+        (["--dp", 2, "--window", 8], "--ranks 2, or torchrun"),
+        (["--tp", 2, "--dp", 2], "remedy: torchrun --nproc-per-node=4 -m ringlab train --dp 2 --tp 2"),
+        (["--dp", 0], "at least 1"),
         (["--device", "tpu"], "cpu or cuda"),
         (["--learning-rate", 1e6, "--clip", 1e30, "--steps", 8], "a gradient with a finite norm"),
         (["--folder", "/proc/nowhere"], "a file that can be written"),
@@ -151,6 +156,36 @@ def test_a_file_is_learnt_and_a_window_needs_no_ranks(tmp_path: Path) -> None:
 def test_a_wrong_call_is_told(arguments: list[object], said: str, tmp_path: Path) -> None:
     status, out, err = call(*SMALL, "--folder", tmp_path / "run", *arguments)
     assert status == 1 and said in err and not out
+
+
+def test_degrees_of_one_need_no_ranks(tmp_path: Path) -> None:
+    assert trained(*SMALL, "--steps", 2, "--dp", 1, "--tp", 1, "--folder", tmp_path)["ranks"] == 1
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+def test_other_ranks_than_torchrun_started_are_refused_on_every_rank(asked: int, tmp_path: Path) -> None:
+    request = Request({}, {}, None, tmp_path, False, None, None, None, "cpu", ranks=asked)
+
+    def program(ring: Ring) -> bool:
+        with pytest.raises(TrainingError, match="--ranks 2, as many as torchrun's processes"):
+            request.run(ring)
+        return True
+
+    assert VirtualCluster(2).run(program).results == [True, True]
+
+
+def test_torchrun_is_told_which_ranks_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command hands `--ranks` on, where it was dropped."""
+    asked: list[int | None] = []
+
+    def refuse(request: Request) -> dict[str, Any]:
+        asked.append(request.ranks)
+        raise TrainingError("another number of ranks")
+
+    monkeypatch.setattr(train_command, "_under_torchrun", refuse)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    assert call(*SMALL, "--ranks", 3)[0] == 1 and asked == [3]
 
 
 def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:

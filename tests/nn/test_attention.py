@@ -127,6 +127,31 @@ def test_the_layer_alone_has_the_oracles_sinks(Dv: int) -> None:
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
+def with_sinks_of_no_weight(ring: Ring | None, x: Tensor, dout: Tensor, sinks: bool = True) -> list[Tensor]:
+    """Output and gradients of a layer all of whose sinks are −∞, or that has none."""
+    layer = layer_of(False, x.dtype, sinks=True)
+    with torch.no_grad():
+        layer.sinks.fill_(-torch.inf)
+    if not sinks:
+        layer.sinks = None
+    layout = zigzag(x.shape[1], ring.world_size if ring else 1)
+    context = Context(ring, layout, block="naive") if ring else None
+    return run(layer, *(t if context is None else context.shard(t, dim=1) for t in (x, dout)), context)
+
+
+def test_a_sink_of_minus_infinity_is_no_sink() -> None:
+    x, dout = normal(9, 3), normal(9, 4)
+    without = with_sinks_of_no_weight(None, x, dout, sinks=False)
+    [ring] = VirtualCluster(1).run(with_sinks_of_no_weight, x, dout).results
+    for found in (with_sinks_of_no_weight(None, x, dout), ring):
+        assert not found.pop(2).any()  # the sinks' gradient
+        for one, other in zip(found, without, strict=True):
+            assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
+    for dtype in (torch.float32, torch.bfloat16):
+        found = with_sinks_of_no_weight(None, x.to(dtype), dout.to(dtype))
+        assert all(bool(each.isfinite().all()) for each in found) and not found[2].any()
+
+
 @pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)
 def test_errors_in_float32_are_those_of_one_process(layout: Layout) -> None:
     """The largest of some inputs': a norm's gradient is six numbers, of which one process may have all right by luck."""

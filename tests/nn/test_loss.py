@@ -16,7 +16,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.nn import IGNORE, Context, loss_share, next_tokens, sum_gradients, valid_tokens
+from ringlab.nn import IGNORE, Context, loss_share, next_tokens, sum_gradients, total_weight, valid_tokens
 from ringlab.nn.loss import summed
 from tests.laws.draw import MAKERS, SEEDS, refute
 from tests.nn.ways import CONFIG, MUTANTS, RIGHT, Gradients, Way, alone, gradients_of, model_of, tokens_of
@@ -139,3 +139,16 @@ def test_a_batch_in_which_nothing_counts_raises_on_every_rank() -> None:
         return True
 
     assert VirtualCluster(2).run(program).results == [True, True]
+
+
+@pytest.mark.parametrize("unused", [math.nan, math.inf, -math.inf])
+def test_a_weight_of_an_ignored_label_is_not_used(unused: float) -> None:
+    logits = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels, weights = torch.tensor([[1, IGNORE, 4]]), torch.tensor([[1.0, unused, 0.5]])
+    total = total_weight(weights, labels)
+    share = loss_share(logits, labels, total, weights)
+    share.backward()
+    kept = [0, 2]
+    expected = loss_share(logits[:, kept], labels[:, kept], 1.5, weights[:, kept])
+    assert total == 1.5 and torch.equal(share, expected)
+    assert logits.grad is not None and bool(logits.grad.isfinite().all()) and not logits.grad[0, 1].any()

@@ -10,6 +10,7 @@ import pytest
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
 from ringlab.cost.sequence_time import SequenceCosts
+from ringlab.errors import LayoutError
 from ringlab.nn.text import documents
 from ringlab.packing import compare
 from ringlab.packing.__main__ import main
@@ -42,3 +43,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([str(lengths), "--ranks", "2"]) == 0 and main([str(lengths), "--ranks", "1"]) == 2
     assert "a capacity of 9000 tokens" in capsys.readouterr().err
     assert main([str(tmp_path / "none.txt")]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "0 0 0", "5 -3", "many"])
+def test_the_command_refuses_files_without_tokens(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text(text)
+    assert main([str(lengths)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and ("invalid literal" if text == "many" else "lengths in tokens") in err
+
+
+def test_comparisons_without_tokens_are_refused() -> None:
+    for lengths in ([], [0, 0], [4, -4], [5, -3]):
+        with pytest.raises(LayoutError, match="lengths in tokens"):
+            compare(lengths, 4, 4096, COSTS)
+    assert compare([0, 5], 4, 4096, COSTS).static_s > 0

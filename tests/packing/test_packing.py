@@ -14,7 +14,15 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError, MaskError, ShapeError, TrainingError
+from ringlab.errors import (
+    AgreementError,
+    LayoutError,
+    MaskError,
+    RinglabError,
+    ShapeError,
+    TrainingError,
+    WorldSizeError,
+)
 from ringlab.nn import IGNORE, next_tokens
 from ringlab.packing import Packing
 from tests.laws.draw import refute
@@ -125,6 +133,53 @@ def test_gather_on_virtual_ranks_and_processes() -> None:
     assert all(map(all, launch(gathered, 2, "per_document").results))
 
 
+def gathered_wrongly(ring: Ring, part: str) -> type[Exception] | None:
+    """What each rank raises where rank 0 alone has a wrong part."""
+    packing = Packing.of_lengths([5, 3])
+    layout = packing.layout("zigzag", ring.world_size)
+    right = torch.ones(1, layout.length(ring.rank), 2)
+    wrong = {
+        "longer": torch.ones(1, 9, 2),
+        "without rows": right[0],
+        "other features": right[..., :1],
+        "other dtype": right.double(),
+        "array": right.numpy(),
+    }
+    try:
+        packing.gather(layout, ring, wrong[part] if ring.rank == 0 else right)
+    except RinglabError as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("part", "own"),
+    [
+        ("longer", ShapeError),
+        ("without rows", ShapeError),
+        ("other features", AgreementError),
+        ("other dtype", AgreementError),
+        ("array", ShapeError),
+    ],
+)
+def test_a_part_that_one_rank_has_wrong_hangs_nobody(part: str, own: type[Exception]) -> None:
+    assert VirtualCluster(3).run(gathered_wrongly, part).results == [own, AgreementError, AgreementError]
+
+
+def test_a_wrong_part_hangs_no_process() -> None:
+    assert launch(gathered_wrongly, 2, "longer", timeout=60).results == [ShapeError, AgreementError]
+
+
+def test_gather_refuses_a_layout_of_other_ranks() -> None:
+    def program(ring: Ring) -> bool:
+        packing = Packing.of_lengths([5, 3])
+        with pytest.raises(WorldSizeError, match="a layout for 2 ranks"):
+            packing.gather(packing.layout("zigzag", 3), ring, torch.ones(1, 3))
+        return True
+
+    assert VirtualCluster(2).run(program).results == [True, True]
+
+
 def test_gradients_go_the_whole_way() -> None:
     packing = Packing.of_attention_mask([[1, 1, 1], [0, 1, 1]]).padded(4)
     x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_()
@@ -147,6 +202,11 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
     assert same.documents == (2, 2), "one id in two rows is two documents"
 
 
+def given_ids(name: str) -> Any:
+    packing = Packing.of_lengths([2, 2])
+    return packing.shard(packing.layout("zigzag", 1), 0, **{name: torch.tensor([[10, 11, 20, 21]])})
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
@@ -160,6 +220,16 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
         (lambda: Packing.of_lengths([3, -1]), MaskError, "lengths in tokens"),
         (lambda: Packing.of_lengths([3]).padded(0), LayoutError, "a multiple >= 1"),
         (lambda: Packing.of_lengths([3]).pack(torch.zeros(2, 3)), ShapeError, "before packing and sharding"),
+        (
+            lambda: Packing.of_lengths([0, 3, 4, 8]).pack(torch.zeros(1, 8)),
+            ShapeError,
+            "look like cu_seqlens",
+        ),
+        (lambda: Packing.of_lengths([0, 3, 4, 8]).pack(torch.zeros(8)), ShapeError, "look like cu_seqlens"),
+        (lambda: Packing.of_lengths([0, 3, 4, 8]).pack(torch.zeros(1, 9)), ShapeError, "before packing"),
+        (lambda: Packing.of_lengths([3]).pack(torch.tensor(1)), ShapeError, "before packing and sharding"),
+        (lambda: given_ids("position_ids"), MaskError, "leave it out"),
+        (lambda: given_ids("document_ids"), MaskError, "own_document_ids="),
         (lambda: Packing.of_lengths([3]).unpack(torch.zeros(1, 4)), ShapeError, "(1, 3, …)"),
         (lambda: Packing.of_lengths([3]).layout("folded", 2), LayoutError, "folded"),
         (
@@ -177,6 +247,46 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
 def test_what_is_refused(wrong: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
         wrong()
+    assert words in str(caught.value)
+
+
+IDS = torch.zeros(1, 6, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"cu_seqlens": torch.tensor([0, 2, 6], dtype=torch.int32)},
+        {"cu_seqlens_q": [0, 2, 6], "cu_seqlens_kv": [0, 2, 6]},
+        {"seq_idx": [[0, 0, 1, 1, 1, 1]], "attention_mask": [[1] * 6]},
+        {"position_ids": np.array([0, 1, 0, 1, 2, 3])},
+    ],
+    ids=lambda said: ", ".join(said),
+)
+@pytest.mark.parametrize("ids", [IDS, IDS[0].numpy(), IDS.tolist()], ids=["tensor", "(S,)", "list"])
+def test_a_batch_is_read_by_all_that_it_says(said: dict[str, Any], ids: Any) -> None:
+    packing = Packing.of_batch({"input_ids": ids, **said})
+    assert packing.documents == (2, 4) and packing.shape == (1, 6)
+    assert packing.pack(ids).tolist() == [[0] * 6]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"segment_ids": [[1, 1, 2, 2, 2, 2]]}, "Packing.of_document_ids"),
+        ({"document_ids": [[0, 0, 1, 1, 1, 1]], "position_ids": [[0, 1, 0, 1, 2, 3]]}, "leave document_ids out"),
+        ({"seq_lengths": [[2, 4]]}, "Packing.of_lengths"),
+        ({"cu_seqlens": [0, 2, 5], "cu_seqlens_padded": [0, 2, 6]}, "padded=cu_seqlens_padded"),
+        ({"cu_seqlens": [0, 2, 6], "cu_seq_lens_q": [0, 3, 6]}, "the same documents in cu_seq_lens_q and cu_seqlens"),
+        ({"cu_seqlens": [0, 2, 6], "position_ids": [[0, 1, 2, 3, 4, 5]]}, "the same documents in cu_seqlens"),
+        ({"attention_mask": [[1, 1, 2, 2, 2, 2]], "position_ids": [[0, 1, 2, 3, 4, 5]]}, "values up to 2"),
+        ({"input_ids": [[1, 2], [3]]}, "input_ids"),
+        ({"input_ids": None}, "input_ids"),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_batch_says_of_documents_is_ignored(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(MaskError) as caught:
+        Packing.of_batch({"input_ids": IDS, **said})
     assert words in str(caught.value)
 
 
