@@ -23,6 +23,11 @@ KINDS = (
     "memory bandwidth",
     "compute",
 )
+SHARING_WORDS = {
+    "copies": "copies of the weights along cp",
+    "dcp": "weights shared along cp, queries gathered (DCP)",
+    "helix": "weights shared along cp (Helix)",
+}
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
 
 
@@ -195,7 +200,7 @@ def _work(best: Candidate) -> Limit:
 
 def split_words(candidate: Candidate) -> str:
     """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2", without degrees of 1."""
-    it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
+    it, ring = candidate.degrees, "cp" if candidate.request.decoding else "ring"
     named = (("pp", it.pp), ("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
     return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
 
