@@ -14,6 +14,7 @@ from ringlab.cost.planner.limits import split_words
 from ringlab.cost.planner.serve_time import serving_time
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.planner.who_travels import WhoTravels
 from ringlab.cost.units import counted, duration, in_percent, short
 
 WORDS = (
@@ -213,7 +214,22 @@ def _hidden(plan: Plan) -> list[str]:
         )
     if any(each.name == "backward" and each.hidden for each in plan.hidden):
         lines[-1] += "; the last hop of dK and dV has nothing to hide behind"
-    return lines
+    return lines if plan.travel is None else [*lines, _travel(plan.travel, plan.request.machine_word)]
+
+
+def _travel(found: WhoTravels, machine_word: str) -> str:
+    """Who travels in one line: the schedule of the fewest bytes, and the one that waits least if it is another."""
+    least, shortest, ring = found.least, found.shortest, found.ring
+    words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
+    if least is not ring:
+        words += f" (the ring of this plan {short(ring.sent_bytes or 0, 'bytes')})"
+    waits = f"waits least, {short(shortest.exposed_s or 0, 'seconds')}"
+    waits += "" if shortest is ring else f" (the ring {short(ring.exposed_s or 0, 'seconds')})"
+    if not ring.exposed_s:
+        words += ", and none has to wait"
+    else:
+        words += f", and {waits}" if shortest is least else f"; {shortest.schedule} {waits}"
+    return f"{words}; a latent (MLA) would send less with fewer than {found.latent_below:,} numbers a token"
 
 
 def _changes(plan: Plan) -> None:

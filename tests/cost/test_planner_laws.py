@@ -151,7 +151,16 @@ def test_every_suggestion_fits(request: Request) -> None:
             "llama3-8b", 2**17, "h100", nodes=2, batch=8, pp=4, interleave=2, dp=1, offload="activations"
         ),
     ],
-    ids=["does not fit", "fits", "pinned", "decode", "serve", "serve pinned", "unmasked", "pipeline, offload"],
+    ids=[
+        "does not fit",
+        "fits",
+        "pinned",
+        "decode",
+        "serve",
+        "serve pinned",
+        "unmasked",
+        "pipeline, offload",
+    ],
 )
 def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -> None:
     """Typed as it is printed, it fits and takes as long."""

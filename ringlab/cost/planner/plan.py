@@ -20,6 +20,7 @@ from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.serve_time import ServeTime, serving_time
 from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
+from ringlab.cost.planner.who_travels import WhoTravels, who_travels
 from ringlab.cost.units import counted, short
 from ringlab.layout import get_layout
 
@@ -89,6 +90,11 @@ class Plan:
     def serving(self) -> ServeTime | None:
         """Return tokens a second and the time to the first token of one replica, None for another purpose."""
         return serving_time(self.best.serving) if self.request.purpose == "serve" else None
+
+    @cached_property
+    def travel(self) -> WhoTravels | None:
+        """Return the bytes and waits of rings in which others travel, None without a ring."""
+        return who_travels(self.best)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -161,6 +167,7 @@ class Plan:
             "serving": self.serving and _serving(best, self.serving),
             "communication": [asdict(each) | {"hidden": each.hidden} for each in self.hidden],
             "hidden": all(each.hidden for each in self.hidden),
+            "travel": self.travel and self.travel.as_dict(),
             "limit": asdict(self.limit),
             "suggestions": [each.as_dict() for each in self.suggestions],
             "weighed": self.weighed,

@@ -10,7 +10,7 @@ from math import gcd
 from ringlab.cost.hardware import hardware_names
 from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
 from ringlab.cost.planner.request import MOST_CHUNKS, MOST_OF_A_COUNT, MOST_TOKENS, Request
-from ringlab.cost.planner.serve_ledger import most_sequences as sequences_that_fit
+from ringlab.cost.planner.serve_ledger import most_sequences
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
 from ringlab.cost.units import duration, in_percent, short, short_count
@@ -165,7 +165,8 @@ def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
 
 def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
     """The most sequences that this split can serve, more or fewer than were asked for."""
-    sequences, degrees = most_sequences(best), best.degrees
+    degrees, fit = best.degrees, most_sequences(best.serving, best.request.usable_bytes)
+    sequences = min(MOST_OF_A_COUNT // degrees.dp, fit) * degrees.dp
     if sequences and sequences != best.request.batch:
         split = {"dp": degrees.dp, "tp": degrees.tp, "ring": degrees.ring, "sharing": best.sharing}
         changed = best.request.but(batch=sequences, cp=None, ulysses=None, **split)
@@ -260,12 +261,6 @@ def most_tokens(request: Request) -> int | None:
     if too_many is None:
         return most // unit * unit
     return (too_many - 1) * unit if too_many > fewest else None
-
-
-def most_sequences(best: Candidate) -> int:
-    """Return the most sequences that fit into memory with this split, 0 if none does."""
-    fit = sequences_that_fit(best.serving, best.request.usable_bytes)
-    return min(MOST_OF_A_COUNT // best.degrees.dp, fit) * best.degrees.dp
 
 
 def fits(request: Request, shrinking: bool = False) -> bool:
