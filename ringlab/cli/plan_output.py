@@ -185,7 +185,7 @@ def _token(time: DecodeTime) -> Table:
         "", "seconds", title="Time of one token", title_justify="left", show_edge=False, pad_edge=False
     )
     rows = (
-        ("reading the weights", time.weights_s),
+        ("the weights: reading, or computing", time.weights_s),
         ("reading the K/V cache", time.cache_s),
         ("waiting: TP all-reduces", time.tensor_s),
         ("waiting: merging partial results", time.merge_s),

@@ -12,6 +12,7 @@ import pytest
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
+from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner import serve_time as module
 from ringlab.cost.planner.decode_time import decode_time
 from ringlab.cost.planner.groups import placed
@@ -155,6 +156,12 @@ def test_so_many_sequences_that_computing_takes_longer_than_reading() -> None:
     flops = BASE.weight_bytes / 2 * 2 * 4096
     assert many.weights_s == pytest.approx(flops / (H100.peak("bfloat16") * H100.reached.linear))
     assert few.weights_s == BASE.weight_bytes / 3.35e12 < many.weights_s
+    for batch, kind, words in (
+        (8, "memory bandwidth", "reads weights"),
+        (4096, "compute", "4,096 sequences"),
+    ):
+        asked = Request("llama3-70b", 128, "h100", purpose="serve", batch=batch, tp=8, dp=1)
+        assert plan(asked).limit.kind == kind and words in plan(asked).limit.sentence
 
 
 def test_what_the_sender_of_most_sends() -> None:
@@ -184,7 +191,7 @@ def test_what_does_not_fit_is_refused_with_the_number_that_does() -> None:
         serve_time(huge)
     assert decode_ledger(huge).of("K/V cache") == needed
     assert "2.15 PB on each GPU" in refused.value.needed and "H100 has 85.5 GB" in refused.value.got
-    assert "3 fit: at most 3 sequences" in refused.value.remedy
+    assert "at most 3 sequences" in refused.value.remedy
     assert huge.machine.memory_bytes >= decode_ledger(replace(huge, sequences=3)).total_bytes
     serve_time(replace(huge, sequences=3))
     with pytest.raises(CostError, match="4 sequences"):
@@ -201,7 +208,7 @@ def test_one_sequence_more_than_most_does_not_fit(sharing: str, context: int) ->
 
 
 def test_weights_that_fit_nowhere_leave_no_sequence() -> None:
-    with pytest.raises(CostError, match="0 fit"):
+    with pytest.raises(CostError, match="no sequence of this length fits"):
         check_fits(replace(BASE, model="llama3-405b", token_ranks=1, context=1024))
 
 

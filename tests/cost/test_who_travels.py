@@ -59,7 +59,7 @@ def check_links() -> None:
         travel.shortest.exposed_s or 0
     )
     hop = 8192 * 2 * 4 * 128 * 2 / 1e9
-    assert travel.ring.exposed_s == pytest.approx(7 * hop, rel=0.2) and travel.ring.exposed_s < 7 * hop
+    assert 0.8 * 7 * hop < (travel.ring.exposed_s or 0) < 7 * hop
 
 
 CHECKS = (check_all_heads, check_grouped_heads, check_links)
@@ -80,6 +80,7 @@ def whole_heads(request: Request, degrees: Degrees) -> Attention:
     return ring_sizes(request, replace(degrees, tp=1))
 
 
+WEIGH = module.weigh_travel
 MUTANTS: dict[str, tuple[str, object]] = {
     "all heads on each rank": ("ring_sizes", whole_heads),
     "links inside the node": ("group", lambda name, degrees, machine: Group(8, 8, False, machine)),
@@ -88,7 +89,6 @@ MUTANTS: dict[str, tuple[str, object]] = {
     "one link": ("weigh_travel", lambda *a, **k: WEIGH(*a, **(k | {"links": 1}))),
     "the whole sequence on each rank": ("weigh_travel", lambda s, tokens, P, *a, **k: WEIGH(s, P * tokens, P, *a, **k)),
 }  # fmt: skip
-WEIGH = module.weigh_travel
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -62,6 +62,12 @@ def decode_time(request: ServeRequest) -> DecodeTime:
     )
 
 
+def is_computing(request: ServeRequest) -> bool:
+    """Return whether the matrices of a token compute longer than their weights are read."""
+    read = request.weight_bytes / request.machine.memory_bytes_per_s
+    return linear_s(request, request.weight_bytes, request.sequences) > read
+
+
 def linear_s(request: ServeRequest, weight_bytes: int, tokens: int) -> float:
     """Return the longer of the seconds of reading these weights, and of computing with them for `tokens` tokens."""
     machine = request.machine

@@ -87,12 +87,10 @@ def check_fits(request: ServeRequest) -> None:
     what = f"{counted(request.sequences, 'sequence')} of {request.context:,} tokens"
     if decoding > memory:
         fit = most_sequences(request, memory)
-        remedy = (
-            f"at most {counted(fit, 'sequence')} of this length"
-            if fit
-            else "more ranks, or a shorter context"
-        )
-        raise CostError(f"{short(decoding, 'bytes')} on each GPU for {what}", got, f"{fit:,} fit: {remedy}")
+        remedy = "no sequence of this length fits: more ranks, or a shorter context"
+        if fit:
+            remedy = f"at most {counted(fit, 'sequence')} of this length, or more ranks"
+        raise CostError(f"{short(decoding, 'bytes')} on each GPU for {what}", got, remedy)
     if feeding > memory:
         needed = f"{short(feeding, 'bytes')} on each GPU that feeds a prompt of {request.prompt:,} tokens"
-        raise CostError(needed, got, "more head ranks, or shorter chunks; 0 sequences fit")
+        raise CostError(needed, got, "no sequence fits: more head ranks, or shorter chunks")
