@@ -79,7 +79,7 @@ def _serving(plan: Plan) -> list[str]:
     if request.batch > 1:
         each = f"{_rate(best.tokens_per_s)} tokens/s, {each}"
     prompt, chunks = request.tokens - request.generated, len(time.chunks_s)
-    fed = f"a prompt of {prompt:,} tokens in {counted(chunks, 'chunk')} of {min(request.chunk, prompt):,}"
+    fed = f"a prompt of {counted(prompt, 'token')} in {counted(chunks, 'chunk')} of {min(request.chunk, prompt):,}"
     lines = [f"Serving: {each}; first token after {duration(time.first_token_s)} ({fed})"]
     if time.prefill_groups is not None:
         pool = f"{best.degrees.tp * best.degrees.ring} {request.machine_word}s"

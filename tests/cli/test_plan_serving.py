@@ -62,6 +62,16 @@ def test_a_plan_to_serve_more_than_fits_names_the_sequences_that_do() -> None:
     assert not told(one_more.removeprefix("ringlab plan "))["fits"]
 
 
+def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
+    """Llama 3 405B is 101 GB a GPU over the 8 of a node, and half of that over two nodes."""
+    found = told("--model llama3-405b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --tp 8")
+    assert not found["fits"] and found["memory"]["entries"][0]["note"].startswith(
+        "of a GPU that feeds prompts"
+    )
+    wider = next(it for it in found["suggestions"] if it["kind"] == "degrees")
+    assert "--tp 16" in wider["command"] and told(wider["command"].removeprefix("ringlab plan "))["fits"]
+
+
 def test_who_travels_is_told() -> None:
     """Burst sends less where all query heads have K/V heads of their own; a plan without a ring says nothing."""
     every = "--model llama2-7b --tokens 1Mi --hardware h100 --nodes 8 --tp 1 --ulysses 1 --logits-chunk 4Ki"

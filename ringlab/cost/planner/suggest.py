@@ -90,6 +90,7 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
             request.but(fsdp=None),
         ),
         ("degrees", "degrees and recomputation left open", open_),
+        ("degrees", "tensor parallelism over two nodes", _wider(request)),
         ("logits", f"all left open, loss in pieces of {short_count(PIECE)} tokens", chunked),
         ("offload", "activations in the host's memory", _offloaded(request)),
         (
@@ -299,6 +300,13 @@ def _unpinned(request: Request) -> Request:
     return request.but(
         dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None, sharing=None
     )
+
+
+def _wider(request: Request) -> Request | None:
+    """The request with tensor parallelism over two nodes, for prompts are fed with weights that tp alone divides."""
+    if request.purpose != "serve" or request.nodes == 1:
+        return None
+    return _unpinned(request).but(tp=2 * request.machine.ranks_per_node)
 
 
 def _offloaded(request: Request | None) -> Request | None:
