@@ -18,6 +18,7 @@ from ringlab.cost.planner.decode_time import decode_time
 from ringlab.cost.planner.groups import placed
 from ringlab.cost.planner.serve_ledger import check_fits, decode_ledger, most_sequences, prefill_ledger
 from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, serve_time, serving_time
+from ringlab.cost.planner.weigh import weigh
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
 from ringlab.cost.sizes import Attention
@@ -138,6 +139,16 @@ def test_with_one_token_rank_all_ways_to_share_are_the_same(sharing: str) -> Non
     alone = replace(BASE, token_ranks=1)
     assert decode_time(replace(alone, sharing=sharing)) == decode_time(alone)
     assert decode_ledger(replace(alone, sharing=sharing)).total_bytes == decode_ledger(alone).total_bytes
+
+
+def test_to_decode_is_to_serve_with_copies() -> None:
+    """One model of a token: the same seconds and the same memory, on every split."""
+    for tp, dp in ((1, 1), (2, 2), (8, 1), (16, 1)):
+        asked = Request("llama3-70b", 2**17, "h100", nodes=4, purpose="decode", batch=4, tp=tp, dp=dp)
+        decode, serve = weigh(asked)[0], weigh(asked.but(purpose="serve", sharing="copies"))[0]
+        assert decode.time == serve.time and decode.step_s > 0
+        books = (decode.ledger, decode_ledger(serve.serving))
+        assert books[0].total_bytes == books[1].total_bytes
 
 
 def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None:

@@ -11,7 +11,11 @@ from ringlab.cost.serving import travelling_kv_bytes
 from ringlab.cost.units import counted, short
 from ringlab.errors import CostError
 
-SHARED = {"copies": "over tp {1}", "dcp": "over all {0} ranks", "helix": "over all {0} ranks, K, V and queries over tp {1}"}  # fmt: skip
+SHARED = {
+    "copies": "over tp {1}",
+    "dcp": "over all {0} ranks, K and V over tp {1}",
+    "helix": "over all {0} ranks, K, V and queries over tp {1}",
+}
 
 
 def decode_ledger(request: ServeRequest) -> Ledger:
