@@ -30,10 +30,35 @@ HardwareName = Annotated[
 ]
 Inference = Annotated[
     str | None,
-    typer.Option(help="Plan inference instead of training.", rich_help_panel=ASKED, metavar="prefill|decode"),
+    typer.Option(
+        help="Plan inference instead of training: a prompt, a token, or both.",
+        rich_help_panel=ASKED,
+        metavar="prefill|decode|serve",
+    ),
 ]
 PerNode = Annotated[
     int | None, typer.Option(help="GPUs in a node, if not the hardware's own.", rich_help_panel=ASKED)
+]
+Generated = Annotated[
+    str | None,
+    typer.Option(
+        help="To serve: how many of the tokens are generated; the others are the prompt.",
+        rich_help_panel=ASKED,
+    ),
+]
+Chunk = Annotated[
+    str | None,
+    typer.Option(
+        help="To serve: tokens of a prompt that are fed at once; 8Ki by default.", rich_help_panel=ASKED
+    ),
+]
+Sharing = Annotated[
+    str | None,
+    typer.Option(
+        help="To serve: how ranks that share sequences have the weights.",
+        rich_help_panel=SPLIT,
+        metavar="copies|dcp|helix",
+    ),
 ]
 LogitsChunk = Annotated[
     str | None,
@@ -119,6 +144,8 @@ def plan(
     gpus_per_node: PerNode = None,
     batch: Annotated[int, typer.Option(help="Sequences in a step, on all GPUs.", rich_help_panel=ASKED)] = 1,
     inference: Inference = None,
+    generated: Generated = None,
+    chunk: Chunk = None,
     dtype: Annotated[
         str, typer.Option(help="Of weights and activations.", rich_help_panel=ASKED)
     ] = "bfloat16",
@@ -132,6 +159,7 @@ def plan(
     cp: Cp = None,
     ring: RingDegree = None,
     ulysses: Ulysses = None,
+    sharing: Sharing = None,
     recomputation: Recomputation = None,
     layout: LayoutName = None,
     pp: Pp = 1,
@@ -168,6 +196,7 @@ def plan(
             return plan_bounds.show_bound(bound, given, as_json)
         _need(model=model, tokens=tokens, hardware=hardware)
         from ringlab.cost.planner import Request
+        from ringlab.cost.planner.request import CHUNK
 
         request = Request(
             model or "",
@@ -193,6 +222,9 @@ def plan(
             pp=pp,
             interleave=interleave,
             offload=offload,
+            generated=units.tokens(generated) if generated is not None else 0,
+            chunk=units.tokens(chunk) if chunk is not None else CHUNK,
+            sharing=sharing,
         )
         _show(request, as_json)
 

@@ -11,14 +11,22 @@ from ringlab.cli.output import people
 from ringlab.cost.planner import Plan
 from ringlab.cost.planner.decode_time import DecodeTime
 from ringlab.cost.planner.limits import split_words
+from ringlab.cost.planner.serve_time import serving_time
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate
-from ringlab.cost.units import duration, in_percent, short
+from ringlab.cost.planner.who_travels import WhoTravels
+from ringlab.cost.units import counted, duration, in_percent, short
 
 WORDS = (
     "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",
     "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own; pp: stages of a pipeline",
     "fsdp: ranks that share one copy of weights, gradients and optimizer; recomputed: what the backward computes again",
+)
+
+SERVING_WORDS = (
+    "tp: ranks that share heads; cp: ranks that share a sequence's tokens; dp: replicas with sequences of their own",
+    "copies: every rank of a cp group has all weights of its tp part; dcp: tp × cp ranks share the weights, and queries are "
+    "gathered (decode context parallelism); helix: they share them, and queries are computed where they are needed",
 )
 
 
@@ -39,20 +47,21 @@ def show(plan: Plan) -> None:
     for sentence in plan.assumptions:
         _item("·", Text(sentence, style="dim"))
     people.print(Text("\nWords", style="bold"))
-    for sentence in WORDS:
+    for sentence in SERVING_WORDS if plan.serving else WORDS:
         _item("·", Text(sentence, style="dim"))
 
 
 def _first_lines(plan: Plan) -> list[str]:
     best, request = plan.best, plan.request
-    of_a = "token" if request.purpose == "decode" else "step"
+    of_a = "token" if request.decoding else "step"
     rate = f"{_rate(best.tokens_per_s)} tokens/s, {_rate(best.tokens_per_s / request.gpus)} per {request.machine_word}"
     if isinstance(best.time, StepTime):
         rate += f"; {in_percent(best.utilisation)} of the peak, counting the model's own FLOPs"
     would = "" if plan.fits else " if it did fit"
     lines = [f"{of_a.capitalize()}: {duration(best.step_s)}{would} ({rate})"]
+    lines += _serving(plan) if plan.serving is not None else []
     lines.append(_published(plan))
-    if best.degrees.ring > 1 and request.purpose != "decode":
+    if best.degrees.ring > 1 and not request.decoding:
         whole, _ = best.work()
         lines.append(
             f"Layout: {best.layout}, {plan.chunk_words}; the busiest rank computes {whole:.3f} × the mean"
@@ -61,6 +70,24 @@ def _first_lines(plan: Plan) -> list[str]:
     if copies > 1:
         lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {request.sized.K}")
     return [*lines, f"Limit: {plan.limit.kind}: {plan.limit.sentence}"]
+
+
+def _serving(plan: Plan) -> list[str]:
+    time, request, best = plan.serving, plan.request, plan.best
+    assert time is not None, "asked for a plan that serves"
+    each = f"{_rate(best.tokens_per_s / request.batch)} tokens/s for each of {counted(request.batch, 'sequence')}"
+    if request.batch > 1:
+        each = f"{_rate(best.tokens_per_s)} tokens/s, {each}"
+    prompt, chunks = request.tokens - request.generated, len(time.chunks_s)
+    fed = f"a prompt of {counted(prompt, 'token')} in {counted(chunks, 'chunk')} of {min(request.chunk, prompt):,}"
+    lines = [f"Serving: {each}; first token after {duration(time.first_token_s)} ({fed})"]
+    if time.prefill_groups is not None:
+        pool = f"{best.degrees.tp * best.degrees.ring} {request.machine_word}s"
+        lines.append(
+            f"Answer: {counted(request.generated, 'token')} {duration(time.answer_s)} after the prompt, if it waits for nothing; "
+            f"{time.prefill_groups:.2g} groups of {pool} for each replica feed prompts as fast as answers end"
+        )
+    return lines
 
 
 def _published(plan: Plan) -> str:
@@ -158,7 +185,7 @@ def _token(time: DecodeTime) -> Table:
         "", "seconds", title="Time of one token", title_justify="left", show_edge=False, pad_edge=False
     )
     rows = (
-        ("reading the weights", time.weights_s),
+        ("the weights: reading, or computing", time.weights_s),
         ("reading the K/V cache", time.cache_s),
         ("waiting: TP all-reduces", time.tensor_s),
         ("waiting: merging partial results", time.merge_s),
@@ -187,7 +214,22 @@ def _hidden(plan: Plan) -> list[str]:
         )
     if any(each.name == "backward" and each.hidden for each in plan.hidden):
         lines[-1] += "; the last hop of dK and dV has nothing to hide behind"
-    return lines
+    return lines if plan.travel is None else [*lines, _travel(plan.travel, plan.request.machine_word)]
+
+
+def _travel(found: WhoTravels, machine_word: str) -> str:
+    """Who travels in one line: the schedule of the fewest bytes, and the one that waits least if it is another."""
+    least, shortest, ring = found.least, found.shortest, found.ring
+    words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
+    if least is not ring:
+        words += f" (the ring of this plan {short(ring.sent_bytes or 0, 'bytes')})"
+    waits = f"waits least, {short(shortest.exposed_s or 0, 'seconds')}"
+    waits += "" if shortest is ring else f" (the ring {short(ring.exposed_s or 0, 'seconds')})"
+    if not ring.exposed_s:
+        words += ", and none has to wait"
+    else:
+        words += f", and {waits}" if shortest is least else f"; {shortest.schedule} {waits}"
+    return f"{words}; a latent (MLA) would send less with fewer than {found.latent_below:,} numbers a token"
 
 
 def _changes(plan: Plan) -> None:
@@ -216,16 +258,16 @@ def _alternatives(plan: Plan) -> None:
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for heading, justify in (
         ("split", "left"),
-        ("layout", "left"),
-        ("recomputed", "left"),
+        ("shared by" if plan.serving else "layout", "left"),
+        ("first token" if plan.serving else "recomputed", "left"),
         ("GB", "right"),
-        ("step", "right"),
+        ("token" if plan.request.decoding else "step", "right"),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for each in (plan.best, *others):
         chosen = each is plan.best
         time = f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
-        cells = (split_words(each), _layout(each), each.recomputation, _gb(each.ledger.total_bytes), time)
+        cells = (split_words(each), *_how(each), _gb(each.ledger.total_bytes), time)
         table.add_row(*cells, style="bold" if chosen else "")
     people.print(table)
     people.print(
@@ -233,5 +275,10 @@ def _alternatives(plan: Plan) -> None:
     )
 
 
-def _layout(candidate: Candidate) -> str:
-    return candidate.layout if candidate.degrees.ring > 1 and candidate.request.purpose != "decode" else "–"
+def _how(candidate: Candidate) -> tuple[str, str]:
+    """The columns that depend on the purpose: sharing and first token, or layout and recomputation."""
+    ring = candidate.degrees.ring > 1
+    if candidate.request.purpose == "serve":
+        first = serving_time(candidate.serving).first_token_s
+        return candidate.sharing if ring else "–", duration(first)
+    return candidate.layout if ring and not candidate.request.decoding else "–", candidate.recomputation

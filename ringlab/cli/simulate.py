@@ -10,6 +10,7 @@ import typer
 
 from ringlab.cli.output import Json, finish, people, print_json, reporting_errors, stderr
 from ringlab.cli.simulate_output import Files
+from ringlab.cli.simulate_serving import Serving, serving_of
 from ringlab.errors import CostError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ringlab.mask import Mask
 
 LAYER, CLUSTER, HOW, OUT = "The layer", "The cluster", "How", "What is written"
+SERVING = "A step of serving"
 
 Tokens = Annotated[
     str, typer.Option(help="Tokens of the sequence: 131072, 128Ki, 16M.", rich_help_panel=LAYER)
@@ -92,6 +94,31 @@ Tile = Annotated[
     str,
     typer.Option(help="Rows and keys of a kernel tile, or 'exact'.", metavar="128x128", rich_help_panel=HOW),
 ]
+Serve = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead: a token of sequences of --tokens, or a chunk of --tokens of a prompt.",
+        metavar="decode|prefill",
+        rich_help_panel=SERVING,
+    ),
+]
+Prefix = Annotated[str | None, typer.Option(help="Cached tokens before the chunk.", rich_help_panel=SERVING)]
+Queries = Annotated[
+    str,
+    typer.Option(
+        help="A token's queries on a rank: its own heads', or all.",
+        metavar="own|all",
+        rich_help_panel=SERVING,
+    ),
+]
+Travels = Annotated[
+    str,
+    typer.Option(
+        help="What goes around for a chunk; auto: the fewer bytes.",
+        metavar="auto|kv|q",
+        rich_help_panel=SERVING,
+    ),
+]
 Png = Annotated[
     Path | None, typer.Option(help="Draw the timeline as PNG.", metavar="FILE", rich_help_panel=OUT)
 ]
@@ -132,6 +159,10 @@ def simulate(
     schedule: Schedule = "ring",
     backward: Backward = False,
     tile: Tile = "128x128",
+    serve: Serve = None,
+    prefix: Prefix = None,
+    queries: Queries = "own",
+    travels: Travels = "auto",
     png: Png = None,
     svg: Svg = None,
     perfetto: Perfetto = None,
@@ -146,24 +177,22 @@ def simulate(
         machine, S = hardware_of(hardware), tokens_of(tokens, "--tokens")
         files = Files(png, svg, perfetto, output)
         files.check()
+        changed = full or backward or jitter != 0 or folded or schedule != "ring" or tile != "128x128"
+        others = changed or any(it is not None for it in (window, documents, slow, chunk))
+        serving = serving_of(serve, prefix, queries, travels, others)
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
         kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
         _check(S, P, kernel, sizes, backward)
         lay = layout_of(layout, S, P, chunk, folded, mask)
-        done = _run(
-            sizes,
-            lay,
-            machine,
-            mask=mask,
-            schedule=schedule,
-            backward=backward,
-            tile=kernel,
-            slow=slowness,
-            jitter=jitter,
-            seed=seed,
-        )
+        how = {"mask": mask, "schedule": schedule, "backward": backward, "tile": kernel}
+        how |= {"slow": slowness, "jitter": jitter, "seed": seed}
+        if serving is not None:
+            done, (schedule, passes) = serving.run(sizes, S, P, machine, layout), serving.words
+        else:
+            done = _run(sizes, lay, machine, **how)
+            passes = "forward and backward" if backward else "forward"
         report = {
             "ok": True,
             **done.as_dict(),
@@ -171,20 +200,20 @@ def simulate(
                 "tokens": S,
                 "ranks": P,
                 "nodes": -(-P // machine.ranks_per_node),
-                "layout": repr(lay),
+                "layout": repr(lay) if serve != "decode" else "pages of 16 tokens",
                 "hardware": machine.name,
                 "model": model,
                 **{name: getattr(sizes, name) for name in ("B", "H", "K", "D", "dtype", "causal")},
                 "window": mask.window,
                 "documents": list(mask.documents),
                 "schedule": schedule,
-                "passes": "forward and backward" if backward else "forward",
+                "passes": passes,
                 "tile": tile,
                 "slow": {str(rank): factor for rank, factor in slowness.items()},
                 "jitter": jitter,
                 "seed": seed,
             },
-            "assumptions": _assumptions(machine, kernel, schedule),
+            "assumptions": _assumptions(machine, kernel, schedule, serving),
         }
         report["written"] = files.write(done)
         files.publish(report)
@@ -308,7 +337,9 @@ def slow_ranks(texts: list[str]) -> dict[int, float]:
     return slow
 
 
-def _assumptions(machine: Hardware, kernel: tuple[int, int] | None, schedule: str) -> list[str]:
+def _assumptions(
+    machine: Hardware, kernel: tuple[int, int] | None, schedule: str, serving: Serving | None
+) -> list[str]:
     from ringlab.cost.simulate import MESSAGES_ASSUMED, messages_of
 
     reached = machine.reached
@@ -320,7 +351,9 @@ def _assumptions(machine: Hardware, kernel: tuple[int, int] | None, schedule: st
         f" (backward) of the dense peak; {counted}; launches, merges and sums take nothing",
         "a message starts when both its ends are posted and takes bytes/bandwidth + latency;"
         " one port inside the node and one between nodes for each rank, each one message at a time",
-        *MESSAGES_ASSUMED[messages_of(schedule)],
+        *(MESSAGES_ASSUMED[messages_of(schedule)] if serving is None else ()),
         "communication takes nothing away from computation",
-        "one layer's attention; q, k and v themselves do not count in peak_bytes",
+        "one layer's attention; q, k and v themselves do not count in peak_bytes"
+        if serving is None
+        else serving.assumed,
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ringlab.cost.memory import attention_bytes
 from ringlab.cost.sizes import Attention
@@ -178,7 +179,9 @@ def weigh_travel(
     for schedule in (name for name in TRAVELLERS if not (width.latent and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:
-            sent += travel_traffic(sizes, schedule, tokens * P, P, backward=backward, width=width).total_bytes
+            # All ranks have equally many tokens, so that the first sends as much as any.
+            how: dict[str, Any] = {"rank": 0, "backward": backward, "width": width}
+            sent += travel_traffic(sizes, schedule, tokens * P, P, **how).total_bytes
             exposed += exposed_s(
                 sizes, schedule, tokens, P, rates, links=links, backward=backward, width=width
             )

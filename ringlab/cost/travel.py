@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from ringlab.comm.strides import strides
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import Traffic, block_s, state_bytes
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous
-from ringlab.schedules.multi_ring import strides
 
 TRAVELLERS = {
     "ring": ("kv", "kv"),

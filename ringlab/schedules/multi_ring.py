@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.schedules.block_schedule import add_sinks, gradient_of_sinks, rows_of_backward
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
@@ -133,13 +133,3 @@ class MultiRingSchedule:
             heads = slice(first * H // K, last * H // K)
             lanes.append(Lane(replace(call, rules=rules), stride, stops, heads, slice(first, last)))
         return lanes
-
-
-def strides(world_size: int) -> tuple[int, ...]:
-    """Return the strides of rings through all ranks, the two of neighbours first.
-
-    >>> strides(8)
-    (1, 7, 3, 5)
-    """
-    found = (stride for stride in range(1, world_size) if gcd(stride, world_size) == 1)
-    return tuple(sorted(found, key=lambda stride: (min(stride, world_size - stride), stride))) or (1,)

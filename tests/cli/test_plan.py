@@ -110,21 +110,28 @@ def test_json_has_everything_and_nothing_else_is_printed() -> None:
     )
 
 
+@pytest.mark.parametrize("words", [f"{FITS} --batch 2", f"{ASKED} --nodes 4 --inference serve --batch 2"])
 @pytest.mark.parametrize("width", [80, 120])
-def test_it_stays_within_the_width_of_the_terminal(width: int) -> None:
+def test_it_stays_within_the_width_of_the_terminal(width: int, words: str) -> None:
     """In a process of its own, which takes its width from the environment."""
     code = (
         "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan_output as p; "
         f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
     )
-    command = [sys.executable, "-c", code, "plan", *shlex.split(f"{FITS} --batch 2")]
+    command = [sys.executable, "-c", code, "plan", *shlex.split(words)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= width
 
 
 @pytest.mark.parametrize(
-    "words", ["--inference prefill", "--inference decode --batch 8", "--no-causal --dtype float8"]
+    "words",
+    [
+        "--inference prefill",
+        "--inference decode --batch 8",
+        "--inference serve --batch 8",
+        "--no-causal --dtype float8",
+    ],
 )
 def test_other_purposes_are_planned_and_shown(words: str) -> None:
     status, out, _ = call(f"{ASKED} --nodes 4 {words}")
@@ -243,14 +250,18 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", list(BAD))
-def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
-    needed, remedy = BAD[words]
+def check_that_it_is_told(words: str, needed: str, remedy: str) -> None:
+    """The error of a request, in JSON and for people."""
     status, out, err = call(words + " --json")
     error = json.loads(out)["error"]
     assert status == 1 and error["kind"] == "CostError"
     assert needed in error["needed"] and remedy in error["remedy"], error
     assert "needed:" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", list(BAD))
+def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
+    check_that_it_is_told(words, *BAD[words])
 
 
 @pytest.mark.parametrize(
@@ -349,7 +360,9 @@ def test_the_list_has_every_name_with_its_source() -> None:
     assert all(name in out for name in (*model_names(), *hardware_names()))
 
 
-@pytest.mark.parametrize("words", [f"{ASKED} --nodes 4", "--list", "--bound ring --hardware a100"])
+@pytest.mark.parametrize(
+    "words", [f"{ASKED} --nodes 4", f"{ASKED} --inference serve", "--list", "--bound ring --hardware a100"]
+)
 def test_torch_is_not_imported(words: str) -> None:
     """Importing it takes longer than a plan may take; asked of a fresh interpreter, so no clock is needed."""
     code = "import sys\nfrom ringlab.cli import app\ntry:\n    app()\nfinally:\n    print(*sys.modules, file=sys.stderr)"

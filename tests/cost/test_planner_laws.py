@@ -20,7 +20,7 @@ from tests.cost.planner_cases import ideal, small_model
 
 NAMES = st.sampled_from(["llama3-8b", "llama3-70b", "llama2-7b", "qwen2.5-7b"])
 MACHINES = st.sampled_from(["a100", "h100", "b200"])
-PURPOSES = st.sampled_from(["training", "prefill", "decode"])
+PURPOSES = st.sampled_from(["training", "prefill", "decode", "serve"])
 LAYOUTS = st.sampled_from([None, "zigzag", "striped", "contiguous"])
 
 
@@ -39,7 +39,7 @@ def requests(draw: st.DrawFn, training: bool = False) -> Request:
         nodes=draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
         batch=draw(st.sampled_from([1, 1, 2, 8])),
         purpose=purpose,
-        causal=draw(st.booleans()),
+        causal=purpose == "serve" or draw(st.booleans()),
         layout=draw(LAYOUTS),
         offload=draw(st.sampled_from(offloads)),
     )
@@ -144,12 +144,23 @@ def test_every_suggestion_fits(request: Request) -> None:
         Request("llama3-70b", 10**6, "h100", nodes=8, batch=2),
         Request("llama3-8b", 64_000, "a100", nodes=8, tp=1, ulysses=1, tile=(64, 128), reserve=0.1),
         Request("llama3-70b", 10**6, "h100", purpose="decode", batch=4),
+        Request("llama3-70b", 10**6, "h100", nodes=4, purpose="serve", batch=4, generated=3000, chunk=4096),
+        Request("llama3-8b", 10**6, "h100", purpose="serve", batch=4, sharing="helix", tp=2, cp=4),
         Request("llama3-70b", 2**20 + 1, "h100", causal=False, purpose="prefill", layout="contiguous"),
         Request(
             "llama3-8b", 2**17, "h100", nodes=2, batch=8, pp=4, interleave=2, dp=1, offload="activations"
         ),
     ],
-    ids=["does not fit", "fits", "pinned", "decode", "unmasked", "pipeline, offload"],
+    ids=[
+        "does not fit",
+        "fits",
+        "pinned",
+        "decode",
+        "serve",
+        "serve pinned",
+        "unmasked",
+        "pipeline, offload",
+    ],
 )
 def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -> None:
     """Typed as it is printed, it fits and takes as long."""

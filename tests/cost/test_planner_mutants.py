@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-import ringlab.cost.planner.decode_time as decode_time
 import ringlab.cost.planner.ledger as ledger
 import ringlab.cost.planner.ring_time as ring_time
+import ringlab.cost.planner.serve_request as serve_request
 import ringlab.cost.planner.stages as stages
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.suggest as suggest
@@ -244,7 +244,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "sends everything in an all-to-all, its own part too": (
         Group, "exchange_s", lambda self, n: n / self.machine.inside.bytes_per_s,
     ),
-    "reads all weights on each GPU": (decode_time, "parameter_bytes", without(decode_time.parameter_bytes, 3)),
+    "reads all weights on each GPU": (serve_request, "parameter_bytes", without(serve_request.parameter_bytes, 3)),
     "holds one micro-batch in a pipeline": (stages, "chunks_held", lambda *a: a[2]),
     "holds all micro-batches in a pipeline": (stages, "chunks_held", lambda *a: a[2] * a[3]),
     "forgets the bubble": (step_time.StepTime, "bubble_s", property(lambda self: 0.0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,8 +12,13 @@ import pytest
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
+from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner import serve_time as module
-from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, serve_time, weights_of_rank
+from ringlab.cost.planner.decode_time import decode_time
+from ringlab.cost.planner.groups import placed
+from ringlab.cost.planner.serve_ledger import check_fits, decode_ledger, most_sequences, prefill_ledger
+from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, serve_time, serving_time
+from ringlab.cost.planner.weigh import weigh
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
 from ringlab.cost.sizes import Attention
@@ -41,8 +47,9 @@ def test_a_simulated_token_sends_and_reads_what_the_formulas_say(queries: str, m
     wire = expected.total_bytes / H100.inside.bytes_per_s + expected.steps * H100.inside.latency_s
     assert run.exposed_s == pytest.approx(wire, rel=1e-9)
     it = model("llama3-70b")
-    request = ServeRequest(it, H100, len(lengths), 4096, P, 1, queries=queries, merge=merge)
-    planned = serve_time(request).partials_s / it.layers
+    sharing = {"own": "dcp", "all": "helix"}[queries]
+    request = ServeRequest(it, H100, len(lengths), 4096, P, 1, sharing=sharing, merge=merge)
+    planned = decode_time(request).merge_s / it.layers
     of_it = decode_heads_traffic(it.attention(B=len(lengths)), P, queries=queries, merge=merge)
     wire = of_it.total_bytes / H100.inside.bytes_per_s + of_it.steps * H100.inside.latency_s
     assert planned == pytest.approx(wire, rel=1e-12)
@@ -93,27 +100,33 @@ BASE = ServeRequest("llama3-70b", "h100", 8, 131_072, token_ranks=2, head_ranks=
 def test_the_figures_of_a_plan_by_hand() -> None:
     """Llama 3 70B, 8 sequences of 128 Ki tokens, 16 H100s: 327,680 bytes of K and V a token, 70.6 billion weights."""
     plan = serve_time(BASE)
-    assert plan.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
+    token = plan.token
+    assert token.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
-    weights = 80 * of_layer + 128256 * 8192 // 16
-    assert weights_of_rank(BASE) == weights
-    assert plan.linear_s == pytest.approx(weights * 2 / 3.35e12)
+    weights = (
+        80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
+    )  # as much as in memory: embedding and norms, too
+    assert BASE.weight_bytes == 2 * weights
+    assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4
-    assert plan.partials_s == pytest.approx(80 * (partials / H100.inside.bytes_per_s + H100.inside.latency_s))
-    assert plan.token_s == plan.linear_s + plan.cache_s + plan.partials_s + plan.tensor_s
+    assert token.merge_s == pytest.approx(80 * (partials / H100.inside.bytes_per_s + H100.inside.latency_s))
+    row = 8 * 8192 * 2  # of 16 ranks on two nodes: three doublings inside a node, and one between nodes
+    gather = 3 * H100.inside.latency_s + H100.between.latency_s + row * 15 / 16 / (8 * 50e9)
+    assert token.tensor_s == pytest.approx(80 * 2 * 2 * gather)
+    assert plan.token_s == token.weights_s + token.cache_s + token.merge_s + token.tensor_s
     assert plan.tokens_per_s == 8 / plan.token_s
     assert len(plan.chunks_s) == 16 and plan.first_token_s == sum(plan.chunks_s)
     assert plan.as_dict()["token_s"] == plan.token_s
 
 
 def test_the_plan_with_own_queries_reads_less_and_sends_more() -> None:
-    own, every = (serve_time(replace(BASE, queries=queries)) for queries in ("own", "all"))
-    assert own.linear_s < every.linear_s
-    assert own.partials_s > every.partials_s
+    own, every = (decode_time(replace(BASE, sharing=sharing)) for sharing in ("dcp", "helix"))
+    assert own.weights_s < every.weights_s
+    assert own.merge_s > every.merge_s
 
 
 def test_more_ranks_for_tokens_read_the_cache_in_less_time() -> None:
-    times = [serve_time(replace(BASE, token_ranks=ranks)).cache_s for ranks in (1, 2, 4, 8)]
+    times = [decode_time(replace(BASE, token_ranks=ranks)).cache_s for ranks in (1, 2, 4, 8)]
     assert times == pytest.approx([times[0] / ranks for ranks in (1, 2, 4, 8)])
 
 
@@ -131,15 +144,148 @@ def test_a_short_chunk_after_a_long_prefix_takes_longer_if_keys_travel() -> None
     assert auto == q < kv
 
 
+@pytest.mark.parametrize("sharing", ["copies", "dcp", "helix"])
+def test_with_one_token_rank_all_ways_to_share_are_the_same(sharing: str) -> None:
+    alone = replace(BASE, token_ranks=1)
+    assert decode_time(replace(alone, sharing=sharing)) == decode_time(alone)
+    assert decode_ledger(replace(alone, sharing=sharing)).total_bytes == decode_ledger(alone).total_bytes
+
+
+def test_to_decode_is_to_serve_with_copies() -> None:
+    """One model of a token: the same seconds and the same memory, on every split."""
+    for tp, dp in ((1, 1), (2, 2), (8, 1), (16, 1)):
+        asked = Request("llama3-70b", 2**17, "h100", nodes=4, purpose="decode", batch=4, tp=tp, dp=dp)
+        decode, serve = weigh(asked)[0], weigh(asked.but(purpose="serve", sharing="copies"))[0]
+        assert decode.time == serve.time and decode.step_s > 0
+        books = (decode.ledger, decode_ledger(serve.serving))
+        assert books[0].total_bytes == books[1].total_bytes
+
+
+def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None:
+    """Weights over 8 ranks, all-reduces inside a node, and 64/8 heads' partials from both nodes' ranks."""
+    token = decode_time(replace(BASE, sharing="copies"))
+    assert token.weights_s == pytest.approx(model("llama3-70b").parameters * 2 / 8 / 3.35e12)
+    row, partial = 8 * 8192 * 2, 8 * 8 * 129 * 4
+    gather = 3 * H100.inside.latency_s + row * 7 / 8 / 450e9
+    assert token.tensor_s == pytest.approx(80 * 4 * gather)
+    assert token.merge_s == pytest.approx(80 * (H100.between.latency_s + 2 * partial / 2 / 50e9))
+
+
+def test_so_many_sequences_that_computing_takes_longer_than_reading() -> None:
+    """2 FLOPs a weight and sequence against 2 bytes a weight."""
+    few, many = (decode_time(replace(BASE, sequences=n, context=128)) for n in (8, 4096))
+    flops = BASE.weight_bytes / 2 * 2 * 4096
+    assert many.weights_s == pytest.approx(flops / (H100.peak("bfloat16") * H100.reached.linear))
+    assert few.weights_s == BASE.weight_bytes / 3.35e12 < many.weights_s
+    for batch, kind, words in (
+        (8, "memory bandwidth", "reads weights"),
+        (4096, "compute", "4,096 sequences"),
+    ):
+        asked = Request("llama3-70b", 128, "h100", purpose="serve", batch=batch, tp=8, dp=1)
+        assert plan(asked).limit.kind == kind and words in plan(asked).limit.sentence
+
+
+def test_what_the_sender_of_most_sends() -> None:
+    """The closed form takes the last two ranks only; all are asked here."""
+    for P, prefix, new, travels in product((2, 4, 8), (0, 9, 64, 1001), (1, 9, 21, 64), ("kv", "q")):
+        request = replace(BASE, head_ranks=1, token_ranks=P)
+        layout, cached = contiguous(new, P), contiguous(prefix, P).lengths
+        expected = prefill_traffic(request.row_sizes, layout, cached, travels=travels).total_bytes
+        assert module._most_sent_bytes(request, prefix, new, travels) == expected, (P, prefix, new, travels)
+
+
+def test_the_generated_tokens_are_no_prompt() -> None:
+    """1,024 of 131,072 tokens are written: 127 chunks are fed, and 1,023 tokens follow the first."""
+    plan = serve_time(replace(BASE, generated=1024, chunk=1024))
+    assert len(plan.chunks_s) == 127 and plan.token == serve_time(BASE).token
+    assert plan.answer_s == pytest.approx(plan.first_token_s + 1023 * plan.token_s)
+    # Eight sequences end in the time of 1,024 tokens, and one group feeds one prompt in first_token_s.
+    assert plan.prefill_groups == pytest.approx(8 / (1024 * plan.token_s) * plan.first_token_s)
+    assert serve_time(BASE).prefill_groups is None
+
+
+def test_what_does_not_fit_is_refused_with_the_number_that_does() -> None:
+    """A hundred thousand sequences of a million tokens: 327,680 bytes of K and V a token, and 141 GB of weights."""
+    huge = replace(BASE, sequences=100_000, context=2**20)
+    needed = (327_680 * 2**20 * 100_000 + 0.0) / 16
+    with pytest.raises(CostError) as refused:
+        serve_time(huge)
+    assert decode_ledger(huge).of("K/V cache") == needed
+    assert "2.15 PB on each GPU" in refused.value.needed and "H100 has 85.5 GB" in refused.value.got
+    assert "at most 3 sequences" in refused.value.remedy
+    assert huge.machine.memory_bytes >= decode_ledger(replace(huge, sequences=3)).total_bytes
+    serve_time(replace(huge, sequences=3))
+    with pytest.raises(CostError, match="4 sequences"):
+        serve_time(replace(huge, sequences=4))
+
+
+@pytest.mark.parametrize("sharing", ["copies", "dcp", "helix"])
+@pytest.mark.parametrize("context", [1, 8191, 131_072, 2**22])
+def test_one_sequence_more_than_most_does_not_fit(sharing: str, context: int) -> None:
+    request = replace(BASE, sharing=sharing, context=context)
+    most = most_sequences(request, 80e9)
+    needed = [decode_ledger(replace(request, sequences=max(1, n))).total_bytes for n in (most, most + 1)]
+    assert needed[1] > 80e9 and (needed[0] <= 80e9 or most == 0)
+
+
+def test_weights_that_fit_nowhere_leave_no_sequence() -> None:
+    with pytest.raises(CostError, match="no sequence of this length fits"):
+        check_fits(replace(BASE, model="llama3-405b", token_ranks=1, context=1024))
+
+
+def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
+    """Llama 3 405B over all 16 ranks is 51 GB of weights while decoding, and over 8 it is 101 GB while feeding."""
+    request = replace(BASE, model="llama3-405b", sequences=1, context=8192)
+    assert (
+        decode_ledger(request).total_bytes
+        < request.machine.memory_bytes
+        < prefill_ledger(request).total_bytes
+    )
+    with pytest.raises(CostError, match="that feeds a prompt"):
+        serve_time(request)
+    assert serving_time(request).first_token_s > 0
+
+
+def test_the_memory_of_feeding_by_hand() -> None:
+    """A prompt of 128 Ki tokens on 2 × 8 ranks in chunks of 8,192: 1/8 of the weights, 1/16 of the cache."""
+    it = prefill_ledger(BASE)
+    assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
+    assert it.of("K/V cache") == 327_680 * 131_072 // 16
+    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots of a layer's K and V of one head
+
+
 def forgets_heads(request: ServeRequest) -> Attention:
     return request.sizes
 
 
-def test_the_figures_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that every row holds whole."""
-    monkeypatch.setattr(ServeRequest, "row_sizes", property(forgets_heads))
-    with pytest.raises(AssertionError):
-        test_the_figures_of_a_plan_by_hand()
+def every_row_holds_all(request: ServeRequest, tokens: int, sequences: int) -> int:
+    return CACHE(replace(request, token_ranks=1, sharing="copies"), tokens, sequences)
+
+
+CACHE = ServeRequest.cache_bytes
+MUTANTS: dict[str, tuple[str, object, Callable[[], None]]] = {
+    "a cache that every row holds whole": ("cache_bytes", every_row_holds_all, test_the_figures_of_a_plan_by_hand),
+    "ranks of a row on one node": (
+        "among", lambda self, ranks, stride=1: placed(ranks, 1, self.machine), test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone,
+    ),
+    "a cache of one sequence": (
+        "cache_bytes", lambda self, tokens, _: CACHE(self, tokens, 1), test_what_does_not_fit_is_refused_with_the_number_that_does,
+    ),
+    "a prompt with the generated tokens": (
+        "prompt", property(lambda self: self.context), test_the_generated_tokens_are_no_prompt,
+    ),
+    "blocks of all heads": ("row_sizes", property(forgets_heads), test_the_memory_of_feeding_by_hand),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_figures_notice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attribute, mutant, check = MUTANTS[name]
+    module._chunks_s.cache_clear()
+    monkeypatch.setattr(ServeRequest, attribute, mutant)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check()
+    module._chunks_s.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +296,13 @@ def test_the_figures_notice(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"token_ranks": 0}, "token_ranks"),
         ({"travels": "v"}, "travels="),
         ({"merge": "tree"}, "merge="),
+        ({"sharing": "hellix"}, "sharing among"),
+        ({"sharing": "copies", "head_ranks": 3}, "share 64 query and 8 K/V heads"),
+        ({"sharing": "copies", "head_ranks": 64, "model": "qwen2.5-7b"}, "share 28 query"),
+        ({"model": replace(model("llama3-70b"), d_ff=28673)}, "feed-forward"),
+        ({"generated": 131_072}, "generated: an integer from 0 to 131,071"),
+        ({"generated": -1}, "generated"),
+        ({"chunk": 31}, "chunk >= 32"),
         ({"model": "llama9"}, "llama"),
         ({"hardware": "h1"}, "h100"),
         ({"dtype": "int3"}, "dtype"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ringlab import VirtualCluster, latent_attention
 from ringlab.comm.ring import Ring
+from ringlab.comm.strides import strides
 from ringlab.cost import travel
 from ringlab.cost.choose import weigh_travel
 from ringlab.cost.full_mesh import FullMesh
@@ -31,7 +32,6 @@ from ringlab.cost.travel import (
 )
 from ringlab.errors import BackendError, CostError
 from ringlab.layout import Layout, contiguous, dealt, zigzag
-from ringlab.schedules.multi_ring import strides
 from ringlab.tile import Tile
 from tests.schedules.problems import Problem, program
 

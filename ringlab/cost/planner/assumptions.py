@@ -26,8 +26,8 @@ def assumptions(best: Candidate) -> tuple[str, ...]:
     ]
     if request.dtype not in ("bfloat16", "float16"):
         found.append(f"{request.dtype} reaches the same fractions of its peak as 16 bits do of theirs")
-    if request.purpose == "decode":
-        return (*found, *_decoding(best))
+    if request.decoding:
+        return (*found, *_decoding(best), *(_serving(best) if request.purpose == "serve" else _sharing(best)))
     found += [
         "communication takes no time away from computing, and links of different ranks do not disturb each other",
         "norms, rotary embedding, activation functions, merging and launches take no time"
@@ -108,7 +108,26 @@ def _offload(best: Candidate) -> str:
 
 def _decoding(best: Candidate) -> list[str]:
     return [
-        "a token takes as long as reading the weights and the K/V cache once: arithmetic hides behind it",
-        "every rank that shares the cache holds its TP part of the weights; no batching beyond --batch",
-        f"the cache holds {best.request.tokens:,} tokens of each sequence, shared out evenly",
+        "a token takes as long as reading the weights and the K/V cache once: arithmetic hides behind it, except that of so many "
+        "sequences that the matrices compute longer than they are read",
+        f"the cache holds {best.request.tokens:,} tokens of each sequence, shared out evenly; no batching beyond --batch",
+    ]
+
+
+def _sharing(best: Candidate) -> list[str]:
+    if best.degrees.ring == 1:
+        return []
+    found = "every rank that shares the cache holds its TP part of the weights (--inference serve weighs other ways to share)"
+    return [found]
+
+
+def _serving(best: Candidate) -> list[str]:
+    request = best.request
+    pool = f"{best.degrees.tp * best.degrees.ring} more {request.machine_word}s for each replica"
+    return [
+        "nothing hides communication while decoding; launches, sampling and the scheduler take no time",
+        f"prompts are fed one at a time on {pool}, tp {best.degrees.tp} × cp {best.degrees.ring}, whose memory is checked, too, and "
+        "their K/V move to the ranks that decode in no time; no prefix is reused",
+        "tokens a second are those of sequences that have reached their whole length: shorter ones are faster",
+        "the fastest is the split with the shortest token; the time to the first token follows from it",
     ]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ringlab.cost.memory import parameter_bytes
-from ringlab.cost.planner.groups import Group, group
-from ringlab.cost.sizes import element_bytes
-
-if TYPE_CHECKING:
-    from ringlab.cost.planner.degrees import Degrees
-    from ringlab.cost.planner.ledger import Ledger
-    from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.serve_request import ServeRequest
+from ringlab.cost.serving import decode_heads_traffic
+from ringlab.cost.sizes import Attention, element_bytes
 
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Seconds of one token of every sequence. Reading memory takes longer than computing, which is not counted.
+    """Seconds of one token of every sequence, each part after the other.
 
-    weights_s, cache_s: reading them. tensor_s: TP's two all-reduces in every layer. merge_s: gathering
-    the partial outputs and log-sum-exps of the ranks that share the cache.
+    weights_s: the longer of reading the weights and computing with them. cache_s: reading K and V; their
+    arithmetic hides behind it. tensor_s: TP's two all-reduces in every layer. merge_s: queries, partial
+    outputs and log-sum-exps between the ranks that share the cache.
     """
 
     weights_s: float
@@ -53,16 +48,45 @@ class DecodeTime:
         }
 
 
-def decode_time(request: Request, degrees: Degrees, ledger: Ledger) -> DecodeTime:
-    """Return the time in which every sequence grows by one token."""
-    sizes, machine, sequences = request.sized, request.machine, request.batch // degrees.dp
-    row = sequences * sizes.d_model * element_bytes(request.dtype)
-    partial = sequences * (sizes.H // degrees.tp) * (sizes.D + 1) * 4
-    tensor = group("tp", degrees, machine)
-    sharing: Group = group("ring", degrees, machine)
+def decode_time(request: ServeRequest) -> DecodeTime:
+    """Return the time in which every sequence grows by one token, after `context` tokens."""
+    layers = request.sized.layers
+    row = request.sequences * request.sized.d_model * element_bytes(request.dtype)
+    tensor = request.among(request.head_ranks if request.sharing == "copies" else request.gpus)
+    cache = request.cache_bytes(request.context, request.sequences)
     return DecodeTime(
-        weights_s=parameter_bytes(sizes, request.dtype, 1, degrees.tp) / machine.memory_bytes_per_s,
-        cache_s=ledger.of("K/V cache") / machine.memory_bytes_per_s,
-        tensor_s=2 * sizes.layers * tensor.reduce_s(row),
-        merge_s=sizes.layers * sharing.gather_s(partial * degrees.ring),
+        weights_s=linear_s(request, request.weight_bytes, request.sequences),
+        cache_s=cache / request.machine.memory_bytes_per_s,
+        tensor_s=2 * layers * tensor.reduce_s(row),
+        merge_s=layers * _merge_s(request),
     )
+
+
+def is_computing(request: ServeRequest) -> bool:
+    """Return whether the matrices of a token compute longer than their weights are read."""
+    read = request.weight_bytes / request.machine.memory_bytes_per_s
+    return linear_s(request, request.weight_bytes, request.sequences) > read
+
+
+def linear_s(request: ServeRequest, weight_bytes: int, tokens: int) -> float:
+    """Return the longer of the seconds of reading these weights, and of computing with them for `tokens` tokens."""
+    machine = request.machine
+    flops = 2 * weight_bytes / element_bytes(request.dtype) * tokens
+    read = weight_bytes / machine.memory_bytes_per_s
+    return max(read, flops / (machine.peak(request.dtype) * machine.reached.linear))
+
+
+def _merge_s(request: ServeRequest) -> float:
+    """Return the seconds of one layer's queries and partials, collective by collective, among the ranks of a row."""
+    P, it = request.token_ranks, request.sizes
+    if P == 1:
+        return 0.0
+    heads = it.H // request.head_ranks
+    if request.sharing == "copies":
+        partial = it.B * heads * (it.D + 1) * 4
+        return request.among(P, request.head_ranks).gather_s(partial * P)
+    of_row = Attention(it.B, heads, it.K // request.head_ranks, it.D, it.dtype)
+    queries = "own" if request.sharing == "dcp" else "all"
+    traffic = decode_heads_traffic(of_row, P, queries=queries, merge=request.merge)
+    among = request.among(P)
+    return sum(among.exchange_s(sent * P / (P - 1)) for sent in traffic.by_step_bytes)

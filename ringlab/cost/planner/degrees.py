@@ -148,7 +148,7 @@ def _tensor_degrees(request: Request) -> list[int]:
 def _ulysses_degrees(request: Request, tp: int, cp: int) -> list[int]:
     if request.ulysses:
         return [request.ulysses] if cp % request.ulysses == 0 else []
-    if request.purpose == "decode":
+    if request.decoding:
         return [1]
     if request.ring:
         ulysses = cp // request.ring
@@ -165,7 +165,7 @@ def _ulysses_degrees(request: Request, tp: int, cp: int) -> list[int]:
 def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
     if request.fsdp:
         return [request.fsdp] if ranks % request.fsdp == 0 else []
-    if request.purpose == "decode":
+    if request.decoding:
         return [1]
     inside = gcd(ranks, max(1, request.machine.ranks_per_node // tp))
     return sorted({1, inside, ranks})
@@ -177,9 +177,9 @@ def _shared(kv_heads: int, ranks: int) -> bool:
 
 def _check_heads(request: Request) -> None:
     sizes, tp, ulysses = request.sized, request.tp or 1, request.ulysses or 1
-    if request.purpose == "decode" and ulysses > 1:
+    if request.decoding and ulysses > 1:
         raise CostError(
-            "decode without ulysses: one new token has no sequence to exchange for heads",
+            f"{request.purpose} without ulysses: one new token has no sequence to exchange for heads",
             f"ulysses={ulysses}",
             "split the cache by tokens (--cp) and by heads (--tp)",
         )

@@ -62,7 +62,11 @@ class Group:
 def group(name: str, degrees: Degrees, machine: Hardware) -> Group:
     """Return the group "tp", "ulysses", "ring", "fsdp" or "replicas" of these degrees, placed in the nodes."""
     size: int = getattr(degrees, name)
-    stride = max(1, degrees.spans[name] // size)
-    across = degrees.crosses(name, machine.ranks_per_node)
-    on_a_node = min(size, max(1, machine.ranks_per_node // stride)) if across else size
-    return Group(size, on_a_node, across, machine)
+    return placed(size, max(1, degrees.spans[name] // size), machine)
+
+
+def placed(size: int, stride: int, machine: Hardware) -> Group:
+    """Return a group of `size` GPUs, each `stride` GPUs after the one before it."""
+    node = machine.ranks_per_node
+    across = size > 1 and node % (size * stride) != 0
+    return Group(size, min(size, max(1, node // stride)) if across else size, across, machine)

@@ -184,7 +184,7 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
     cache = -(-kv_cache_bytes(sizes, shard, dtype, sequences) * copies // tp)
     note = f"{sizes.layers} layers × {shard:,} tokens × {sequences} sequences"
     note += f", each head on {copies} ranks" if copies > 1 else ""
-    decoding = request.purpose == "decode"
+    decoding = request.decoding
     tokens = sequences if decoding else rank_tokens(request, degrees)
     found = [
         Entry("K/V cache", cache, note),

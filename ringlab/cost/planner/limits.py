@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringlab.cost.planner.decode_time import DecodeTime
+from ringlab.cost.planner.decode_time import DecodeTime, is_computing
 from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.measured import attention_flops_per_s
 from ringlab.cost.planner.ring_time import is_balanced
@@ -12,7 +12,7 @@ from ringlab.cost.planner.step_time import StepTime, ring_sizes
 from ringlab.cost.planner.weigh import Candidate, fastest
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
-from ringlab.cost.units import duration, in_percent, short
+from ringlab.cost.units import counted, duration, in_percent, short
 
 KINDS = (
     "memory",
@@ -23,6 +23,11 @@ KINDS = (
     "memory bandwidth",
     "compute",
 )
+SHARING_WORDS = {
+    "copies": "copies of the weights along cp",
+    "dcp": "weights shared along cp, queries gathered (DCP)",
+    "helix": "weights shared along cp (Helix)",
+}
 WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
 
 
@@ -74,7 +79,7 @@ def limit(best: Candidate) -> Limit:
         return Limit("memory", sentence, 0.0)
     losses = [_memory(best), _communication(best)]
     if isinstance(best.time, DecodeTime):
-        losses.append(_reading(best.time))
+        losses.append(_reading(best, best.time))
     else:
         losses += [_imbalance(best), _bubble(best, best.time)]
     worst = max(losses, key=lambda it: it.seconds)
@@ -173,8 +178,15 @@ def _bubble(best: Candidate, time: StepTime) -> Limit:
     return Limit("pipeline bubble", found, time.bubble_s)
 
 
-def _reading(time: DecodeTime) -> Limit:
+def _reading(best: Candidate, time: DecodeTime) -> Limit:
     seconds = time.weights_s + time.cache_s
+    if is_computing(best.serving) and time.weights_s > time.cache_s:
+        share = in_percent(time.weights_s / time.total_s)
+        many = f"{counted(best.serving.sequences, 'sequence')} of a replica"
+        sentence = (
+            f"arithmetic: for the {many} the matrices compute longer than they are read, {share} of a token"
+        )
+        return Limit("compute", sentence, seconds)
     larger = "weights" if time.weights_s > time.cache_s else "K/V cache"
     sentence = f"a token reads weights and K/V cache once, which takes {in_percent(seconds / time.total_s)} of its time, "
     return Limit("memory bandwidth", f"{sentence}most of it for the {larger}", seconds)
@@ -195,7 +207,7 @@ def _work(best: Candidate) -> Limit:
 
 def split_words(candidate: Candidate) -> str:
     """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2", without degrees of 1."""
-    it, ring = candidate.degrees, "cp" if candidate.request.purpose == "decode" else "ring"
+    it, ring = candidate.degrees, "cp" if candidate.request.decoding else "ring"
     named = (("pp", it.pp), ("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
     return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
 

@@ -6,11 +6,21 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from ringlab.cost.planner.assumptions import assumptions
-from ringlab.cost.planner.limits import Hidden, Limit, hidden, limit, recomputation_words, split_words
+from ringlab.cost.planner.limits import (
+    SHARING_WORDS,
+    Hidden,
+    Limit,
+    hidden,
+    limit,
+    recomputation_words,
+    split_words,
+)
 from ringlab.cost.planner.published import Span, span
 from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.serve_time import ServeTime, serving_time
 from ringlab.cost.planner.suggest import Suggestion, suggestions
 from ringlab.cost.planner.weigh import Candidate, layouts, weigh
+from ringlab.cost.planner.who_travels import WhoTravels, who_travels
 from ringlab.cost.units import counted, short
 from ringlab.layout import get_layout
 
@@ -46,7 +56,9 @@ class Plan:
         gpus = f"{request.gpus} × {request.machine.label}"
         where = f"over {counted(request.nodes, 'node')}"
         how = [f"{split_words(it)} {where}"]
-        if it.degrees.ring > 1 and request.purpose != "decode":
+        if it.degrees.ring > 1 and request.purpose == "serve":
+            how.append(SHARING_WORDS[it.sharing])
+        elif it.degrees.ring > 1 and not request.decoding:
             how.append(it.layout)
         if request.training:
             how.append(recomputation_words(it.recomputation))
@@ -73,6 +85,16 @@ class Plan:
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Return the suggested changes, each planned itself."""
         return suggestions(self.best)
+
+    @cached_property
+    def serving(self) -> ServeTime | None:
+        """Return tokens a second and the time to the first token of one replica, None for another purpose."""
+        return serving_time(self.best.serving) if self.request.purpose == "serve" else None
+
+    @cached_property
+    def travel(self) -> WhoTravels | None:
+        """Return the bytes and waits of rings in which others travel, None without a ring."""
+        return who_travels(self.best)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -114,7 +136,7 @@ class Plan:
         """Return everything, ready for JSON; sizes in bytes, times in seconds."""
         best, request = self.best, self.request
         whole, lockstep = best.work()
-        dealt = request.purpose != "decode"
+        dealt = not request.decoding
         return {
             "ok": self.fits,
             "fits": self.fits,
@@ -142,8 +164,10 @@ class Plan:
             "tokens_per_s": best.tokens_per_s,
             "utilisation": best.utilisation if dealt else None,
             "time": best.time.as_dict(),
+            "serving": self.serving and _serving(best, self.serving),
             "communication": [asdict(each) | {"hidden": each.hidden} for each in self.hidden],
             "hidden": all(each.hidden for each in self.hidden),
+            "travel": self.travel and self.travel.as_dict(),
             "limit": asdict(self.limit),
             "suggestions": [each.as_dict() for each in self.suggestions],
             "weighed": self.weighed,
@@ -186,6 +210,20 @@ def _how(candidate: Candidate) -> dict[str, object]:
         "layout": candidate.layout,
         "recomputation": candidate.recomputation,
         "rounds": candidate.rounds,
+        "sharing": candidate.sharing if candidate.request.purpose == "serve" else None,
+    }
+
+
+def _serving(best: Candidate, time: ServeTime) -> dict[str, object]:
+    """The figures of serving: those of one replica, and tokens a second of all of them."""
+    request = best.request
+    return time.as_dict() | {
+        "sequences": request.batch,
+        "prompt_tokens": request.tokens - request.generated,
+        "generated_tokens": request.generated,
+        "chunk_tokens": request.chunk,
+        "tokens_per_s": best.tokens_per_s,
+        "tokens_per_s_per_sequence": best.tokens_per_s / request.batch,
     }
 
 

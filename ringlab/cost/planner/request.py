@@ -16,9 +16,11 @@ from ringlab.cost.units import nearest, short_count, shown
 from ringlab.errors import CostError
 from ringlab.layout import layout_names
 
-PURPOSES = ("training", "prefill", "decode")
+PURPOSES = ("training", "prefill", "decode", "serve")
 RECOMPUTATIONS = ("none", "selective", "full")
 OFFLOADS = ("none", "activations")
+SHARINGS = ("copies", "dcp", "helix")
+CHUNK = 8192  # tokens of a prompt that are fed at once, if a request does not say otherwise
 LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))
 """The layouts in the order in which they are tried: those that balance causal work first."""
 CHOICES = (
@@ -26,9 +28,12 @@ CHOICES = (
     ("recomputation", RECOMPUTATIONS, True),
     ("layout", LAYOUTS, True),
     ("offload", OFFLOADS, False),
+    ("sharing", SHARINGS, True),
 )
 """Fields with few values: (name, values, may be left open)."""
 MOST_TOKENS = 2**31
+MOST_CHUNKS = 4096
+"""The most chunks of a prompt: the time of each is computed."""
 MOST_OF_A_COUNT = 2**20
 """The most nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a typing error and would take for ever."""
 DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
@@ -45,8 +50,10 @@ class Request:
     plan may not use. `logits_chunk`: tokens whose logits are held at once (all of a rank's if None).
     `pp`: stages of a pipeline, each with `interleave` chunks of layers. `offload` "activations": the
     activations kept for the backward wait in the host's memory.
-    Raises: CostError for sizes that are not positive integers, unknown names, or a dtype that the
-        hardware does not compute in.
+    To serve: `batch` sequences of `tokens`, of which the model writes `generated`; the others are a prompt that is
+    fed in chunks of `chunk`. `sharing`: as in `serve_request`.
+    Raises: CostError for sizes that are not positive integers, unknown names, a dtype that the
+        hardware does not compute in, or fields of another purpose.
 
     >>> request = Request("llama3-8b", 131_072, "h100", nodes=2, ring=8)
     >>> request.gpus, request.command()
@@ -76,6 +83,9 @@ class Request:
     pp: int = 1
     interleave: int = 1
     offload: str = "none"
+    generated: int = 0
+    chunk: int = CHUNK
+    sharing: str | None = None
 
     def __post_init__(self) -> None:
         check_count("tokens", self.tokens, MOST_TOKENS)
@@ -99,6 +109,7 @@ class Request:
         check_count("nodes × GPUs of a node", self.gpus)
         self.attention  # noqa: B018  heads that cannot be grouped are refused here
         check_offload(self)
+        check_serving(self)
 
     def __hash__(self) -> int:  # many caches use it, so it is computed once
         return self._hash
@@ -144,6 +155,11 @@ class Request:
         """Return whether the purpose is training."""
         return self.purpose == "training"
 
+    @property
+    def decoding(self) -> bool:
+        """Return whether a step is one new token of every sequence."""
+        return self.purpose in ("decode", "serve")
+
     @cached_property
     def attention(self) -> Attention:
         """Return the sizes of one layer's attention for one sequence, on all GPUs together."""
@@ -161,15 +177,17 @@ class Request:
             words.append(f"--inference {self.purpose}")
         if not self.causal:
             words.append("--no-causal")
-        skipped = {"model", "tokens", "hardware", "nodes", "purpose", "causal", "tile", "logits_chunk"}
+        skipped = {"model", "tokens", "hardware", "nodes", "purpose", "causal", "tile"}
+        skipped |= {"logits_chunk", "generated", "chunk"}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in skipped and value != field.default:
                 words.append(f"--{field.name.replace('_', '-')} {value}")
         if self.tile != (128, 128):
             words.append(f"--tile {self.tile[0]}x{self.tile[1]}")
-        if self.logits_chunk is not None:
-            words.append(f"--logits-chunk {short_count(self.logits_chunk)}")
+        counts = {"logits-chunk": self.logits_chunk, "generated": self.generated}
+        counts["chunk"] = self.chunk if self.chunk != CHUNK else None
+        words += [f"--{name} {short_count(count)}" for name, count in counts.items() if count]
         return " ".join(words)
 
 
@@ -190,6 +208,35 @@ def check_offload(request: Request) -> None:
     if request.machine.host is None:
         machine = request.machine.name
         raise CostError("hardware with a host link", f"{machine} has none", 'a table "host" in its TOML file')
+
+
+def check_serving(request: Request) -> None:
+    """Check the fields of serving. Raises: CostError if they are given for another purpose, or cannot be served."""
+    if request.purpose != "serve":
+        for name, least in (("generated", 0), ("chunk", CHUNK), ("sharing", None)):
+            if getattr(request, name) != least:
+                got = f"{name}={getattr(request, name)} for {request.purpose}"
+                raise CostError(f"{name} for serve only", got, "--inference serve")
+        return
+    check_count("chunk", request.chunk, MOST_TOKENS)
+    check_chunks(request.tokens, request.generated, request.chunk)
+    if not request.causal:
+        raise CostError("a causal model to serve: new tokens attend to those before them", "causal=False")
+    if request.fsdp not in (None, 1):
+        remedy = "--sharing dcp and --sharing helix share the weights over the ranks of a sequence"
+        raise CostError("serve without fsdp", f"fsdp={request.fsdp}", remedy)
+
+
+def check_chunks(context: int, generated: int, chunk: int) -> None:
+    """Check how a context is made. Raises: CostError without a prompt, or for more than MOST_CHUNKS chunks of it."""
+    if not isinstance(generated, int) or isinstance(generated, bool) or not 0 <= generated < context:
+        needed = (
+            f"generated: an integer from 0 to {context - 1:,}, some of the {context:,} tokens of a sequence"
+        )
+        raise CostError(needed, shown(generated), "the others are the prompt")
+    least = -(-(context - generated) // MOST_CHUNKS)
+    if chunk < least:
+        raise CostError(f"chunk >= {least:,}: at most {MOST_CHUNKS:,} chunks of a prompt", f"{chunk:,}")
 
 
 def _name(thing: Any) -> str:

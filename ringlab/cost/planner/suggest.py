@@ -9,7 +9,8 @@ from math import gcd
 
 from ringlab.cost.hardware import hardware_names
 from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
-from ringlab.cost.planner.request import MOST_TOKENS, Request
+from ringlab.cost.planner.request import MOST_CHUNKS, MOST_OF_A_COUNT, MOST_TOKENS, Request
+from ringlab.cost.planner.serve_ledger import most_sequences
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
 from ringlab.cost.units import duration, in_percent, short, short_count
@@ -61,7 +62,7 @@ class Suggestion:
 
 
 def _step_words(it: Candidate) -> str:
-    return f"{duration(it.step_s)} a {'token' if it.request.purpose == 'decode' else 'step'}"
+    return f"{duration(it.step_s)} a {'token' if it.request.decoding else 'step'}"
 
 
 def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
@@ -89,6 +90,7 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
             request.but(fsdp=None),
         ),
         ("degrees", "degrees and recomputation left open", open_),
+        ("degrees", "tensor parallelism over two nodes", _wider(request)),
         ("logits", f"all left open, loss in pieces of {short_count(PIECE)} tokens", chunked),
         ("offload", "activations in the host's memory", _offloaded(request)),
         (
@@ -104,7 +106,9 @@ def _nearest(best: Candidate) -> Iterator[Suggestion]:
         if base is not None and (tokens := most_tokens(base)) and tokens < request.tokens:
             text = f"the largest context that fits on these GPUs{why}, {short_count(tokens)}"
             yield Suggestion("tokens", text, base.but(tokens=tokens))
-    if request.batch > 1 and request.interleave == 1 and fits(fewer := open_.but(batch=1, dp=None)):
+    if request.purpose == "serve":
+        yield from _more_sequences(best)
+    elif request.batch > 1 and request.interleave == 1 and fits(fewer := open_.but(batch=1, dp=None)):
         yield Suggestion("batch", "one sequence", fewer)
     yield from _other_hardware(request)
 
@@ -133,6 +137,8 @@ def _gains(best: Candidate) -> Iterator[Suggestion]:
         yield Suggestion("degrees", "degrees and recomputation left open", free.request)
     yield from _hide(best)
     yield from _less_memory(best)
+    if request.purpose == "serve":
+        yield from _more_sequences(best)
     nodes = fewest_nodes(request)
     if nodes and nodes < request.nodes:
         yield Suggestion("nodes", f"the fewest nodes that fit, {nodes}", _on_nodes(request, nodes))
@@ -156,6 +162,19 @@ def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
     if fits(doubled):
         faster = weigh(doubled)[0].step_s < 0.95 * best.step_s
         yield Suggestion("nodes", "twice the nodes" + ("" if faster else " would help little"), doubled)
+
+
+def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
+    """The most sequences that this split can serve, more or fewer than were asked for."""
+    degrees, fit = best.degrees, most_sequences(best.serving, best.request.usable_bytes)
+    sequences = min(MOST_OF_A_COUNT // degrees.dp, fit) * degrees.dp
+    if sequences and sequences != best.request.batch:
+        split = {"dp": degrees.dp, "tp": degrees.tp, "ring": degrees.ring, "sharing": best.sharing}
+        changed = best.request.but(batch=sequences, cp=None, ulysses=None, **split)
+        if fits(changed):
+            rate = weigh(changed)[0].tokens_per_s
+            why = f"the most sequences that fit with this split, {sequences:,}, {rate:,.3g} tokens/s"
+            yield Suggestion("batch", why, changed)
 
 
 def _hide(best: Candidate) -> Iterator[Suggestion]:
@@ -236,12 +255,13 @@ def most_tokens(request: Request) -> int | None:
     It is a multiple of 1000 tokens, or of 1024 if the request is not a multiple of 1000.
     """
     unit = 1000 if request.tokens % 1000 == 0 else 1024
-    too_many = _least(
-        1, MOST_TOKENS // unit, lambda n: not fits(request.but(tokens=n * unit), shrinking=True)
-    )
+    most, fewest = MOST_TOKENS, request.generated // unit + 1
+    if request.purpose == "serve":
+        most = min(most, request.generated + MOST_CHUNKS * request.chunk)
+    too_many = _least(fewest, most // unit, lambda n: not fits(request.but(tokens=n * unit), shrinking=True))
     if too_many is None:
-        return MOST_TOKENS // unit * unit
-    return (too_many - 1) * unit or None
+        return most // unit * unit
+    return (too_many - 1) * unit if too_many > fewest else None
 
 
 def fits(request: Request, shrinking: bool = False) -> bool:
@@ -277,7 +297,16 @@ def _on_nodes(request: Request, nodes: int) -> Request:
 
 
 def _unpinned(request: Request) -> Request:
-    return request.but(dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None)
+    return request.but(
+        dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None, sharing=None
+    )
+
+
+def _wider(request: Request) -> Request | None:
+    """The request with tensor parallelism over two nodes, for prompts are fed with weights that tp alone divides."""
+    if request.purpose != "serve" or request.nodes == 1:
+        return None
+    return _unpinned(request).but(tp=2 * request.machine.ranks_per_node)
 
 
 def _offloaded(request: Request | None) -> Request | None:

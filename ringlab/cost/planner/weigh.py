@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -9,22 +10,29 @@ from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
 from ringlab.cost.planner.decode_time import DecodeTime, decode_time
 from ringlab.cost.planner.degrees import Degrees, candidates
 from ringlab.cost.planner.ledger import Ledger, kept_bytes, ledger, weight_traffic
-from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, Request
+from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, SHARINGS, Request
 from ringlab.cost.planner.ring_time import ring_work
+from ringlab.cost.planner.serve_ledger import fuller_ledger
+from ringlab.cost.planner.serve_request import ServeRequest
 from ringlab.cost.planner.step_time import StepTime, step_time
+from ringlab.errors import CostError
 
 LEAST_GAIN = 1e-3  # of the time of a step: an unusual layout must gain at least this much
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the request: degrees, layout, recomputation, and the number of rounds of a replica's sequences."""
+    """One way to run the request: degrees, layout, recomputation, and the number of rounds of a replica's sequences.
+
+    sharing: how decoding ranks share the weights, one of SHARINGS.
+    """
 
     request: Request
     degrees: Degrees
     layout: str
     recomputation: str
     rounds: int = 1
+    sharing: str = "copies"
 
     @property
     def at_once(self) -> Request:
@@ -34,7 +42,26 @@ class Candidate:
     @cached_property
     def ledger(self) -> Ledger:
         """Return the memory of the GPU that needs most of it."""
+        if self.request.purpose == "serve":
+            return fuller_ledger(self.serving)
         return ledger(self.at_once, self.degrees, self.recomputation, self.rounds)
+
+    @cached_property
+    def serving(self) -> ServeRequest:
+        """Return what one replica serves, if the purpose is to decode or to serve."""
+        it, degrees = self.request, self.degrees
+        return ServeRequest(
+            it.sized,
+            it.machine,
+            it.batch // degrees.dp,
+            it.tokens,
+            degrees.ring,
+            degrees.tp,
+            chunk=it.chunk if it.purpose == "serve" else it.tokens,
+            dtype=it.dtype,
+            sharing=self.sharing,
+            generated=it.generated,
+        )
 
     @cached_property
     def time(self) -> StepTime | DecodeTime:
@@ -42,8 +69,8 @@ class Candidate:
 
         Raises: CostError if a needed pass was not measured.
         """
-        if self.request.purpose == "decode":
-            return decode_time(self.request, self.degrees, self.ledger)
+        if self.request.decoding:
+            return decode_time(self.serving)
         weights = weight_traffic(self.request, self.degrees)
         offload = self.request.offload != "none"
         moved = kept_bytes(self.at_once, self.degrees, self.recomputation) if offload else 0
@@ -65,7 +92,7 @@ class Candidate:
     @property
     def tokens_per_s(self) -> float:
         """Return the tokens per second of all GPUs together: those of the context, or new ones when decoding."""
-        per_sequence = 1 if self.request.purpose == "decode" else self.request.tokens
+        per_sequence = 1 if self.request.decoding else self.request.tokens
         return self.request.batch * per_sequence / self.step_s
 
     @property
@@ -82,14 +109,14 @@ class Candidate:
         return flops / (request.gpus * request.machine.peak(request.dtype) * self.step_s)
 
     @property
-    def split(self) -> tuple[int, ...]:
-        """Return the degrees that distinguish one split of the work from another: dp, tp, ring, ulysses."""
+    def split(self) -> tuple[int | str, ...]:
+        """Return all that distinguishes one split of the work from another: dp, tp, ring, ulysses, and the sharing."""
         it = self.degrees
-        return it.dp, it.tp, it.ring, it.ulysses
+        return it.dp, it.tp, it.ring, it.ulysses, self.sharing
 
     def work(self) -> tuple[float, float]:
         """Return max over mean of the ranks' attention work at tile granularity: in total, and summed over steps."""
-        if self.request.purpose == "decode":
+        if self.request.decoding:
             return 1.0, 1.0  # one new token has no mask
         work, _ = ring_work(
             self.layout, self.request.tokens, self.degrees.ring, self.request.causal, self.request.tile
@@ -109,8 +136,8 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
     """
     fitting: list[Candidate] = []
     others: list[Candidate] = []
-    for degrees in candidates(request):
-        for variants in _variants(request, degrees):
+    for family in _families(request):
+        for variants in family:
             fits = _first_that_fits(variants)
             (others if fits is None else fitting).append(fits or variants[-1])
             if fits is variants[0]:
@@ -135,7 +162,7 @@ def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
 
 def least_memory(request: Request) -> Candidate:
     """Return the candidate that needs the least memory; no times are computed. Raises: as `weigh`."""
-    last = (_variants(request, degrees)[-1][-1] for degrees in candidates(request))
+    last = (family[-1][-1] for family in _families(request))
     return min(last, key=lambda it: it.ledger.total_bytes)
 
 
@@ -144,9 +171,7 @@ def fastest(request: Request) -> Candidate:
     tried = (
         None if request.offload != "none" else 1
     )  # what is moved to the host may cost more than computing it again
-    return min(
-        (it for degrees in candidates(request) for it in _variants(request, degrees)[0][:tried]), key=_step
-    )
+    return min((it for family in _families(request) for it in family[0][:tried]), key=_step)
 
 
 def _step(candidate: Candidate) -> float:
@@ -156,20 +181,47 @@ def _step(candidate: Candidate) -> float:
 def layouts(candidate: Candidate) -> list[Candidate]:
     """Return the candidate under each layout, its own first; only its own if all layouts take equally long."""
     it = candidate
-    if it.degrees.ring == 1 or it.request.purpose == "decode" or not it.request.causal:
+    if it.degrees.ring == 1 or it.request.decoding or not it.request.causal:
         return [it]
     others = [name for name in LAYOUTS if name != it.layout]
     return [it, *(replace(it, layout=name) for name in others)]
 
 
-def _variants(request: Request, degrees: Degrees) -> list[list[Candidate]]:
+def _families(request: Request) -> Iterator[list[list[Candidate]]]:
+    """The variants of each way to divide the GPUs and to share the weights.
+
+    Raises: CostError if there is none.
+    """
+    found = False
+    for degrees in candidates(request):
+        for sharing in _sharings(request, degrees):
+            found = True
+            yield _variants(request, degrees, sharing)
+    if not found:
+        sizes = request.sized
+        needed = f"tp that divides the K={sizes.K} K/V heads, and tp × cp the H={sizes.H} query heads and the feed-forward"
+        got = f"{request.gpus} GPUs, sharing={request.sharing}"
+        raise CostError(needed, got, "--sharing copies, fewer nodes, or more replicas with --dp")
+
+
+def _sharings(request: Request, degrees: Degrees) -> tuple[str, ...]:
+    """The ways to share the weights that the heads allow; one if all ways are the same."""
+    if request.purpose != "serve" or degrees.ring == 1:
+        return (request.sharing or "copies",)
+    sizes, ranks = request.sized, degrees.tp * degrees.ring
+    shared = not (sizes.K % degrees.tp or sizes.H % ranks or sizes.d_ff % ranks)
+    asked = SHARINGS if request.sharing is None else (request.sharing,)
+    return tuple(name for name in asked if shared or name == "copies")
+
+
+def _variants(request: Request, degrees: Degrees, sharing: str) -> list[list[Candidate]]:
     """Return for each number of rounds the candidates in order of recomputation: less memory, more time."""
     again = RECOMPUTATIONS if request.training else ("none",)
     if request.recomputation is not None:
         again = (request.recomputation,)
     layout = request.layout or first_layout(request, degrees)
     return [
-        [Candidate(request, degrees, layout, recomputation, rounds) for recomputation in again]
+        [Candidate(request, degrees, layout, each, rounds, sharing) for each in again]
         for rounds in _rounds(request, degrees)
     ]
 
@@ -182,7 +234,7 @@ def _rounds(request: Request, degrees: Degrees) -> tuple[int, ...]:
     sequences = request.batch // degrees.dp
     if degrees.pp > 1:
         return (sequences,)
-    return (1,) if sequences == 1 or request.purpose == "decode" else (1, sequences)
+    return (1,) if sequences == 1 or request.decoding else (1, sequences)
 
 
 @lru_cache(maxsize=256)
@@ -192,5 +244,5 @@ def _at_once(request: Request, rounds: int) -> Request:
 
 def first_layout(request: Request, degrees: Degrees) -> str:
     """Return the layout to begin with: zig-zag for a ring with a causal mask, otherwise contiguous."""
-    balanced = request.causal and degrees.ring > 1 and request.purpose != "decode"
+    balanced = request.causal and degrees.ring > 1 and not request.decoding
     return "zigzag" if balanced else "contiguous"

@@ -1,0 +1,138 @@
+"""A request for serving on a grid of tokens × heads, and what one of its GPUs reads for a token.
+
+Three ways to share a model among `token_ranks` × `head_ranks` = N GPUs:
+
+    copies   all `token_ranks` of a row hold copies of their tensor-parallel weights; each sends its partials to all others
+    dcp      weights are shared by all N; a rank computes the queries of H/N heads, which are gathered (decode context parallelism)
+    helix    weights are shared by all N; a rank computes the queries of H/head_ranks heads (Helix, arXiv 2507.07120)
+
+With one token rank they are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ringlab.cost.hardware import Hardware, hardware
+from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
+from ringlab.cost.models import Model, model
+from ringlab.cost.planner.groups import Group, placed
+from ringlab.cost.planner.request import MOST_TOKENS, SHARINGS, check_chunks, check_count
+from ringlab.cost.serving import decode_heads_traffic, helix_traffic
+from ringlab.cost.sizes import Attention, element_bytes
+from ringlab.cost.units import nearest
+from ringlab.errors import CostError
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """A model that serves `sequences` of `context` tokens each on N = token_ranks · head_ranks GPUs.
+
+    chunk: the tokens of a prompt that are fed at once. generated: the tokens of the context that the model writes; the
+    others are the prompt. sharing: "copies", "dcp" or "helix". merge, travels: as in `ringlab.serving`; copies gather their
+    partials.
+    Raises: CostError for sizes that are not positive integers, unknown names, heads or a feed-forward that the ranks cannot
+    share, a context without a prompt, or a dtype that the hardware does not compute in.
+
+    >>> from ringlab.cost.planner.serve_request import ServeRequest
+    >>> ServeRequest("llama3-70b", "h100", sequences=8, context=131_072, token_ranks=2, head_ranks=8).gpus
+    16
+    """
+
+    model: Model | str
+    hardware: Hardware | str
+    sequences: int
+    context: int
+    token_ranks: int
+    head_ranks: int
+    chunk: int = 8192
+    dtype: str = "bfloat16"
+    sharing: str = "helix"
+    merge: str = "all-to-all"
+    travels: str = "auto"
+    generated: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "context", "token_ranks", "head_ranks", "chunk"):
+            check_count(name, getattr(self, name), MOST_TOKENS)
+        check_chunks(self.context, self.generated, self.chunk)
+        self.machine.peak(self.dtype)
+        if self.travels not in ("auto", "kv", "q"):
+            raise CostError("travels= auto, kv or q", repr(self.travels))
+        if self.sharing not in SHARINGS:
+            raise CostError(
+                f"sharing among {', '.join(SHARINGS)}", repr(self.sharing), nearest(self.sharing, SHARINGS)
+            )
+        decode_heads_traffic(self.sizes, 1, merge=self.merge)
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        """Raises: CostError for heads, or a feed-forward, that the ranks cannot share."""
+        it, ranks = self.sized, self.head_ranks if self.sharing == "copies" else self.gpus
+        if self.sharing != "copies":
+            helix_traffic(self.sizes, self.token_ranks, self.head_ranks)
+        elif it.H % ranks or (it.K % ranks and ranks % it.K):
+            raise CostError(f"ranks that can share {it.H} query and {it.K} K/V heads", f"head_ranks={ranks}")
+        if it.d_ff % ranks:
+            raise CostError(f"ranks that can share a feed-forward of width {it.d_ff}", f"{ranks}")
+
+    @cached_property
+    def sized(self) -> Model:
+        """Return the requested model."""
+        return model(self.model) if isinstance(self.model, str) else self.model
+
+    @cached_property
+    def machine(self) -> Hardware:
+        """Return the requested hardware."""
+        return hardware(self.hardware) if isinstance(self.hardware, str) else self.hardware
+
+    @property
+    def gpus(self) -> int:
+        """Return N, the number of GPUs."""
+        return self.token_ranks * self.head_ranks
+
+    @property
+    def prompt(self) -> int:
+        """Return the tokens of a prompt."""
+        return self.context - self.generated
+
+    @property
+    def sizes(self) -> Attention:
+        """Return the sizes of a layer's attention, on all GPUs together, of one token of every sequence."""
+        return self.sized.attention(B=self.sequences, dtype=self.dtype)
+
+    @property
+    def row_sizes(self) -> Attention:
+        """Return the sizes of the attention of one sequence for the heads of one rank."""
+        it, ranks = self.sized, self.head_ranks
+        return Attention(B=1, H=it.H // ranks, K=max(1, it.K // ranks), D=it.D, dtype=self.dtype)
+
+    @property
+    def prefill(self) -> ServeRequest:
+        """Return all of this request that the time of a prompt depends on: one sequence, weights by heads alone."""
+        return replace(self, sequences=1, sharing="copies", context=self.prompt, generated=0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of weights that one rank holds, and reads for a token.
+
+        Where all N share them, every rank of a row still has K and V of the row's heads, and with helix their queries.
+        """
+        it, N, size = self.sized, self.gpus, element_bytes(self.dtype)
+        if self.sharing == "copies":
+            return parameter_bytes(it, self.dtype, 1, self.head_ranks)
+        query_ranks = N if self.sharing == "dcp" else self.head_ranks
+        heads = it.H // query_ranks + 2 * it.K // self.head_ranks + it.H // N
+        layer = it.d_model * it.D * heads + it.ffn_matrices * it.d_model * it.d_ff // N
+        rest = it.parameters - it.layers * it.layer_matrix_parameters
+        return size * (it.layers * layer + -(-rest // N))
+
+    def cache_bytes(self, tokens: int, sequences: int) -> int:
+        """Return the bytes of K and V of so many tokens of each of so many sequences on one rank."""
+        held, copies = -(-tokens // self.token_ranks), max(1, self.head_ranks // self.sized.K)
+        return -(-kv_cache_bytes(self.sized, held, self.dtype, sequences) * copies // self.head_ranks)
+
+    def among(self, ranks: int, stride: int = 1) -> Group:
+        """Return a group of so many GPUs, `stride` apart."""
+        return placed(ranks, stride, self.machine)
