@@ -10,6 +10,8 @@ from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, QUIET, RULE, WIDE, new_f
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SKY = rank_colour(1)
+
 
 def pages(
     held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Sequence[str], ranks: int
@@ -41,7 +43,7 @@ def pages(
                         color=QUIET,
                         fontsize=9,
                     )
-            ax.text(number + 0.46, -0.08, f"{number}", ha="center", va="top", color=QUIET, fontsize=9)
+            ax.text(number + 0.46, -0.08, f"page {number}", ha="center", va="top", color=QUIET, fontsize=9)
         boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
         drawn.legend(boxes, sequences, loc="outside lower center", ncols=len(sequences))
         ax.set(
@@ -119,6 +121,41 @@ def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]]
     return f"Bytes of a rank with {prefixes[0]:,} to {prefixes[-1]:,} cached tokens. {ends}. They meet at {meet:,} tokens."
 
 
+def hand_over(P: int) -> Figure:
+    """Return which partials (heads × tokens) each of P ranks has after it attended, and after the hand-over."""
+    with styled():
+        drawn = new_figure((8.0, 4.0))
+        axes = drawn.subplots(2, P)
+        for rows, what in ((0, "attended"), (1, "handed over")):
+            for rank in range(P):
+                ax = axes[rows][rank]
+                for head in range(P):
+                    for token in range(P):
+                        has = (token if what == "attended" else head) == rank
+                        colour = rank_colour(token) if has else "#F2F4F7"
+                        ax.add_patch(_box((token, head), 0.94, 0.94, facecolor=colour, edgecolor=RULE))
+                ax.set(
+                    xlim=(-0.1, P),
+                    ylim=(P, -0.1),
+                    xticks=[],
+                    yticks=[],
+                    title=f"rank {rank}" if rows == 0 else "",
+                )
+                ax.set_aspect("equal")
+                ax.grid(False)
+            axes[rows][0].set_ylabel(f"{what}\nheads of rank 0 … {P - 1}", fontsize=9)
+        drawn.supxlabel(f"in each square: tokens of rank 0 … {P - 1}", fontsize=9.5)
+    return drawn
+
+
+def describe_hand_over(P: int) -> str:
+    """Return the squares in words."""
+    return (
+        f"Squares of heads by tokens for {P} ranks. After attending, rank r has column r: all heads over its own tokens. "
+        "After the hand-over it has row r: its own heads over the tokens of all ranks."
+    )
+
+
 def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Figure:
     """Return, for each way to share a cache, which part each rank reads: (first head, heads, first token, tokens), in shares of 1."""
     with styled():
@@ -130,7 +167,7 @@ def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> 
                 ranks = [rank for rank, other in enumerate(parts) if other == part]
                 alone = len(ranks) == 1
                 look = {
-                    "facecolor": rank_colour(ranks[0]) if alone else "#E8ECF0",
+                    "facecolor": (BLUE, SKY)[token > 0] if alone else "#E8ECF0",
                     "edgecolor": PAPER,
                     "linewidth": 2,
                 }

@@ -13,17 +13,21 @@
 # arithmetic. *Decode* computes one token after the other, reads all weights and the whole cache for each, and is limited by reading.
 
 # %%
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.flops import attention_flops
-from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
+from ringlab.cost.hardware import hardware
+from ringlab.cost.memory import kv_cache_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner.plan import plan
 from ringlab.cost.planner.request import Request
-from ringlab.cost.serving import decode_heads_traffic, helix_traffic, prefill_traffic
+from ringlab.cost.planner.serve_time import ServeRequest, serve_time
+from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial, merge
 from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
@@ -53,7 +57,7 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # %% [markdown]
 # (The planner reckons with 66 % of the peak for attention and 80 % for matrices, as published, and with the full rate of memory. A real server takes
 # longer for both.) The two phases also want different divisions of the same ranks: prefill a ring over all of them, decode tensor parallelism
-# first. Its `ring=2` is lesson 15's CP 2: the cache is cut in two, and nothing goes around.
+# first. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
 #
 # ## 1 · A prompt in chunks
 #
@@ -61,7 +65,8 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # other users in between. A chunk attends to two things: to the **prefix**, all tokens before it, whose keys and values are cached;
 # and to itself, causally.
 #
-# In ringlab a chunk is one call. It returns this rank's rows, and the cache has grown. `interleave=8` deals eight tokens at a time to the
+# In ringlab a chunk is one call. A rank's cached tokens and its tokens of the chunk form one block. The blocks go around the ring of lesson 07 once, and the
+# mask compares positions. The call returns this rank's rows, and the cache has grown. `interleave=8` deals eight tokens at a time to the
 # ranks; pages follow in section 3. Three chunks of uneven lengths, on 4 ranks:
 
 # %%
@@ -91,7 +96,7 @@ for number, chunk in enumerate(CHUNKS):
 
 # %% [markdown]
 # The last chunk's first token has position 97, not 0. The mask and rotary embedding both need the true position. PyTorch's `is_causal` lets query i see keys 0
-# to i. But this chunk's first query must see 98 keys:
+# to i. But this chunk's first query must see 98 keys. In the pictures keys that a query sees are blue:
 
 # %%
 chunk = slice(97, 200)
@@ -101,7 +106,7 @@ print(f"the last chunk with is_causal=True: off by {error:.2f} of the largest va
 show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 103))
 
 # %% [markdown]
-# It saw one, as the right picture shows.
+# With `is_causal` it saw one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -132,7 +137,7 @@ predict(
     "19.travel",
     "One layer; chunks of 4,096 tokens on 8 ranks; 64 query heads and 8 K/V heads of 128. "
     "Queries, keys and values have 16 bits, partials 32. "
-    "From how many cached tokens on is it fewer bytes to send queries, and their partials back?",
+    "From which length of the prefix on do queries, with partials sent back, cost fewer bytes?",
     ["4,000", "16,000", "50,000", "500,000"],
 )
 
@@ -149,15 +154,15 @@ def sent(prefix, travels):
 prefixes = [2**n for n in range(12, 21)]
 lines = {"keys and values": [sent(n, "kv") for n in prefixes],
          "queries and partials": [sent(n, "q") for n in prefixes]}
-meet = next(n for n in range(0, 2**20, 512) if sent(n, "kv") >= sent(n, "q"))
+meet = next(n for n in range(0, 2**20, 64) if sent(n, "kv") >= sent(n, "q"))
 show(serving_view.bytes_by_prefix(prefixes, lines, meet),
      serving_view.describe_bytes(prefixes, lines, meet))
 near = (4_000, 16_000, 50_000, 500_000)
 compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
-# K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32 KiB:
-# twelve times as much together. So prefix and chunk together must be twelve chunks long, the prefix alone eleven, before queries are the smaller
+# K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32¼ KiB:
+# 12.06 times as much together. So prefix and chunk together must be 12.06 chunks long, the prefix alone 11.06, before queries are the smaller
 # message. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways give the same result:
 
 # %%
@@ -170,7 +175,8 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
-# The fewest bytes are those of `auto`. Only for the chunk of 7 tokens it sends queries; for the other two it sends keys.
+# The fewest bytes are those of `auto`, which chooses anew for each chunk. (Here a query and its partial are only four times as large as K and V of a
+# token, since H/K is 4 and all numbers have 32 bits.)
 #
 # ## 3 · Pages
 #
@@ -180,8 +186,8 @@ for travels in ("kv", "q", "auto"):
 #
 # On many ranks, tokens are also dealt to the ranks: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
 # last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all: in page 0, rank 0 has
-# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. The second sequence is a **fork** of the first. It shares the first 64 tokens, say a system prompt, and
-# goes on with a text of its own. The third has nothing in common with them.
+# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. (`interleave` divides `page`; here both are 8.) The second sequence is a **fork** of the first. It shares the first 64 tokens, say a system prompt, and
+# goes on with a text of its own. The third has nothing in common with them. In the picture a column is a page, and its rows are the ranks.
 
 
 # %%
@@ -219,7 +225,7 @@ print("free pages after the fork, and after fork and third have grown:", free)
 compare("19.fork", free[0] - free[1] - taken_by_third)
 
 # %% [markdown]
-# A column is a page, a row of it is a rank. A hatched page belongs to two sequences, and each has all of its tokens. Two full pages are shared, and nothing
+# A hatched page belongs to two sequences, and each has all of its tokens. Two full pages are shared, and nothing
 # was copied. A shared page that is not full must be copied before one of its owners writes to it (*copy on write*):
 
 
@@ -238,8 +244,8 @@ def shared_to_the_last_token(ring):
 print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
 
 # %% [markdown]
-# A page is free when *no* sequence has it any more. A server that frees it with its first owner writes the next user's tokens into the other
-# owner's prompt.
+# A page is free when *no* sequence has it any more. A server that frees a page when its *first* owner ends writes the next user's tokens into the
+# other's prompt.
 #
 # A shared prefix saves memory, and above all it saves its prefill: its tokens are not computed a second time. Take a system prompt of
 # 60,000 tokens, with a question of 4,000 after it:
@@ -256,24 +262,32 @@ print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
 
 # %% [markdown]
 # So servers keep the caches of common prefixes, and look for the longest one that a new prompt begins with. The match has to be exact, token by
-# token: one other token changes every key after it, in all layers but the first.
+# token: a single different token changes every later key, in all layers but the first.
 #
 # How large should a page be? The last page of every sequence is partly empty, so large pages waste memory. With small ones block tables get
 # long, and a kernel reads memory in small pieces.
 #
 # **Halfway. This is a good place to stop.** You know how a prompt is computed and kept. The rest is about decode.
 #
-# ## 4 · Decode with shared heads
+# ## 4 · Decode when heads are divided
 #
-# In lesson 15 every rank had the query of all heads. But a server that shares out the weights by heads (tensor parallelism) has H/P query
-# heads on each rank, while the cache is shared out by *tokens*. So a step of decode is:
+# In lesson 15 every rank had the query of all heads. A server divides the weights by heads (tensor parallelism), so each rank has H/P query
+# heads. With 8 K/V heads, more than 8 ranks cannot divide the *cache* by heads without copies. So the cache is divided by tokens, the weights by heads, and
+# the two must meet. A step of decode is:
 #
 # 1. **gather** the queries: every rank gets all heads of the new token;
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
 # This is *decode context parallelism*. (The key and value of the new token must also reach the rank that caches it. Here every rank has them, so
-# nothing is sent.) `decode_heads` does the three steps, here for two sequences of different lengths at once:
+# nothing is sent.) Here is a square for each rank, with its heads from top to bottom and the tokens of the ranks from left to right. A filled box is a partial
+# that the rank has:
+
+# %%
+show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
+
+# %% [markdown]
+# The hand-over is a transposition. `decode_heads` does the three steps, here for two sequences of different lengths at once:
 
 
 # %%
@@ -284,7 +298,7 @@ def two_sequences(ring):
     for number, n in zip(both, (150, 33), strict=True):
         cache.append(k[:, :, :n], v[:, :, :n], [number], new=[n])
     own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
-    last = q[:, own][:, :, [149, 32]]  # the last token of each sequence
+    last = q[:, own][:, :, [149, 32]]  # axis 2: one new token of each sequence
     return decode_heads(last, cache, both)
 
 
@@ -305,16 +319,16 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 predict(
     "19.shared",
     "64 query heads of 128 on 16 ranks, all in 32 bits. How many times fewer bytes does a rank "
-    "send with shared heads than in lesson 15?",
+    "send with divided heads than in lesson 15?",
     unit="times",
 )
 
 # %%
 heads, many = 64, 16
 of_all = (many - 1) * heads * (128 + 1) * 4  # lesson 15: out and lse of every head
-shared_heads = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), many)
-print(f"{of_all:,} bytes a token, {shared_heads.total_bytes:,} with shared heads")
-compare("19.shared", of_all / shared_heads.total_bytes)
+divided = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), many)
+print(f"{of_all:,} bytes a token, {divided.total_bytes:,} with divided heads")
+compare("19.shared", of_all / divided.total_bytes)
 
 # %% [markdown]
 # Partials of H/P heads in place of H are 1/P of the bytes; the queries are nearly as many again. So the ratio is about P/2.
@@ -359,10 +373,11 @@ for tokens in ([*range(100), 149], [*range(100, 150)], [149]):  # each rank has 
 print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
-# - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same.
+# - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, but
+#   every lse is 1.44 times too large, so the larger part gets too much weight.
 # - **Token counts** say nothing about scores.
 # - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
-#   sequence is shorter than `interleave`, all ranks but one are empty.
+#   sequence is no longer than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
 # One more has nothing to do with the merge: a token's slot in its page is not its position. Rotary embedding by the slot turns the key by the
@@ -371,7 +386,7 @@ print("the new token on every rank: off by", off(total.out))
 # ## 6 · More ranks than K/V heads
 #
 # Tensor parallelism gives each rank some heads. Llama 3 70B has 8 K/V heads. On 16 ranks each K/V head would lie on two ranks. **Helix**
-# (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other. The ranks of a *row* of the grid share heads, and each has a part
+# (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other. The ranks of a *row* have the same heads, each for its own part
 # of the tokens. Here is a small grid on 4 ranks, with our 2 K/V heads:
 
 
@@ -390,26 +405,17 @@ out = torch.cat([part for part, _ in run.results], dim=1)
 print("tokens in each rank's cache:", [length for _, length in run.results], "of one K/V head each")
 print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-5))
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "19.helix",
-    "Llama 3 70B has 80 layers with 8 K/V heads of 128, here in 16 bits; 2^20 tokens, 16 ranks. "
-    "By how many GB is the cache on a rank smaller in a grid of 8 rows (heads) × 2 ranks (tokens) "
-    "than with heads on all 16?",
-    unit="GB",
-)
+# %% [markdown]
+# And here is Llama 3 70B on 16 ranks:
 
 # %%
-llama = model("llama3-70b")
-cache = kv_cache_bytes(llama, 2**20)
+cache = kv_cache_bytes(model("llama3-70b"), 2**20)
 grids = {
     "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
     "grid of 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
-held = {name: cache * parts[0][1] * parts[0][3] / 1e9 for name, parts in grids.items()}
-for name, gigabytes in held.items():
-    print(f"{name}: {gigabytes:.1f} GB of cache on a rank")
-compare("19.helix", held["heads on 16 ranks"] - held["grid of 8 × 2"])
+for name, parts in grids.items():
+    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
@@ -418,30 +424,47 @@ show(serving_view.shares(grids), serving_view.describe_shares(grids))
 # 1. both ranks of a row compute q, k and v of all the row's heads;
 # 2. each attends to its own tokens;
 # 3. inside the row they hand over partials, as in section 4; then each rank has H/16 heads;
-# 4. output projection and feed-forward are tensor-parallel over all 16 ranks.
+# 4. output projection and feed-forward are divided among all 16 ranks, which add up their results.
 #
-# Compare it with lesson 15's best split, TP 8 × CP 2, and with section 4 on all 16 ranks:
+# Two other ways have the same cache on a rank. Lesson 15's TP 8 × CP 2 divides the weights by 8 alone. Section 4 inside each row gathers queries there,
+# and divides their projection by 16 as well.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "19.helix",
+    "A token of Llama 3 70B after 2^20 others, on 2 nodes of 8 H100s, by the planner. Which way "
+    "takes the least time?",
+    ["TP 16", "TP 8 × CP 2", "section 4 in rows", "Helix 8 × 2"],
+)
 
 # %%
-weights = parameter_bytes(llama)
-qkv = 2 * llama.layers * llama.d_model * (llama.H + 2 * llama.K) * llama.D
-half = Attention(H=llama.H, K=llama.K, D=llama.D, dtype="bfloat16")
-ways = {
-    "TP 16": (weights / 16, held["heads on 16 ranks"], 0),
-    "TP 8 × CP 2": (weights / 8, held["grid of 8 × 2"], llama.H // 8 * (llama.D + 1) * 4),
-    "section 4": (weights / 16, cache / 16e9, decode_heads_traffic(half, 16).total_bytes),
-    "Helix 8 × 2": ((weights - qkv) / 16 + qkv / 8, held["grid of 8 × 2"],
-                    helix_traffic(half, 2, 8).total_bytes),
-}
-for name, (read, of_cache, sends) in ways.items():
-    milliseconds = (read / 1e9 + of_cache) / 3.35
-    print(f"{name:12} reads {read / 1e9:4.1f} GB of weights, {of_cache:4.1f} of cache:",
-          f"{milliseconds:4.1f} ms at 3.35 TB/s; sends {sends:6,} bytes a layer")
+WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"),
+        "section 4 in rows": (2, 8, "dcp"), "Helix 8 × 2": (2, 8, "helix")}
+
+
+def token_ms(machine, way):
+    """Milliseconds of a token, by what they are spent on."""
+    token_ranks, head_ranks, sharing = WAYS[way]
+    grid = {"token_ranks": token_ranks, "head_ranks": head_ranks, "sharing": sharing}
+    asked = ServeRequest("llama3-70b", machine, sequences=1, context=2**20, **grid)
+    token = serve_time(asked).token
+    seconds = token.weights_s, token.cache_s, token.tensor_s, token.merge_s, token.total_s
+    return [1e3 * each for each in seconds]
+
+
+# %%
+h100 = hardware("h100")
+for where, machine in (("2 nodes of 8", h100), ("one of 16", replace(h100, ranks_per_node=16))):
+    print(f"{where:18} weights   cache  add up   merge   total  (ms)")
+    times = {way: token_ms(machine, way) for way in WAYS}
+    for way, parts in times.items():
+        print(f"{way:18}", "".join(f"{each:8.1f}" for each in parts))
+    if machine is h100:
+        compare("19.helix", min(times, key=lambda way: times[way][-1]))
 
 # %% [markdown]
-# Helix holds as little of the cache as TP 8 × CP 2, and reads most weights in sixteenths. Section 4 reads a little less still, but sends 22 times the bytes,
-# in 30 messages a layer where Helix has one, and on two nodes most of them pass the network. (Its projections of k and v are counted once; each rank
-# would need all of them for the tokens it caches.)
+# Helix reads far fewer weights than TP 8 × CP 2, and merges in less time. But adding up over 16 ranks leaves the node. So TP 8 × CP 2 stays ahead on two nodes.
+# Helix pays where all ranks lie on one fast network, as in the second table: the same chips, all 16 on NVLink.
 #
 # ## 7 · What travels
 #
@@ -450,7 +473,7 @@ for name, (read, of_cache, sends) in ways.items():
 # | prefill, short prefix | K and V | grow with prefix and chunk |
 # | prefill, long prefix | queries, and partials home | grow with the chunk |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
-# | decode, shared heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
+# | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode on a grid of N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
 #
 # ## Recap
@@ -461,7 +484,7 @@ for name, (read, of_cache, sends) in ways.items():
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
 # - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes do not depend on the length.
 # - Merge by lse, of one base, with (0, −∞) where there is no key.
-# - Helix shares the cache by heads and tokens, and the weights by all ranks.
+# - Helix divides the cache by heads and tokens, and most weights among all ranks. It pays on one fast network.
 #
 # ## Self-check
 #
@@ -469,12 +492,13 @@ for name, (read, of_cache, sends) in ways.items():
 # the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
 # <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than about eleven chunks, with 8
-# query heads to a K/V head and 16-bit keys. With more query heads to each, keys travel for longer.</details>
+# query heads to a K/V head and 16-bit keys. With more query heads to each, keys stay cheaper up to longer
+# prefixes.</details>
 #
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>
 #
-# <details><summary>4. Why does Helix not simply share out the tokens among all ranks?</summary>Then each rank would need the queries of all heads,
+# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Then each rank would need the queries of all heads,
 # and messages would go to all ranks. With the grid both stay inside a row.</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

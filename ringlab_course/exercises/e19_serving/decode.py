@@ -211,7 +211,7 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
 STAGE = Stage(
     id="19.decode",
     function="decode",
-    title="Decode with shared heads",
+    title="Decode with divided heads",
     kind="ring",
     helpers=("merge_all",),
     hints=(

@@ -2,14 +2,14 @@
 # # Exercise 19 · Serving a long context
 #
 # **You build** what a server with a long context is made of: the place of every token in a paged cache, the merge of all ranks, decode
-# with shared heads, prefill of a chunk after a cached prefix, and the bytes that decide who should travel.
+# with divided heads, prefill of a chunk after a cached prefix, and the bytes that decide who should travel.
 # **You need** [lesson 19](../notebooks/19_serving.ipynb). **Minutes** 75.
 #
 # | stage | function | what is checked |
 # |---|---|---|
 # | 19.place | `place` | the rank and the slot of any token |
 # | 19.merge | `merge_all` | values, ranks without keys, large lse |
-# | 19.decode | `decode` | values with shared heads, empty ranks, bytes |
+# | 19.decode | `decode` | values with divided heads, empty ranks, bytes |
 # | 19.prefill | `prefill` | values in any layout, after any prefix; messages |
 # | 19.travel | `bytes_sent` | both ways, to the byte |
 #
@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 19.place · Pages on ranks
 #
-# A sequence is cut into pieces of `page` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. (Here such a piece is a
-# page of its rank; in the lesson a page spans all ranks.) `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
+# A sequence is cut into pieces of `page` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With
+# `page` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
 # sequence on that rank.
 
 
@@ -77,7 +77,7 @@ check("19.merge")
 # Stuck? `hint("19.merge")` in a new cell helps.
 
 # %% [markdown]
-# ## 19.decode · Decode with shared heads
+# ## 19.decode · Decode with divided heads
 #
 # One new token. The weights are shared out by heads, so this rank has the queries of its own H/P heads: `q` (B, H/P, 1, D); rank r has
 # heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens, the
