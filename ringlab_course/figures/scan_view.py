@@ -43,8 +43,10 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                 P = len(each[number])
                 for rank, of in enumerate(each[number]):
                     complete = len(of) == rank + 1
+                    new = set(of) - set(each[number - 1][rank]) if number else set()
                     for source in of:
-                        ax.barh(rank, 1, left=source, color=rank_colour(source), edgecolor=PAPER, height=0.9)
+                        look = {"color": rank_colour(source), "hatch": "///" if source in new else ""}
+                        ax.barh(rank, 1, left=source, edgecolor=PAPER, height=0.9, **look)
                     ax.barh(rank, 1, left=rank, facecolor="none", edgecolor=INK, linewidth=1.4, height=0.9)
                     ax.text(P + 0.35, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
                 title = "at first" if number == 0 else f"round {number}"
@@ -58,7 +60,10 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
                 ax.grid(False)
             row[0].set_ylabel("rank")
             row[0].set_xlabel("ranks known of", fontsize=9)
-        drawn.supxlabel("framed: a rank's own tokens   ✓ knows of all ranks before it", fontsize=9.5)
+        drawn.supxlabel(
+            "framed: a rank's own tokens   hatched: heard of in this round   ✓ knows of all ranks before it",
+            fontsize=9.5,
+        )
     return drawn
 
 
@@ -68,6 +73,49 @@ def describe(scans: Mapping[str, Known]) -> str:
     return (
         "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
         f"{'; '.join(parts)}."
+    )
+
+
+def composition() -> Figure:
+    """Return a state that passes two stretches of tokens, one after the other and as one."""
+    with styled():
+        drawn = new_figure((8.0, 2.6))
+        ax = drawn.subplots()
+        box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
+        arrow = {"arrowstyle": "->", "color": INK}
+        first, second = {**box, "facecolor": rank_colour(0)}, {**box, "facecolor": rank_colour(1)}
+        chain = ((0.2, "S", None), (2.6, "stretch 1\n$(A_1, B_1)$", first), (5.2, "$A_1 S + B_1$", None),
+                 (7.8, "stretch 2\n$(A_2, B_2)$", second), (11.4, "$A_2(A_1 S + B_1) + B_2$", None))  # fmt: skip
+        both = ((0.2, "S", None), (5.2, "both stretches\n$(A_2 A_1,\\; A_2 B_1 + B_2)$", {**box, "facecolor": "#E8ECF0"}),
+                (11.4, "$A_2 A_1 S + (A_2 B_1 + B_2)$", None))  # fmt: skip
+        for y, row in ((1.0, chain), (0.0, both)):
+            for (left, _, look), (right, _, other) in zip(row, row[1:], strict=False):
+                start = left + (0.4 if left < 1 else 1.25 if look is None else 2.3 if y == 0 else 0.9)
+                end = right - (
+                    2.3
+                    if other is not None and y == 0
+                    else 0.9
+                    if other is not None
+                    else 1.3
+                    if right < 10
+                    else 1.9
+                )
+                ax.annotate("", (end, y), (start, y), arrowprops=arrow)
+            for x, text, look in row:
+                ax.text(x, y, text, ha="center", va="center", color=INK, fontsize=10.5, bbox=look)
+        ax.text(
+            11.4, 0.5, "the same state", ha="center", va="center", color=INK, fontsize=9.5, style="italic"
+        )
+        ax.set(xlim=(-0.3, 13.6), ylim=(-0.5, 1.5))
+        ax.set_axis_off()
+    return drawn
+
+
+def describe_composition() -> str:
+    """Return the picture in words."""
+    return (
+        "A state S passes stretch 1, which makes A1 S + B1, and stretch 2, which makes A2 (A1 S + B1) + B2. "
+        "Both together are one stretch with the pair (A2 A1, A2 B1 + B2)."
     )
 
 
@@ -84,7 +132,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
         ax.set(
             xlabel="keys stored in one state",
             ylabel="error / length of the value",
-            title="What a state of D × D numbers remembers",
+            title="Error of what a state gives back (one random draw)",
         )
         ax.legend()
     return drawn

@@ -2,14 +2,14 @@
 # # 20 · Rings beyond softmax
 #
 # **Afterwards you can** write linear attention with decay chunk by chunk, and the delta rule token by token; say what a rank must
-# hear from the ranks before it; and pass it on in a relay, in one round, or in few.
+# hear from the ranks before it; and pass it on by a relay, by an all-gather, or by doubling.
 #
 # **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
 # attention.
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids*: in some layers attention has no softmax. In Qwen3-Next it is three of four. Such a layer keeps no keys and
+# Many models of today are *hybrids*: in some layers attention has no softmax. In Qwen3-Next three layers of four are such. Such a layer keeps no keys and
 # values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
@@ -82,7 +82,7 @@ compare("20.cache", cache_bytes / state_bytes)
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# In the code, `decay` holds $g_t$.
+# $\beta_t$ lies between 0 and 1. In the code, `decay` holds $g_t$.
 
 
 # %%
@@ -124,21 +124,22 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # %% [markdown]
 # A plain sum mixes values from the second key on; where its error is above 1, an answer of zeros would be better. The delta rule mixes them less. A state has room for D values; one pass uses only a part of it, and
 # many passes nearly all. Above D, any further key is a mixture of the others. A state is small, so it must lose something. That is
-# why hybrids keep some layers with softmax.
+# one reason why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax. The state
-# is needed only at the border of the chunk. Here it is for C tokens without the delta rule; ⊙ multiplies number by number:
+# is needed only at the border of the chunk. Here is one chunk of C tokens, without the delta rule; ⊙ multiplies number by number:
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# Each factor is a share that decays leave over:
+# Each factor says which fraction survives the decays:
 #
-# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ is left of the write of token j when token i reads; above the diagonal E is 0;
-# - $e_i = \alpha_1 \cdots \alpha_i$ is left of the entering state when token i reads;
-# - $f_j = \alpha_{j+1} \cdots \alpha_C$ is left of the write of token j at the end of the chunk.
+# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$: of token j's write, until token i reads. $E_{ii}$ is 1, and above the diagonal E is 0;
+# - $e_i = \alpha_1 \cdots \alpha_i$: of the entering state, until token i reads;
+# - $f_j = \alpha_{j+1} \cdots \alpha_C$: of token j's write, until the end of the chunk. It is the last row of E.
 #
+# You will write this in the exercise.
 # The delta rule needs one thing more: a small triangular system, since each write depends on those before it.
 # [`ringlab.scan.plain`](../ringlab/scan/plain.py) has the loop and the chunks on one page. (The `1.0` below is a scale that we leave out.)
 
@@ -163,7 +164,8 @@ for length in (1, 16, 64, 256):
 predict(
     "20.quotient",
     "64 tokens that each keep a tenth of the state; all q and k are 1. By this quotient, in 32 "
-    "bits, how many of the 64 rows hold a NaN or an infinity? (The largest number is 3.4 · 10³⁸.)",
+    "bits, how many of the 64 rows hold a NaN or an infinity on or below the diagonal? (The "
+    "largest number is 3.4 · 10³⁸.)",
     unit="rows",
 )
 
@@ -192,7 +194,7 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
 
 # %% [markdown]
 # After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
-# on the numerator is 0, and 0 · ∞ is NaN. A difference of two running sums, $e^{G_i - G_j}$, holds longer, but a token that forgets everything has
+# on the numerator is 0, and 0 · ∞ is NaN. A difference of two running sums $G_i = g_1 + \dots + g_i$, in $e^{G_i - G_j}$, holds longer, but a token that forgets everything has
 # $g = -\infty$, and ∞ − ∞ is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms of the decays between the two. The
 # exponential comes last, and is 1 at most.
 #
@@ -216,7 +218,7 @@ def relay(ring, work):
     """Receive the state, compute this rank's stretch, send the state on."""
     state = torch.zeros(4, 4)
     if ring.rank > 0:
-        ring.comm.exchange(receive=(state,), source=ring.rank - 1, tag="state").wait()
+        (state,) = ring.comm.exchange(receive=(state,), source=ring.rank - 1, tag="state").wait()
     state = ring.compute("stretch", work, state)
     if ring.rank < ring.world_size - 1:
         ring.comm.exchange(send=(state,), to=ring.rank + 1, tag="state").wait()
@@ -240,7 +242,13 @@ show(gantt.figure(run.trace), gantt.describe(run.trace))
 #
 # $$S \mapsto A S + B, \qquad (A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# (Here ∘ means "after".) We call (A, B) the **transition** of a stretch. It can be found by trying. Run the stretch from zeros: the result is B. Run it
+# (Here ∘ means "after".)
+
+# %%
+show(scan_view.composition(), scan_view.describe_composition())
+
+# %% [markdown]
+# We call (A, B) the **transition** of a stretch. It can be found by trying. Run the stretch from zeros: the result is B. Run it
 # from the unit matrix: the result is A + B. (The unit matrix is a state here, because keys and values have the same D.)
 
 
@@ -254,22 +262,22 @@ def transition(q, k, v, decay, beta):
     return moved - B, B
 
 
-def stretch(number, parts=4):
-    """One of `parts` stretches of the tokens."""
-    own = slice(number * N // parts, (number + 1) * N // parts)
+def stretch(number, of=4):
+    """One of `of` stretches of the tokens."""
+    own = slice(number * N // of, (number + 1) * N // of)
     return *(x[:, :, own] for x in (q, k, v)), decay[:, :, own], beta[:, :, own]
 
 
 (A_0, B_0), (A_1, B_1) = (transition(*stretch(number)) for number in (0, 1))
-both = transition(*stretch(0, parts=2))
+both = transition(*stretch(0, of=2))
 for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
                     ("0 after 1", A_0 @ A_1, A_0 @ B_1 + B_0)):
     right = torch.allclose(A, both[0]), torch.allclose(B, both[1])
     print(f"stretch {order}: A is right {right[0]}, B is right {right[1]}")
 
 # %% [markdown]
-# Transitions compose **associatively**, as products of matrices do: brackets may stand anywhere. They do **not commute**: the order of the
-# sequence stays. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
+# Transitions compose **associatively**, as products of matrices do: one may group them at will. They do **not commute**: one may not swap
+# them. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
 #
 # A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
 #
@@ -287,7 +295,8 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 #
 # In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**.
 # The first is of all its boxes: it sends this one. The second leaves out the framed box: applied to zeros, it gives the state that enters. For example,
-# in round 2 rank 3 hears of ranks 0 and 1 from rank 1, and puts its own composition of ranks 2 and 3 after that.
+# in round 2 rank 3 hears of ranks 0 and 1 from rank 1 (hatched). It puts its first composition, ranks 2 and 3, after that; and its second one, rank 2
+# alone, too. So one message updates both.
 
 # %%
 P = 8
@@ -333,7 +342,7 @@ for scan in SCANS:
     found = [contiguous(N, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True)]
     right = all(torch.allclose(x, y) for x, y in zip(found, expected, strict=True))
     sends = [run.trace.bytes_sent(rank) for rank in range(4)]
-    print(f"{scan:10} as on one process: {right}, bytes sent by each rank: {sends}")
+    print(f"{scan:10} as on one process: {right}, bytes sent by each rank, both ways: {sends}")
 
 # %% [markdown]
 # Rank 0 sends in the forward alone, and only states; the last rank sends in the backward alone, as we shall see.
@@ -367,19 +376,20 @@ for scan in SCANS:
 
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
+start_ms, bytes_per_ms = 0.01, 50e6
 for ranks in (8, 64):
     for scan, hops in SCANS.items():
         rounds, sends = len(hops(ranks)), scan_traffic(layer, ranks, scan).total_bytes
         waits = rounds * sends if scan == "relay" else sends  # in a relay, hop after hop
         print(f"{ranks:2} ranks, {scan:10} the busiest sends {sends / 1e6:5.1f} MB,",
-              f"the last waits {rounds * 0.01 + waits / 50e6:.2f} ms")
+              f"so the scan takes at least {rounds * start_ms + waits / bytes_per_ms:.2f} ms")
 
 # %% [markdown]
-# **Which scan?** Doubling, where bytes count. The all-gather has one round, and is best where a round costs more than its bytes: on few ranks, or
-# with small states. A relay sends least.
+# **Which scan?** On these links doubling: few rounds, few bytes in each. The all-gather wins only where starting a message costs more than sending it. Here
+# a start takes 10 µs, and one transition 84 µs. A relay sends least in all, but its hops wait for each other.
 #
-# The backward is a scan too, **from the last token to the first**: the gradient of the state from later ranks comes back through the same matrices,
-# transposed. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
+# The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to the gradient
+# of the state that entered. The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
 # forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
 # ## 7 · The ledger
@@ -405,17 +415,18 @@ for length in (1_024, 8_192, 131_072, 1_048_576):
 at_equal = next(n for n in range(64, 10**6, 64)
                 if ring_traffic(softmax, n, P).total_bytes >= gathered)
 choices = (1_000, 8_000, 100_000, 1_000_000)
-print(f"equal at {at_equal:,} tokens")
+print(f"equal at {at_equal:,} tokens; the nearest choice:")
 compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}")
 
 # %% [markdown]
-# For short sequences the transitions are the larger message: one has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
+# For short sequences the scan sends more: a transition has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
 # sends six of them. But the bytes of a scan do not grow with the length. At a million tokens the ring sends over a hundred times as much.
 #
-# ## 8 · Three things that stay
+# ## 8 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
-# each rank has two stretches, and the state passes through 2P of them. That is right, and takes three times the bytes here. In a striped layout
+# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but eight stretches send
+# more pairs to later ones than four: three times the bytes here. In a striped layout
 # every token is a stretch of its own:
 
 # %%
@@ -443,12 +454,12 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
-# - Chunks compute within by matrices, and pass a state on at their borders. Add the logarithms of the decays between two tokens, then take the
+# - Inside a chunk everything is a product of matrices; a state crosses its border. Add the logarithms of the decays between two tokens, then take the
 #   exponential: it never overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
 #   round, doubling ⌈log₂ P⌉ rounds.
-# - The backward is a scan from the end. The bytes depend on heads and head dims, not on the length.
+# - The backward is a scan from the end. The bytes depend on heads, head dims, the scan and the number of ranks, not on the length.
 #
 # ## Self-check
 #
@@ -457,8 +468,8 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 # <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
 # the delta rule: then every A is 1.</details>
 #
-# <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing?</summary>The reverse scan: no gradient of the
-# state comes from later ranks.</details>
+# <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing or wrong?</summary>The reverse scan: it brings
+# the gradient of the state from later ranks.</details>
 #
 # <details><summary>4. Why does the zig-zag gain nothing here?</summary>All tokens cost the same; there is no triangle to fold.</details>
 #

@@ -7,7 +7,7 @@
 #
 # | stage | function | what is checked |
 # |---|---|---|
-# | 20.chunk | `chunk` | outputs and the state that leaves, with decays from none to all |
+# | 20.chunk | `chunk` | outputs and the state that leaves, from forgetting nothing to forgetting everything |
 # | 20.transition | `transition` | the two matrices of the gated delta rule |
 # | 20.scan | `enter` | the entering state on any number of ranks, in ⌈log₂ P⌉ rounds of one message |
 # | 20.layer | `ring_linear` | values on stretches of any lengths, and bytes that do not grow with them |
@@ -31,7 +31,7 @@ from ringlab_course import check, corpus, hint
 # outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
 # - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
-# - Decays may forget everything: $e^{-400}$ is no more than rounding, and $e^{400}$ overflows. A decay may also be −∞.
+# - Decays may forget everything. Two of −400 make $e^{-800}$, which is 0, and $e^{800}$ overflows. A decay may also be −∞.
 # - The chunk may have no token. Then the state comes back as it was.
 
 
@@ -102,8 +102,8 @@ check("20.transition")
 #   In each round a rank sends one A and one B at most, and a hidden check counts the bytes. P is any number. A last hop that shifts everything by one rank is a round, too.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
-#   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is an empty tensor
-#   of the right shape.
+#   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
+#   `torch.empty_like(x)`. Post what a rank sends and what it receives in a round in one call.
 
 
 # %% grade="20.scan"
@@ -177,7 +177,7 @@ check("20.layer")
 # ## All four together, on real text
 #
 # When all stages hold, run `on_real_text()` in a new cell. It takes q, k and v of real text, normalises the keys, and compares your layer
-# on 5 virtual ranks and on 4 processes with the recurrence on one, and the bytes of two lengths.
+# on 5 virtual ranks and on 4 processes with the recurrence on one. The bytes for 200 tokens and for 400 should be equal.
 
 
 # %%
