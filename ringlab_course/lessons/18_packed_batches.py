@@ -10,7 +10,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism come from this. One document alone is computed right. In a packed row, something that belongs to a *document* is cut by
+# of context parallelism come from this. With one document they do not show. In a packed row, something that belongs to a *document* is handled by
 # *rank*. Few of these bugs raise an error, and the loss goes down.
 
 # %%
@@ -57,7 +57,7 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 
 # %% [markdown]
 # A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. (If a line ends inside a document, the rest of it, on the next line, cannot see its beginning.) With a ring, a batch is usually a single line, the **row**: one
+# gap. (A colour at the end of a line goes on at the start of the next: this document is cut, and its second part cannot see its first.) With a ring, a batch is usually a single line, the **row**: one
 # long sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
@@ -77,7 +77,7 @@ print("document ids  ", *row.document_ids)
 #   document of one token shows as two zeros side by side.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Any one gives the other two; only an *empty* document shows in cu_seqlens alone, as a bound that comes twice. All three speak of the *whole row*. That is
+# Each gives the other two, with one exception: an *empty* document appears in cu_seqlens only, as a repeated bound. All three speak of the *whole row*. That is
 # easily forgotten once the row has been cut. Two words from here on: a token's **position** counts in its document, its **place** in the row.
 # (`layout.positions` returns places.)
 
@@ -134,20 +134,20 @@ def moved(visible, token):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.leak",
-    "Token 6, the first of the third document, changes. With a causal mask that knows no "
+    "Token 6, the first of document 2, changes. With a causal mask that knows no "
     "documents, how many of the 16 outputs move?",
     unit="outputs",
 )
 
 # %%
-tokens = np.arange(S)
-causal, packed = Mask().visible(tokens, tokens), row.mask().visible(tokens, tokens)
+places = np.arange(S)
+causal, packed = Mask().visible(places, places), row.mask().visible(places, places)
 print("outputs that move with documents:", moved(packed, 6))
 print("outputs that move without:       ", moved(causal, 6))
 compare("18.leak", len(moved(causal, 6)))
 
 # %% [markdown]
-# With documents it moves its own seven tokens, without them also the three of the next one. This test needs no reference: the
+# With the documents' mask, token 6 moves the seven outputs of its own document; without it, also the three of the next. This test needs no reference: the
 # outputs that move must be this token and those after it in its document. Done for every token, it finds any pair of two different tokens that is
 # wrong. (It cannot say whether a token sees itself: its own query changes, too.)
 #
@@ -160,15 +160,15 @@ compare("18.leak", len(moved(causal, 6)))
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# ([Its report](https://github.com/ISEEKYAN/Megatron-LM/issues/111).) It reads well: each of P ranks has 1/P of every document. On two ranks:
+# ([Its report](https://github.com/ISEEKYAN/Megatron-LM/issues/111).) It looks right, if each rank has 1/P of every document. On two ranks:
 
 # %%
 P = 2
 print("cu_seqlens    ", row.cu_seqlens.tolist())
 print("divided by P  ", (row.cu_seqlens // P).tolist())
 for rank in range(P):
-    places = contiguous(S, P).positions(rank)
-    print(f"rank {rank} holds tokens of documents", *row.document_ids[places])
+    held = row.document_ids[contiguous(S, P).positions(rank)]
+    print(f"rank {rank} holds tokens of documents", *held)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -182,27 +182,30 @@ predict(
 
 # %%
 def by_divided_bounds(packing, layout):
-    """Which query sees which key if every rank uses the row's bounds, divided by P."""
-    local = packing.cu_seqlens // layout.P
-    document, ranks = np.empty(packing.length, int), range(layout.P)
-    for rank in ranks:
+    """The document of each token, if ranks number their tokens by the row's bounds over P."""
+    local, document = packing.cu_seqlens // layout.P, np.empty(packing.length, int)
+    for rank in range(layout.P):
         count = np.arange(layout.length(rank))
-        document[layout.positions(rank)] = np.searchsorted(local, count, side="right")
-    places = np.arange(packing.length)
-    return (document[:, None] == document) & (places[:, None] >= places)
+        document[layout.positions(rank)] = np.searchsorted(local, count, side="right") - 1
+    return document
 
 
 def right_queries(packing, layout):
-    places = np.arange(packing.length)
-    true = packing.mask().visible(places, places)
-    return int((by_divided_bounds(packing, layout) == true).all(axis=1).sum())
+    """The places of the queries that see exactly the right keys with these documents."""
+    each, places = by_divided_bounds(packing, layout), np.arange(packing.length)
+    sees = (each[:, None] == each) & (places[:, None] >= places)
+    return np.flatnonzero((sees == packing.mask().visible(places, places)).all(axis=1)).tolist()
 
 
-compare("18.divided", right_queries(row, contiguous(S, P)))
+halves = contiguous(S, P)
+for rank in range(P):
+    print(f"rank {rank} takes its tokens for those of documents",
+          *by_divided_bounds(row, halves)[halves.positions(rank)])
+print("queries that see exactly the right keys:", right_queries(row, halves))
+compare("18.divided", len(right_queries(row, halves)))
 
 # %% [markdown]
-# Rank 0 numbers its tokens 1 1 2 3 3 3 4 4, and rank 1 does the same. So token 8 has the number of tokens 0 and 1, which belong to another document. Only
-# queries 0, 1, 6 and 7 are right.
+# Both ranks number alike. So token 8, rank 1's first, has the number of tokens 0 and 1, which belong to another document.
 #
 # The line is right if every rank holds the same number of tokens of **every** document. Then each bound in the shard is the row's bound
 # divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
@@ -215,7 +218,7 @@ for packing in (even, row):
     layout = packing.layout("per_document", P)
     held, n = [packing.document_ids[layout.positions(r)] for r in range(P)], len(packing.documents)
     shares = [np.bincount(ids, minlength=n).tolist() for ids in held]
-    right = right_queries(packing, layout)
+    right = len(right_queries(packing, layout))
     print(f"documents of {packing.documents}: {right} of {packing.length} queries right;",
           f"tokens of each document by rank {shares}")
 
@@ -240,8 +243,8 @@ shortest = Packing.of_lengths([1] * 100).padded(16)
 print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
-# For long documents the price is small, but very short ones make the row many times longer. Another way needs no equal parts. Give each
-# token its **place in the row**, and let two tokens ask about documents and order by place. ringlab's masks do that, in any layout
+# For long documents the price is small, but very short ones make the row many times longer. Another way needs no equal parts. Keep each
+# token's **place in the row**. From two places a mask finds whether they share a document, and which is earlier. ringlab's masks do that, in any layout
 # and for any lengths:
 
 # %%
@@ -259,12 +262,14 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
 
 # %% [markdown]
+# ### Which layout?
+#
 # A block that holds nothing visible need not be computed. How many are left depends on the layout, and so does the balance of the ranks. Here are
 # our 24 documents on 16 ranks:
 
 # %%
-places = np.arange(real.length)
-seen = real.mask().visible(places, places)
+all_places = np.arange(real.length)
+seen = real.mask().visible(all_places, all_places)
 fine = real.layout("per_document", 16)
 for make in (contiguous, zigzag, striped, lambda *_: fine):
     layout = make(real.length, 16)
@@ -276,7 +281,8 @@ for make in (contiguous, zigzag, striped, lambda *_: fine):
 
 # %% [markdown]
 # Contiguous ranks see few blocks, but few blocks do not make a fast step: the busiest rank has almost four times the mean. Striped and
-# `per_document` balance, and every rank sees every block. A ring asks the mask before it computes a block, and passes it on in any case, because the next rank may see it.
+# `per_document` balance, and every rank sees every block: choose one of these, for the ring waits for its busiest rank. Before it computes a block, a rank asks the
+# mask. It passes the block on either way, because the next rank may need it.
 #
 # ## 5 · Labels
 #
@@ -285,8 +291,8 @@ for make in (contiguous, zigzag, striped, lambda *_: fine):
 # wrong ones:
 #
 # - *shift the row*, ignoring documents, then cut;
-# - *cut*, then shift on each rank, with the documents of its tokens;
-# - *shift within documents*, then cut.
+# - *cut first*, then shift on each rank, with the documents of its tokens;
+# - *shift in documents*, then cut.
 
 # %%
 numbers = torch.arange(S)[None]  # every token is its own place
@@ -307,7 +313,7 @@ def shift(tokens, of=None):
 predict(
     "18.labels",
     "Striped over 2 ranks; each rank cuts first, then shifts within documents. How many "
-    "of the 16 labels are wrong?",
+    "of the 16 labels are wrong? (A label that is lost is wrong, too.)",
     unit="labels",
 )
 
@@ -371,10 +377,10 @@ index = np.empty(S, int)
 for rank in range(2):
     index[zigzag(S, 2).positions(rank)] = np.arange(zigzag(S, 2).length(rank))
 right = with_positions(row.position_ids)
-for name, positions in (("place in the row", tokens), ("index in a zig-zag shard", index)):
+for name, positions in (("place in the row", places), ("index in a zig-zag shard", index)):
     error = (with_positions(positions) - right).norm() / right.norm()
     print(f"{name:25} relative difference", f"{error:.2f}" if error > 1e-9 else "below 1e-9")
-close = (with_positions(tokens) - right).abs().max() < 1e-9
+close = (with_positions(places) - right).abs().max() < 1e-9
 compare("18.positions", "not at all, but for rounding" if close else "much, in all but the first")
 
 # %% [markdown]
@@ -408,7 +414,7 @@ compare("18.loss", factor)
 
 # %% [markdown]
 # The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) counted over too few ranks, and
-# loss and gradients were too large by P.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
+# loss and gradients were P times too large.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
 # 3's fifty. In fine-tuning on questions and answers only the answers' tokens count, and they are spread unevenly over the ranks. **Count over all
 # ranks, once, before anybody divides.** Padding between documents must not count either.
 #
@@ -429,7 +435,7 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 # ## 8 · A short document needs no ring
 #
 # Back to the 24 documents, on 16 ranks. So far one ring shared the whole row. From here on each document has a ring of its own. The shortest has 70
-# tokens: on 16 ranks it would have 4 or 5 on each, and wait for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest
+# tokens: each of 16 ranks would hold 4 or 5, and wait for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest
 # has long computations to hide its hops behind, and belongs on many ranks.
 #
 # This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
@@ -449,11 +455,14 @@ print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4]
 compare("18.share", 100 * pairs.max() / pairs.sum())
 
 # %% [markdown]
-# One document has most of the pairs. But every token also passes the linear layers, so in time it has about a third of the work. The *degree* of a
+# One document has most of the pairs. But every token also passes the linear layers, so measured in time, this document is only about a third of the work. The *degree* of a
 # document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
 # It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
-# A rank has room for `capacity` = 2,048 tokens, so the longest document needs at least four ranks. The other way, *static*, gives every document the same
-# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node.)
+# A rank has room for `capacity` = 2,048 tokens, so the longest document needs three ranks; degrees are 1, 2, 4, 8 or 16, so that groups nest. The
+# other way, *static*, gives every document the same
+# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node, and 4 would be a little slower.)
+# `compare_assignments` makes both. Its `seconds` are of a training step's forward and backward, all layers; `bound` is the larger of all work spread evenly and of
+# the slowest document on its best degree:
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -470,8 +479,9 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; a number says how many tokens a document
-# has that several ranks share.) The dashed line is `bound`, a time that no assignment can beat. The dynamic one is near it, and most of its documents are in
+# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; numbers say how many tokens the larger
+# shared documents have.) The upper blocks of *static* are almost equally high although their lengths differ: they are hops, not work. The dashed line is
+# `bound`. The dynamic step is near it, and most of its documents are in
 # one piece. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
 
 # %%
@@ -482,16 +492,19 @@ for name, made in (("static", found.static), ("dynamic", found.dynamic)):
     print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
 
 # %% [markdown]
-# The longer the documents, the less there is to gain, if the room on a rank grows with them. Long hops hide behind long computations, so longer documents go to more ranks, in the
-# end all to eight:
+# The longer the documents, the less there is to gain, if the room on a rank grows with them:
 
 # %%
 for times in (1, 4, 16):
     longer = compare_assignments((times * lengths).tolist(), 16, times * 2048, costs)
-    print(f"documents {times:2} times as long: dynamic is {longer.speedup:.2f} times as fast;",
+    over = [seconds / longer.least_s for seconds in (longer.static_s, longer.dynamic_s)]
+    print(f"{times:2} times as long: static {over[0]:.2f} of the bound, dynamic {over[1]:.2f};",
           " ".join(longer.table().splitlines()[2].split()[4:]))
 
 # %% [markdown]
+# Long computations hide their hops, so a ring of eight costs the short documents less and less, and static comes near the bound. At 16 times the length
+# the quick search finds nothing better.
+#
 # Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
 # from the largest group to the smallest, so no two wait for each other in a circle.
 #

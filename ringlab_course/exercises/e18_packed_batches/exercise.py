@@ -9,7 +9,7 @@
 # |---|---|---|
 # | 18.bounds | `bounds_of` | cu_seqlens and documents from position ids; documents of one token |
 # | 18.shard | `shard_packed` | tokens, labels and positions of a shard, in any layout |
-# | 18.ring | `packed_ring` | values in any layout, messages, and no work on blocks that nobody sees |
+# | 18.ring | `packed_ring` | values in any layout, messages, and no work on blocks of which this rank sees nothing |
 # | 18.weights | `token_weights` | a loss in which each document counts once, on whatever ranks it lies |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
@@ -100,8 +100,8 @@ check("18.shard")
 #   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s;
 #   one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
 # - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
-#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and `positions` tells n. After
-#   h exchanges you hold the block of rank (r − h) mod P. Shards differ in length.
+#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and returns it as (k, v); `positions` tells n. After
+#   h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
 # - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 
 
@@ -152,8 +152,8 @@ check("18.ring")
 # ranks and tokens. The weight of a token that does not count is 0. At least one token counts.
 #
 # - A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
-# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. **One** call is enough, for any number of
-#   documents.
+# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. **One** call is enough for any number of
+#   documents, and a hidden check counts them.
 
 
 # %% grade="18.weights"
@@ -178,7 +178,7 @@ check("18.weights")
 #
 # When all stages hold, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of uneven
 # lengths, in one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
-# float64 attention, document by document.
+# float64 attention, document by document. The sum of all weights should be 1.
 
 
 # %%
