@@ -102,7 +102,7 @@ def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
     ink, weight = PAPER if colour in _DARK else INK, "bold" if is_near else "normal"
     axes.text(x, y, item.id, ha="center", va="center", fontsize=10, color=ink, weight="bold", zorder=4)
     tx, ty = _place(item.id, 1.17)
-    side = "center" if abs(tx) < 0.2 else "left" if tx > 0 else "right"
+    side = "center" if abs(tx) < 0.1 else "left" if tx > 0 else "right"
     axes.text(
         tx, ty, _short(item.title), ha=side, va="center", fontsize=9.5, color=INK, weight=weight, zorder=4
     )
