@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -33,7 +33,10 @@ each column a check of the stage. {how}
 A check stands **alone** for a wrong answer if no other check of its stage finds it: without the check, that answer
 would pass. A check that stands alone for none has a line under the table that says what else it is good for.
 """
-_RUN = "All checks of all tiers ran on the same draw of the probes when this page was built."
+_RUN = (
+    "All checks of all tiers ran on the same draw of the probes when this page was built; those of cost and speed only where "
+    "no visible check of values had named the mistake."
+)
 _NOT_RUN = "Nothing was run when this page was built, so **○** is missing."
 _COLUMNS = ("Exercise", "Stages", "Checks", "Wrong answers", "Checks that stand alone for some")
 
@@ -55,9 +58,28 @@ def rows(stage_id: str) -> tuple[Row, ...]:
 
 @cache
 def report(wrong: WrongAnswer) -> StageReport:
-    """Return what all checks of its stage say of a wrong answer."""
+    """Return what the checks of its stage say of a wrong answer.
+
+    Where a learner sees the mistake named by a check of values, those of cost and speed have nothing to add, and are not run.
+    """
+    stage = load_stage(wrong.stage)
+    values = tuple(check for check in stage.checks if check.kind == "correctness")
+    seen = [check.id for check in values if check.tier == "visible"]
+    if (
+        wrong.misconception
+        and seen
+        and len(values) < len(stage.checks)
+        and wrong.check in {c.id for c in values}
+    ):
+        first = _run(wrong, replace(stage, checks=values))
+        if any(c.id in seen and not c.ok and c.misconception == wrong.misconception for c in first.checks):
+            return first
+    return _run(wrong, stage)
+
+
+def _run(wrong: WrongAnswer, stage: Stage) -> StageReport:
     space = namespace_of(wrong.source, f"{wrong.stage[:2]}/wrong_{wrong.name}.py")
-    return run_in_process(load_stage(wrong.stage), space, tier="all", seed=SEED)
+    return run_in_process(stage, space, tier="all", seed=SEED)
 
 
 def _row(wrong: WrongAnswer) -> Row:
