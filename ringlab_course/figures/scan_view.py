@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
@@ -89,7 +90,7 @@ def composition() -> Figure:
         both = ((0.2, "S", None), (5.2, "both stretches\n$(A_2 A_1,\\; A_2 B_1 + B_2)$", {**box, "facecolor": "#E8ECF0"}),
                 (11.4, "$A_2 A_1 S + (A_2 B_1 + B_2)$", None))  # fmt: skip
         for y, row in ((1.0, chain), (0.0, both)):
-            for (left, _, look), (right, _, other) in zip(row, row[1:], strict=False):
+            for (left, _, look), (right, _, other) in pairwise(row):
                 start = left + (0.4 if left < 1 else 1.25 if look is None else 2.3 if y == 0 else 0.9)
                 end = right - (
                     2.3
