@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from ringlab import layout as layouts
 from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
 from ringlab_course.checking.backward import NAMES, Problem, problem
 from ringlab_course.checking.backward_mistakes import COMPARED, WINDOWS
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.faults import Faults
@@ -87,10 +87,10 @@ def _verify(subject: Any, cases: Iterable[Problem], faults: Faults | None = None
     compare_all((answered for ran in runs for answered in _answers(*ran)), IN_VALUES)
 
 
-def _right(subject: Any, given: Problem, mistakes: Sequence[Misconception] = IN_VALUES) -> Any:
+def _right(subject: Any, given: Problem) -> Any:
     """The outcome of a run whose values are right: only of such a run are messages, work and memory counted."""
     outcome = run(subject, given)
-    compare_all(_answers(outcome, given), mistakes)
+    compare_all(_answers(outcome, given), IN_VALUES)
     return outcome
 
 
@@ -295,13 +295,12 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     """A rank's peak is the same among 4 and among 9, but for what lies ready to be sent: shards are equal, S is not.
 
     4 tokens of head dim 65,536 on every rank: five blocks of 2 MiB stand out from what the judge, who reads whole
-    pages from the system, sees besides. Wrong values are not explained here: other checks do, of smaller heads.
+    pages from the system, sees besides.
     """
     peaks = []
     for P in (4, 9):
         given = problem(rng, layouts.contiguous(4 * P, P), D=65536)
-        outcome = _right(subject, given, mistakes=())
-        peaks.append(max(report.peak_bytes for report in outcome.memory))
+        peaks.append(max(report.peak_bytes for report in _right(subject, given).memory))
     block = given.ks[0].nbytes + given.vs[0].nbytes
     if peaks[1] > peaks[0] + 2 * block:
         raise NAMED["keeps_every_block"].failure(
