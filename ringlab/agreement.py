@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ringlab.comm.protocol import CONTROL, Comm
+from ringlab.comm.ring import Ring
 from ringlab.errors import AgreementError
+from ringlab.modes import outside_transforms
 
 _BYTES = 512
 T = TypeVar("T")
@@ -52,11 +54,22 @@ def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch
         found, description = check()
     except Exception as error:
         if comm is not None:
-            agree(comm, "", error, device)
+            with outside_transforms():
+                agree(comm, "", error, device)
         raise
     if comm is not None:
         agree(comm, description, None, device)
     return found
+
+
+def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate: bool) -> T:
+    """Return what `check` finds, as `checked` does over the ranks of `ring`, if it is a ring and they compare their calls.
+
+    x: the first tensor of the call, on whose device messages are made, or whatever stands in its place.
+    Raises: the error of `check`; AgreementError on all other ranks.
+    """
+    comm = ring.comm if validate and isinstance(ring, Ring) else None
+    return checked(comm, check, x.device if isinstance(x, torch.Tensor) else "cpu")
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:

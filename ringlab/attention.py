@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import agree, checked_over
 from ringlab.arguments import Arguments, check_arguments, describe_arguments
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import Block
@@ -31,7 +31,6 @@ from ringlab.mask import Mask
 from ringlab.modes import (
     as_autocast,
     differentiable_once,
-    outside_transforms,
     refuse_transforms,
     without_autocast,
     witness,
@@ -157,13 +156,14 @@ def ring_attention(
 def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Return what `ring_attention` returns, for its arguments in its order."""
     given = Arguments(*as_autocast(q, k, v), *options)
-    try:
+
+    def check() -> tuple[tuple[Schedule, Call], str]:
         refuse_transforms(given.q, given.k, given.v)
-        chosen_schedule, call = check_arguments(given)
-    except Exception as refusal:
-        refuse_call(given, refusal)
-        raise
-    call = agree_on_call(given, chosen_schedule, call)
+        chosen = check_arguments(given)
+        return chosen, describe_arguments(given, *chosen) if given.validate else ""
+
+    chosen_schedule, call = checked_over(given.ring, check, given.q, given.validate)
+    call = named(call)
     record_block(given, call)
     qkv, sinks = (given.q, given.k, given.v), given.sinks
     out, lse = apply_attention(*qkv, chosen_schedule, call, *(() if sinks is None else (sinks,)))
@@ -177,20 +177,11 @@ As torch.compiler.disable, but without loading the compiler, two seconds, in pro
 """
 
 
-def refuse_call(given: Arguments, refusal: Exception) -> None:
-    """Report to the other ranks why this rank refuses its call. Raises: `refusal`, if ranks compare their calls."""
-    if given.validate and isinstance(given.ring, Ring):
-        device = given.q.device if isinstance(given.q, Tensor) else "cpu"
-        with outside_transforms():
-            agree(given.ring.comm, "", refusal, device)
-
-
-def agree_on_call(given: Arguments, schedule: Schedule, call: Call) -> Call:
-    """Return the call with a name, once all ranks make the same one. Raises: AgreementError if they do not."""
-    comm = call.ring.comm
-    if call.validate:
-        agree(comm, describe_arguments(given, schedule, call), None, given.q.device)
-    return replace(call, name=comm.name_call())  # counted in every call: the ranks' counts must not differ
+def named(call: Call) -> Call:
+    """Return the call with a name of its own on all ranks."""
+    return replace(
+        call, name=call.ring.comm.name_call()
+    )  # counted in every call: the ranks' counts must not differ
 
 
 def record_block(given: Arguments, call: Call) -> None:

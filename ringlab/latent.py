@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked_over
 from ringlab.arguments import Arguments, check_arguments, describe_arguments
-from ringlab.attention import apply_attention, record_block, refuse_call
+from ringlab.attention import apply_attention, named, record_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
@@ -19,6 +19,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
+from ringlab.schedules.call import Call
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import Query
@@ -77,7 +78,8 @@ def latent_attention(
         return_lse, validate,
     )  # fmt: skip
     weights = w_k, w_v
-    try:
+
+    def check() -> tuple[tuple[Schedule, Call], str]:
         refuse_transforms(q, latent, k_rope, *weights)
         _check_latent(q, latent, k_rope, *weights)
         chosen, call = check_arguments(given)
@@ -85,15 +87,12 @@ def latent_attention(
             needed = "a schedule in which whole blocks or rows travel"
             raise BackendError(needed, f"schedule='{chosen.name}', which deals heads", "schedule='ring'")
         sizes = _describe_latent(latent, k_rope, *weights)
-        description = describe_arguments(given, chosen, call) + sizes if validate else ""
-    except Exception as refusal:  # any: the other ranks wait for this one
-        refuse_call(given, refusal)
-        raise
-    if validate:
-        agree(ring.comm, description, None, q.device)
+        return (chosen, call), describe_arguments(given, chosen, call) + sizes if validate else ""
+
+    chosen, call = checked_over(ring, check, q, validate)
     record_block(given, call)
     expansion = LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1])
-    call = replace(call, name=ring.comm.name_call(), expansion=expansion)
+    call = replace(named(call), expansion=expansion)
     out, lse = apply_attention(q, latent[:, None], k_rope[:, None], chosen, call, *weights)
     return (out, lse) if return_lse else out
 

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ringlab.cli.output import Json, counted, people, print_json, stderr
+from ringlab.cli.output import Json, counted, ignored, people, print_json, stderr, typed
 from ringlab.errors import RinglabError
 
 if TYPE_CHECKING:
@@ -193,14 +193,10 @@ def _options(context: typer.Context) -> str:
     words: list[str] = []
     for option in context.command.params:
         value, name = context.params[option.name or ""], option.name or ""
-        if _typed(context, name) and name not in ("target", "only", "seed", "as_json", *_FILES):
+        if typed(context, name) and name not in ("target", "only", "seed", "as_json", *_FILES):
             words += [option.secondary_opts[0]] if value is False else [option.opts[0]]
             words += [str(value)] if not isinstance(value, bool) else []
     return shlex.join(words)
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 _FILES = ("markdown", "junit", "html", "script", "badge")
@@ -219,10 +215,8 @@ def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_jso
     """Refuse options on the command line that would be ignored beside `option`."""
     from ringlab.errors import BackendError
 
-    given = [name for name in others if _typed(context, name)]
-    if given:
-        without = f"{option} without --{given[0].replace('_', '-')}"
-        _bad(BackendError(without, "both", "leave one of them out"), as_json)
+    if given := ignored(context, others):
+        _bad(BackendError(f"{option} without {given}", "both", "leave one of them out"), as_json)
 
 
 def _status(found: Report) -> int:

@@ -8,7 +8,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -29,6 +29,17 @@ _SILENT = 10.0  # seconds after which a step without news is a line of a log, to
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Print `data` as JSON on stdout; NaN and infinities become strings, since JSON has neither."""
     typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def typed(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line."""
+    return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def ignored(context: typer.Context, names: Iterable[str]) -> str | None:
+    """Return the first of these options that is on the command line, as it is written there; None without one."""
+    given = next((name for name in names if typed(context, name)), None)
+    return None if given is None else f"--{given.replace('_', '-')}"
 
 
 def finish(ok: bool) -> NoReturn:

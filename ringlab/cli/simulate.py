@@ -137,6 +137,7 @@ Output = Annotated[
 
 
 def simulate(
+    context: typer.Context,
     tokens: Tokens = "128Ki",
     model: ModelName = None,
     heads: Heads = None,
@@ -177,9 +178,7 @@ def simulate(
         machine, S = hardware_of(hardware), tokens_of(tokens, "--tokens")
         files = Files(png, svg, perfetto, output)
         files.check()
-        changed = full or backward or jitter != 0 or folded or schedule != "ring" or tile != "128x128"
-        others = changed or any(it is not None for it in (window, documents, slow, chunk))
-        serving = serving_of(serve, prefix, queries, travels, others)
+        serving = serving_of(context, serve, prefix, queries, travels)
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
@@ -200,7 +199,7 @@ def simulate(
                 "tokens": S,
                 "ranks": P,
                 "nodes": -(-P // machine.ranks_per_node),
-                "layout": repr(lay) if serve != "decode" else "pages of 16 tokens",
+                "layout": serving.layout_words(lay) if serving is not None else repr(lay),
                 "hardware": machine.name,
                 "model": model,
                 **{name: getattr(sizes, name) for name in ("B", "H", "K", "D", "dtype", "causal")},

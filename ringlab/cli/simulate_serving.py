@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from ringlab.cli.output import ignored
 from ringlab.cost.units import nearest
 from ringlab.errors import CostError
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from ringlab.cost.hardware import Hardware
     from ringlab.cost.simulate import Simulation
     from ringlab.cost.sizes import Attention
+    from ringlab.layout import Layout
 
 STEPS = ("decode", "prefill")
 QUERIES, TRAVELS = ("own", "all"), ("auto", "kv", "q")
@@ -47,6 +51,12 @@ class Serving:
             return f"decode_heads(queries={self.queries!r})", "one token of each sequence"
         return f"prefill(travels={self.travels!r})", f"a chunk after {self.prefix:,} tokens"
 
+    def layout_words(self, layout: Layout) -> str:
+        """Return where the tokens lie: in pages, or a chunk's under `layout`."""
+        from ringlab.cost.simulate_serving import PAGE
+
+        return f"pages of {PAGE} tokens" if self.step == "decode" else repr(layout)
+
     @property
     def assumed(self) -> str:
         """Return how the cache comes to be, in a sentence."""
@@ -70,21 +80,35 @@ class Serving:
         return simulate_prefill(sizes, self.prefix, tokens, P, hardware, **how)
 
 
-def serving_of(
-    step: str | None, prefix: str | None, queries: str, travels: str, others: bool
-) -> Serving | None:
-    """Return the step of serving that was asked for, None for none.
+OF_SERVING = ("prefix", "queries", "travels")
+NOT_OF_SERVING = (
+    "full",
+    "window",
+    "documents",
+    "slow",
+    "jitter",
+    "seed",
+    "chunk",
+    "folded",
+    "schedule",
+    "backward",
+    "tile",
+)
 
-    others: whether an option was given that serving does not have.
-    Raises: CostError for an option that belongs to the other.
-    """
+
+def serving_of(
+    context: typer.Context, step: str | None, prefix: str | None, queries: str, travels: str
+) -> Serving | None:
+    """Return the step of serving that was asked for, None for none. Raises: CostError for an option that belongs to the other."""
     from ringlab.cost.units import tokens
 
+    if given := ignored(context, OF_SERVING if step is None else NOT_OF_SERVING):
+        beside = f"{given} with --serve" if step is None else f"--serve without {given}"
+        raise CostError(
+            beside,
+            "no --serve" if step is None else "both",
+            "leave one of them out" if step else "--serve prefill",
+        )
     if step is None:
-        if prefix is not None or queries != "own" or travels != "auto":
-            raise CostError("--prefix, --queries and --travels with --serve", "no --serve", "--serve prefill")
         return None
-    if others:
-        needed = "--serve without window, documents, slow, jitter, chunk, folded, schedule, backward, tile and full"
-        raise CostError(needed, f"one of them with --serve {step}")
     return Serving(step, tokens(prefix, "--prefix") if prefix is not None else 0, queries, travels)

@@ -29,6 +29,9 @@ from ringlab.serving.chunks import prefill
 from ringlab.serving.decode import decode_heads
 from ringlab.serving.paged_cache import PagedCache
 
+PAGE = 16
+"""Tokens that a page holds on each rank."""
+
 
 @dataclass(frozen=True)
 class ReadTime:
@@ -69,14 +72,14 @@ def simulate_decode(
     check_amounts(max(lengths), P, None, sizes)
 
     def program(ring: Ring, block: ShapeBlock) -> None:
-        span, made = 16 * P, _maker(sizes)
+        span, made = PAGE * P, _maker(sizes)
         cache = PagedCache(
             ring,
             kv_heads=sizes.K,
             head_dim=sizes.D,
             value_dim=sizes.value_dim,
             pages=sum(-(-length // span) for length in lengths),
-            page=16,
+            page=PAGE,
             dtype=_dtype(sizes),
             device="meta",
         )

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from ringlab.agreement import agree
+from ringlab.agreement import checked_over
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError, MaskError, RinglabError, ShapeError, WorldSizeError
+from ringlab.errors import LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, get_layout, per_document
 from ringlab.lengths import look_like_cu_seqlens
 from ringlab.mask import Mask
@@ -334,12 +334,7 @@ class Packing:
         Raises: LayoutError for a layout of another length; WorldSizeError for one of other ranks; ShapeError for a part
         that does not fit it; AgreementError on all ranks whose call is right if another's is wrong or differs.
         """
-        call, error = "", None
-        try:
-            call = self._described(layout, ring, part)
-        except RinglabError as raised:
-            error = raised
-        agree(ring.comm, call, error, getattr(part, "device", "cpu"))
+        checked_over(ring, lambda: (None, self._described(layout, ring, part)), part, validate=True)
         shapes = [(1, length, *part.shape[2:]) for length in layout.lengths]
         return layout.unshard(ring.all_gather(part.detach(), shapes), dim=1)
 

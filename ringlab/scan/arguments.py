@@ -1,6 +1,6 @@
 """The arguments of `linear_attention` on one rank: checked, described for the other ranks, and made into a call.
 
-Nothing here communicates, but for the report of a call that is refused.
+Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
     DeviceError,
@@ -24,7 +23,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import outside_transforms, refuse_transforms
+from ringlab.modes import refuse_transforms
 from ringlab.scan.chain import Element, chain, plan_passing
 from ringlab.scores import check_scale
 
@@ -94,13 +93,6 @@ def check_arguments(given: Arguments) -> Call:
     plan_passing(given.scan, elements)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
     return Call(given.ring, elements, scale, given.scan, given.chunk, given.return_state, given.validate)
-
-
-def report_refusal(refusal: Exception, ring: Any, x: Any, validate: bool) -> None:
-    """Tell the other ranks why this rank refuses its call, whose first tensor is x. Raises: `refusal`, if ranks compare calls."""
-    if validate and isinstance(ring, Ring):
-        with outside_transforms():
-            agree(ring.comm, "", refusal, x.device if isinstance(x, Tensor) else "cpu")
 
 
 def describe_arguments(given: Arguments) -> str:

@@ -19,12 +19,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.agreement import agree
+from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.layout import Layout
 from ringlab.modes import as_autocast, without_autocast
-from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments, report_refusal
+from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
 from ringlab.types import Gate, Keys, State, Values
@@ -132,14 +132,11 @@ def linear_attention(
     given = Arguments(
         q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
     )  # fmt: skip
-    try:
-        call = check_arguments(given)
-        description = describe_arguments(given) if validate else ""
-    except Exception as refusal:  # any: the other ranks wait for this one
-        report_refusal(refusal, ring, q, validate)
-        raise
-    if validate:
-        agree(ring.comm, description, None, q.device)
+
+    def check() -> tuple[Call, str]:
+        return check_arguments(given), describe_arguments(given) if validate else ""
+
+    call = checked_over(ring, check, q, validate)
     call = replace(call, name=ring.comm.name_call())
     out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
     return (out, state) if return_state else out

@@ -18,13 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringlab.agreement import agree
+from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import as_autocast, refuse_transforms
-from ringlab.scan.arguments import report_refusal
 
 
 @dataclass(frozen=True)
@@ -205,17 +204,15 @@ def _agree(
     validate: bool,
 ) -> None:
     """Return once all ranks make the same call. Raises: this rank's error, or AgreementError for another's."""
-    try:
+
+    def check_all() -> tuple[None, str]:
         refuse_transforms(x)
         _check(x, ring, layout)
         check()
         Mask(documents=documents).of_length(layout.S)
-        description = f"{label} {_describe(x, layout, documents)}" if validate else ""
-    except Exception as refusal:  # any: the other ranks wait for this one
-        report_refusal(refusal, ring, x, validate)
-        raise
-    if validate:
-        agree(ring.comm, description, None, x.device)
+        return None, f"{label} {_describe(x, layout, documents)}" if validate else ""
+
+    checked_over(ring, check_all, x, validate)
 
 
 def _describe(x: Tensor, layout: Layout, documents: tuple[int, ...]) -> str:

@@ -83,26 +83,26 @@ def composition() -> Figure:
         drawn = new_figure((8.0, 2.6))
         ax = drawn.subplots()
         box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
-        arrow = {"arrowstyle": "->", "color": INK}
-        first, second = {**box, "facecolor": rank_colour(0)}, {**box, "facecolor": rank_colour(1)}
-        chain = ((0.2, "S", None), (2.6, "stretch 1\n$(A_1, B_1)$", first), (5.2, "$A_1 S + B_1$", None),
-                 (7.8, "stretch 2\n$(A_2, B_2)$", second), (11.4, "$A_2(A_1 S + B_1) + B_2$", None))  # fmt: skip
-        both = ((0.2, "S", None), (5.2, "both stretches\n$(A_2 A_1,\\; A_2 B_1 + B_2)$", {**box, "facecolor": "#E8ECF0"}),
-                (11.4, "$A_2 A_1 S + (A_2 B_1 + B_2)$", None))  # fmt: skip
-        for y, row in ((1.0, chain), (0.0, both)):
-            for (left, _, look), (right, _, other) in pairwise(row):
-                start = left + (0.4 if left < 1 else 1.25 if look is None else 2.3 if y == 0 else 0.9)
-                end = right - (
-                    2.3
-                    if other is not None and y == 0
-                    else 0.9
-                    if other is not None
-                    else 1.3
-                    if right < 10
-                    else 1.9
-                )
-                ax.annotate("", (end, y), (start, y), arrowprops=arrow)
-            for x, text, look in row:
+        colours = {"first": rank_colour(0), "second": rank_colour(1), "both": "#E8ECF0"}
+        # Centre, half of the width with its margin, text, and the colour of a box.
+        apart = (
+            (0.2, 0.4, "S", None),
+            (2.6, 0.9, "stretch 1\n$(A_1, B_1)$", "first"),
+            (5.2, 1.3, "$A_1 S + B_1$", None),
+            (7.8, 0.9, "stretch 2\n$(A_2, B_2)$", "second"),
+            (11.4, 1.9, "$A_2(A_1 S + B_1) + B_2$", None),
+        )
+        as_one = (
+            apart[0],
+            (5.2, 1.5, "both stretches\n$(A_2 A_1,\\; A_2 B_1 + B_2)$", "both"),
+            (11.4, 1.9, "$A_2 A_1 S + (A_2 B_1 + B_2)$", None),
+        )
+        for y, row in ((1.0, apart), (0.0, as_one)):
+            for (left, half, *_), (right, other_half, *_) in pairwise(row):
+                ends = (right - other_half, y), (left + half, y)
+                ax.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": INK})
+            for x, _, text, colour in row:
+                look = {**box, "facecolor": colours[colour]} if colour else None
                 ax.text(x, y, text, ha="center", va="center", color=INK, fontsize=10.5, bbox=look)
         ax.text(
             11.4, 0.5, "the same state", ha="center", va="center", color=INK, fontsize=9.5, style="italic"

@@ -64,20 +64,16 @@ def report(wrong: WrongAnswer) -> StageReport:
     """
     stage = load_stage(wrong.stage)
     values = tuple(check for check in stage.checks if check.kind == "correctness")
-    seen = [check.id for check in values if check.tier == "visible"]
-    if (
-        wrong.misconception
-        and seen
-        and len(values) < len(stage.checks)
-        and wrong.check in {c.id for c in values}
-    ):
-        first = _run(wrong, replace(stage, checks=values))
-        if any(c.id in seen and not c.ok and c.misconception == wrong.misconception for c in first.checks):
+    of_values = wrong.check in {check.id for check in values}
+    if wrong.misconception and of_values and any(check.tier == "visible" for check in values):
+        first = _report_of(wrong, replace(stage, checks=values))
+        failed = [check for check in first.checks if check.tier == "visible" and not check.ok]
+        if any(check.misconception == wrong.misconception for check in failed):
             return first
-    return _run(wrong, stage)
+    return _report_of(wrong, stage)
 
 
-def _run(wrong: WrongAnswer, stage: Stage) -> StageReport:
+def _report_of(wrong: WrongAnswer, stage: Stage) -> StageReport:
     space = namespace_of(wrong.source, f"{wrong.stage[:2]}/wrong_{wrong.name}.py")
     return run_in_process(stage, space, tier="all", seed=SEED)
 
