@@ -460,7 +460,7 @@ compare("18.share", 100 * pairs.max() / pairs.sum())
 # It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
 # A rank has room for `capacity` = 2,048 tokens, so the longest document needs three ranks; degrees are 1, 2, 4, 8 or 16, so that groups nest. The
 # other way, *static*, gives every document the same
-# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node, and 4 would be a little slower.)
+# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node.)
 # `compare_assignments` makes both. Its `seconds` are of a training step's forward and backward, all layers; `bound` is the larger of all work spread evenly and of
 # the slowest document on its best degree:
 

@@ -49,13 +49,15 @@ plans = {what: plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose=what))
 first, each = plans["prefill"].time.total_s, plans["decode"].step_s
 for what, best in plans.items():
     print(f"{what:8} shared out as {best.degrees}")
+reached = hardware("h100").reached
+print(f"of the peak: {reached.attention_forward:.0%} for attention, {reached.linear:.0%} for matrices")
 print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token:",
       f"{first / each:,.0f} tokens in the time of the prefill")
 choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
 # %% [markdown]
-# (The planner reckons with 66 % of the peak for attention and 80 % for matrices, as published, and with the full rate of memory. A real server takes
+# (The planner reckons with these published shares of the peak, and with the full rate of memory. A real server takes
 # longer for both.) The two phases also want different divisions of the same ranks: prefill a ring over all of them, decode tensor parallelism
 # first. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
 #

@@ -377,6 +377,8 @@ for scan in SCANS:
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
 start_ms, bytes_per_ms = 0.01, 50e6
+one = layer.transition_bytes + layer.state_bytes  # A and B
+print(f"one transition: {one / 1e6:.1f} MB, {one / bytes_per_ms * 1e3:.0f} µs on the link")
 for ranks in (8, 64):
     for scan, hops in SCANS.items():
         rounds, sends = len(hops(ranks)), scan_traffic(layer, ranks, scan).total_bytes
