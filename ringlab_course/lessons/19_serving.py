@@ -50,7 +50,8 @@ first, each = plans["prefill"].time.total_s, plans["decode"].step_s
 for what, best in plans.items():
     print(f"{what:8} shared out as {best.degrees}")
 reached = hardware("h100").reached
-print(f"of the peak: {reached.attention_forward:.0%} for attention, {reached.linear:.0%} for matrices")
+print(f"of the peak: {reached.attention_forward:.0%} for attention,",
+      f"{reached.linear:.0%} for matrices")
 print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token:",
       f"{first / each:,.0f} tokens in the time of the prefill")
 choices = (100, 1_000, 10_000, 100_000)
