@@ -270,17 +270,20 @@ def _swallows(function: Callable[..., Any]) -> bool:
 
 def required(function: Callable[..., Any]) -> set[str]:
     """Return the names of a function's parameters that have no default, none if it hides them."""
-    names = parameters(function)
     empty = inspect.Parameter.empty
-    return {name for name in names if inspect.signature(function).parameters[name].default is empty}
+    return {each.name for each in _parameters(function) if each.default is empty}
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
     """Return the names of a function's parameters, none if it hides them."""
+    return {each.name for each in _parameters(function)}
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        return set(inspect.signature(function).parameters)
+        return [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        return set()
+        return []
 
 
 THROUGH = ("sliding_window", "softcap", "s_aux")
