@@ -34,9 +34,8 @@ def does_not_apply(report: Report) -> set[str]:
     return {each.name for each in report.findings if not each.applies}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_plain_step_passes(seed: int) -> None:
-    report = check_step(step, seed=seed)
+def test_the_plain_step_passes() -> None:
+    report = check_step(step)
     assert failures(report) == {} and does_not_apply(report) == set()
 
 
@@ -188,8 +187,9 @@ def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
         assert all(end % (2 * ring.world_size) == 0 for end in ends)
         return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
 
-    report = check_step(even, ranks=(2, 5), ragged=False)
-    assert failures(report) == {} and does_not_apply(report) >= {"ragged", "odd documents"}
+    some = ["loss", "gradients", "ragged", "packed", "odd documents"]
+    report = check_step(even, only=some, ranks=(2, 5), ragged=False)
+    assert failures(report) == {} and does_not_apply(report) == {"ragged", "odd documents"}
 
 
 @pytest.mark.parametrize("ranks", [(32,), (7,)])

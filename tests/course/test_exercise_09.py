@@ -230,8 +230,6 @@ def written(folder, code, stage):
     "name",
     [
         "couriers_keeps_every_block",
-        "couriers_waits_for_the_courier",
-        "couriers_goes_the_other_way",
         "couriers_writes_what_is_sent",
         "couriers_narrow_couriers",
     ],

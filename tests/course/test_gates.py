@@ -22,8 +22,8 @@ from ringlab_course.judge.judge import GradeReport
 from ringlab_course.nbgrader.submitted import _stage as told_by_nbgrader
 from ringlab_course.nbgrader.submitted import view_of
 from ringlab_course.notebook.checks import described
+from tests.course.matrix import reported
 from tests.course.submissions_of import submission
-from tools.website import kill_matrix
 
 NARROW = submission("05/wrong_forward_low_precision_ring").expected
 """Right in float32, wrong in bfloat16: its exchanges are right, and wait for its values."""
@@ -75,7 +75,7 @@ def test_a_check_that_could_not_read_the_answer_proves_nothing():
 
 
 def test_wrong_values_with_perfect_bytes_earn_nothing_for_the_bytes():
-    checks = {c.id: c for c in kill_matrix.report(NARROW).checks}
+    checks = {c.id: c for c in reported(NARROW).checks}
     assert not checks["bfloat16"].ok
     for name in ("rounds", "memory"):
         assert checks[name].ok and not checks[name].counted and checks[name].earned == 0
@@ -83,7 +83,7 @@ def test_wrong_values_with_perfect_bytes_earn_nothing_for_the_bytes():
 
 def test_right_values_that_cost_too_much_earn_nothing_for_speed():
     wrong = submission("06/wrong_overlap_repeats_heads_on_the_wire").expected
-    checks = {c.id: c for c in kill_matrix.report(wrong).checks}
+    checks = {c.id: c for c in reported(wrong).checks}
     assert checks["values"].earned == 2 and not checks["traffic"].ok
     assert checks["order"].ok and not checks["order"].counted
 
@@ -98,6 +98,7 @@ def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
                 of_values = stage.id in (
                     "06.threshold",
                     "13.launch",
+                    "19.travel",
                 )  # bytes and launches are what they answer
                 assert check.kind != "correctness" or of_values, (stage.id, check.id)
 
@@ -111,7 +112,7 @@ def test_contracts_with_other_kinds_or_with_nothing_but_cost_are_refused():
 
 def graded():
     stage = load_exercise("05").stage("05.forward")
-    return stage, GradeReport("a.ipynb", "05", (kill_matrix.report(NARROW),), stage.points)
+    return stage, GradeReport("a.ipynb", "05", (reported(NARROW),), stage.points)
 
 
 def test_everybody_who_tells_of_a_check_says_that_it_is_not_counted():

@@ -1,45 +1,57 @@
-"""All checks on every wrong answer: each check can fail and is worth having, and each mistake has its own message."""
+"""Each check can fail and is worth having, and each mistake has its own message: by the committed runs of all checks.
+
+tests/course/test_submissions.py runs the check that must find it on every wrong answer, today.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from ringlab_course.checking.loading import exercise_ids, load_exercise
-from ringlab_course.checking.wrong_answers import WrongAnswer, wrong_answers
-from tests.course.submissions_of import cases, submissions
+from ringlab_course.checking.wrong_answers import wrong_answers
+from tests.course import matrix, seeds
+from tests.course.submissions_of import submissions
 from tools.website import kill_matrix
 from tools.website.misconceptions import TOGETHER
 
 FEWEST_WRONG = 6
+SAMPLE = (
+    "00/wrong_dealt_heads",
+    "02/wrong_chunk_for_split",
+    "05/wrong_step_adds_partials",
+    "13/wrong_launch_counts_machines",
+)
 
 
-@pytest.mark.parametrize("wrong", cases(submissions("*/wrong_*")))
-def test_a_wrong_submission_falls_for_its_reason_among_all_checks(wrong):
-    expected = wrong.expected
-    result = kill_matrix.report(expected)
-    failed = {c.id: c for c in result.checks if not c.ok}
-    assert not any(c.broken for c in result.checks), [c.counterexample for c in result.checks if c.broken]
-    assert expected.check in failed, f"{expected.check} holds; failed: {sorted(failed)}"
-    check = failed[expected.check]
-    assert check.misconception == expected.misconception, (check.misconception, check.message)
+def test_what_was_run_is_every_wrong_answer_and_contract_as_they_are():
+    """`python -m tests.course.matrix` runs what is not there, or was changed since."""
+    entries = kill_matrix.entries()
+    assert set(entries) == {each.name for each in submissions("*/wrong_*")}, "python -m tests.course.matrix"
+    stale = [name for name, entry in entries.items() if not seeds.is_fresh(name, entry, 1)]
+    assert not stale, f"changed: {', '.join(stale[:9])}: python -m tests.course.matrix"
 
 
-@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+@pytest.mark.parametrize("name", SAMPLE)
+def test_what_was_run_is_what_the_checks_say_today(name):
+    today, known = matrix.entry(name), kill_matrix.entries()[name]
+    assert {**today, "message": ""} == {**known, "message": ""}
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
     """Variants of one mistake share one; wrong values that no mistake explains have nothing of their own to say."""
     assert len(wrong_answers(exercise_id)) >= FEWEST_WRONG
-    messages: dict[str, WrongAnswer] = {}
+    by_message = {}
     for wrong in wrong_answers(exercise_id):
-        message = next(c.message for c in kill_matrix.report(wrong).checks if c.id == wrong.check)
-        other = messages.setdefault(message, wrong)
-        unnamed = wrong.misconception is None and "wrong values" in message
-        variants = wrong.misconception == other.misconception and (unnamed or wrong.misconception is not None)
-        assert message and (other is wrong or variants), (
+        message = kill_matrix.entries()[f"{exercise_id}/wrong_{wrong.name}"]["message"]
+        other = by_message.setdefault(message, wrong)
+        variants = wrong.misconception == other.misconception and wrong.misconception is not None
+        assert other is wrong or message == matrix.VALUES or variants, (
             f"{wrong.name} and {other.name} have the same message"
         )
 
 
-@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+@pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_can_fail(exercise_id):
     """A check that finds no wrong submission checks nothing."""
     for stage in load_exercise(exercise_id).stages:
@@ -47,7 +59,7 @@ def test_every_check_can_fail(exercise_id):
         assert {check.id for check in stage.checks} - failing == set()
 
 
-@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+@pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_is_worth_having(exercise_id):
     """It stands alone for a wrong answer, or is the first to show or to name one, or there is a reason."""
     for stage in load_exercise(exercise_id).stages:

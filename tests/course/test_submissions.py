@@ -34,7 +34,6 @@ def test_a_right_submission_passes_every_tier(right):
         assert result.earned == stage.points
 
 
-@pytest.mark.brief  # test_kill_matrix.py runs all checks on them
 @pytest.mark.parametrize("wrong", cases(submissions("*/wrong_*")))
 def test_a_wrong_submission_falls_to_the_check_that_it_names(wrong):
     expected = wrong.expected

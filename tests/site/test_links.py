@@ -246,11 +246,9 @@ def test_a_lesson_that_the_catalogue_does_not_know_is_refused() -> None:
 
 
 def test_the_page_of_checks_says_what_finds_each_wrong_answer_and_what_a_check_is_for() -> None:
-    run, not_run = (kill_matrix.section("00", run=ran) for ran in (True, False))
-    assert (
-        "| dealt_heads | dealt_heads | ● | ○ |" in run and "| dealt_heads | dealt_heads | ● |  |" in not_run
-    )
-    assert "- `shape`: in the notebook it is the only one to find" in run and "- `" not in not_run
+    section = kill_matrix.section("00")
+    assert "| dealt_heads | dealt_heads | ● | ○ |" in section
+    assert "- `shape`: in the notebook it is the only one to find" in section
     assert kill_matrix.summary("00") == "| 00 | 3 | 7 | 21 | 5 |"
 
 

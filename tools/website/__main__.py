@@ -1,7 +1,4 @@
-"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named.
-
-`--quick` runs no wrong answers: the page that says which check finds which then shows what must find it, and no more.
-"""
+"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ OURS = ".nojekyll"
 """Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
 
 
-def build(folder: Path, root: Path | None = None, run_answers: bool = True) -> list[str]:
+def build(folder: Path, root: Path | None = None) -> list[str]:
     """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
     Raises: SystemExit where Sphinx fails or warns, or `folder` holds something else.
@@ -33,7 +30,7 @@ def build(folder: Path, root: Path | None = None, run_answers: bool = True) -> l
         )
     with tempfile.TemporaryDirectory() as scratch:
         sources, cache, built = (Path(scratch) / name for name in ("sources", "cache", "site"))
-        stage.write(sources, root, run_answers)
+        stage.write(sources, root)
         # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
         command = [
             sys.executable,
@@ -59,10 +56,9 @@ def main() -> None:
     """Build, look at every link, and say where the pages are; the exit status is 1 where one is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tools.website", description="Build the pages.")
     parser.add_argument("folder", nargs="?", type=Path, help="build/site unless named")
-    parser.add_argument("--quick", action="store_true", help="run no wrong answers for the page of checks")
     chosen = parser.parse_args()
     folder = chosen.folder or find_root() / "build" / "site"
-    found = build(folder, run_answers=not chosen.quick)
+    found = build(folder)
     for line in found:
         print(line, file=sys.stderr)
     if found:

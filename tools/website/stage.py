@@ -17,20 +17,17 @@ from . import api, front, kill_matrix, misconceptions, notebooks
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def write(folder: Path, root: Path | None = None, run_answers: bool = True) -> None:
-    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first.
-
-    `run_answers`: run every wrong answer for the page that says which check finds it.
-    """
+def write(folder: Path, root: Path | None = None) -> None:
+    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first."""
     root = root or find_root()
     shutil.rmtree(folder, ignore_errors=True)
-    for name, text in _texts(root, run_answers):
+    for name, text in _texts(root):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _texts(root: Path, run_answers: bool) -> Iterator[tuple[str, str]]:
+def _texts(root: Path) -> Iterator[tuple[str, str]]:
     """Yield (file, text) of every page. Solutions are no page."""
     every = targets(root)
     lessons = [target for target in every if target.kind == "lesson"]
@@ -39,7 +36,7 @@ def _texts(root: Path, run_answers: bool) -> Iterator[tuple[str, str]]:
         path.relative_to(root / "docs").with_suffix("").as_posix(): path.read_text(encoding="utf-8")
         for path in sorted((root / "docs").rglob("*.md"))
     }
-    documents[kill_matrix.NAME] = kill_matrix.page(run_answers)
+    documents[kill_matrix.NAME] = kill_matrix.page()
     known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}

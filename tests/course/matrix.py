@@ -1,0 +1,74 @@
+"""Every check of its stage on every wrong answer: `python -m tests.course.matrix`.
+
+Writes to benchmarks/results/judge/kill_matrix.json which checks find a wrong answer, and which of these name its mistake.
+The site's page of checks and tests/course/test_kill_matrix.py read it. Nothing is run again unless a wrong answer, or the
+contract it is for, has changed; `--all` runs everything. Takes about an hour of one processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from functools import cache
+from typing import Any
+
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.checking.reports import StageReport, run_in_process
+from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of
+from tests.course.seeds import arguments, contract_digest, digest, names_of, sweep
+from tests.course.submissions_of import submission
+from tools.website.kill_matrix import RESULTS
+
+SEED = 1
+VALUES = "values"
+"""The message that says only that values are wrong, as no mistake explains them."""
+
+
+@cache
+def reported(wrong: WrongAnswer) -> StageReport:
+    """Return what all checks of its stage say of a wrong answer."""
+    space = namespace_of(wrong.source, f"{wrong.stage[:2]}/wrong_{wrong.name}.py")
+    return run_in_process(load_stage(wrong.stage), space, tier="all", seed=SEED)
+
+
+def entry(name: str) -> dict[str, Any]:
+    """Return one entry of the results.
+
+    failed: checks that find the answer; naming: those of them that name its mistake. message: VALUES, or a hash of the message
+    of the check that must find it. faults: checks that broke, or held though they must not.
+    """
+    wrong = submission(name).expected
+    checks = reported(wrong).checks
+    failed = [check for check in checks if not check.ok]
+    message = next((str(check.message) for check in failed if check.id == wrong.check), "")
+    faults = [f"{check.id} broke" for check in checks if check.broken]
+    faults += [] if message else [f"{wrong.check} holds"]
+    of_values = wrong.misconception is None and "wrong values" in message
+    return {
+        "submission": digest(name),
+        "contract": contract_digest(name[:2]),
+        "seeds": 1,
+        "faults": {str(SEED): faults} if faults else {},
+        "failed": [check.id for check in failed],
+        "naming": [
+            check.id for check in failed if check.misconception and check.misconception == wrong.misconception
+        ],
+        "message": VALUES if of_values else hashlib.sha256(message.encode()).hexdigest()[:16],
+    }
+
+
+def main() -> None:
+    """Run what the results do not hold yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    chosen = arguments(parser, RESULTS)
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    names = [name for name in names_of(chosen, seeds=1) if "/wrong_" in name]
+    sweep(names, entry, chosen.output, chosen.jobs, "python -m tests.course.matrix")
+
+
+if __name__ == "__main__":
+    from tests.course import matrix  # what other processes are sent is found by this name
+
+    matrix.main()
