@@ -43,7 +43,7 @@ class MemoryMeter:
 
     def watch(self) -> TorchDispatchMode:
         """Return a context manager inside which this thread's tensors are counted."""
-        return Watch(self)
+        return _Watch(self)
 
     def report(self) -> MemoryReport:
         """Return the figures so far."""
@@ -88,9 +88,7 @@ class MemoryMeter:
             self.largest_bytes = max(self.largest_bytes, nbytes)
 
 
-class Watch(TorchDispatchMode):
-    """Counts for a meter what this thread's operators return, while the context is open."""
-
+class _Watch(TorchDispatchMode):
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
         self.meter = meter

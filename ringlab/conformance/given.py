@@ -54,9 +54,10 @@ def given(target: Target, run: Run, own: Int[ndarray, " L"], device: str | torch
         dict.fromkeys(DROPOUTS, run.dropout) | dict.fromkeys(SEEDS, run.dropout_seed) if run.dropout else {}
     )
     found |= _padding(run, own, device) if run.pads else {}
-    required = target.required
     found |= {
-        name: value for name, value in _packing(run, own, device).items() if run.documents or name in required
+        name: value
+        for name, value in _packing(run, own, device).items()
+        if run.documents or name in target.required
     }
     if not run.mask.plain and target.takes_mask:
         found |= {"mask": run.mask}

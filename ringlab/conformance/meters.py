@@ -10,15 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ringlab.comm.memory import MemoryMeter, Watch
+from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import CONTROL, Comm, Work
 from ringlab.conformance.runs import Meter
 
@@ -51,7 +52,9 @@ class PassMeter:
             return
         self._here.active = True
         try:
-            with _Operators(self):
+            with ExitStack() as stack:
+                stack.enter_context(self.memory.watch())
+                stack.enter_context(_Operators(self))
                 yield
         finally:
             self._here.active = False
@@ -73,20 +76,25 @@ class PassMeter:
         )  # fmt: skip
 
 
-class _Operators(Watch):
+class _Operators(TorchDispatchMode):
     def __init__(self, meter: PassMeter) -> None:
-        super().__init__(meter.memory)
-        self.pass_meter = meter
+        super().__init__()
+        self.meter = meter
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see ringlab.comm.memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func.namespace == "c10d":
             self._distributed(func.overloadpacket.__name__, args)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.pass_meter.flops += _flops(func, args, kwargs or {}, result)
+        result = func(*args, **kwargs)
+        self.meter.flops += _flops(func, args, kwargs, result)
         return result
 
     def _distributed(self, name: str, args: Any) -> None:
-        meter = self.pass_meter
+        meter = self.meter
         if name in _QUIET:
             return
         if name in _RECEIVES:
@@ -111,11 +119,11 @@ class _Operators(Watch):
     def _hop(self, args: Any) -> bool:
         """Count an all-to-all whose split sizes send to at most one other rank: it is really a shift."""
         sent, splits = args[1], list(args[4]) if len(args) > 4 and args[4] else []
-        if len(splits) != self.pass_meter.world_size:
+        if len(splits) != self.meter.world_size:
             return False
-        to = [rank for rank, rows in enumerate(splits) if rows and rank != self.pass_meter.rank]
+        to = [rank for rank, rows in enumerate(splits) if rows and rank != self.meter.rank]
         if len(to) == 1:
-            self.pass_meter.message([sent[: splits[to[0]]]], to[0])
+            self.meter.message([sent[: splits[to[0]]]], to[0])
         return len(to) <= 1
 
 

@@ -35,8 +35,7 @@ def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
         found |= {"window_left": run.window - 1} if run.causal else {}
     if run.softcap:
         found |= dict.fromkeys(SOFTCAPS, run.softcap)
-    required = target.required
-    found |= {name: x for name, x in _packing(run).items() if run.documents or name in required}
+    found |= {name: x for name, x in _packing(run).items() if run.documents or name in target.required}
     if (run.window or run.documents) and target.takes_mask:
         found |= {
             "mask": Code(f"Mask(causal={run.causal}, window={run.window or None}, documents={run.documents})")

@@ -25,6 +25,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class Target:
         named = self.layouts.values() if isinstance(self.layouts, Mapping) else ()
         return [layout for layout in named if callable(layout)]
 
-    @property
+    @cached_property
     def required(self) -> set[str]:
         """Return the names of the parameters that have no default."""
         return required(self.function)
