@@ -24,7 +24,7 @@ def figure(layouts: Sequence[Layout], documents: Sequence[int]) -> Figure:
         axes = drawn.subplots(1, len(layouts), squeeze=False)[0]
         for ax, layout in zip(axes, layouts, strict=True):
             _draw_pairs(ax, layout, documents)
-        axes[0].set_ylabel("query: token of the row")
+        axes[0].set_ylabel("query: place in the row")
         names = [f"query of rank {rank}" for rank in range(layouts[0].P)]
         boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
         drawn.legend(boxes, names, loc="outside lower center", ncols=len(names))
@@ -51,7 +51,7 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
         xlim=(-0.5, layout.S - 0.5),
         ylim=(layout.S - 0.5, -0.5),
         aspect="equal",
-        xlabel="key: token of the row",
+        xlabel="key: place in the row",
     )
     ax.set_title(f"{layout.name.replace('_', ' ')}, {layout.P} ranks")
     ax.set_xticks(range(0, layout.S, 2))
@@ -79,6 +79,44 @@ def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
     return (
         f"Visible pairs of a row with documents of {lengths} tokens: one triangle for each document, nothing between "
         f"two of them. {'; '.join(parts)}."
+    )
+
+
+_PAIRS = {"right": "#0072B2", "of another document": "#D55E00", "lost": PAPER}
+"""A pair that is seen and should be; one that is seen and should not be; one that should be seen and is not."""
+
+
+def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
+    """Return which query sees which key, `seen`, beside what it should see, `right`; both (S, S), of bool."""
+    length = len(right)
+    with styled():
+        drawn = new_figure((4.6, 4.4))
+        ax = drawn.subplots()
+        for query, key in np.argwhere(right | seen):
+            kind = "lost" if not seen[query, key] else "right" if right[query, key] else "of another document"
+            look = {"facecolor": _PAIRS[kind], "edgecolor": QUIET if kind == "lost" else PAPER}
+            hatch = {"of another document": "///", "lost": "..."}.get(kind)
+            ax.add_patch(_box((key - 0.5, query - 0.5), 1, 1, hatch=hatch, linewidth=0.5, **look))
+        ax.set(
+            xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), aspect="equal",
+            xlabel="key: place in the row", ylabel="query: place in the row",
+            xticks=range(0, length, 2), yticks=range(0, length, 2),
+        )  # fmt: skip
+        ax.grid(False)
+        boxes = [
+            _box((0, 0), 1, 1, facecolor=colour, edgecolor=QUIET, hatch=hatch, linewidth=0.5)
+            for colour, hatch in zip(_PAIRS.values(), (None, "///", "..."), strict=True)
+        ]
+        ax.legend(boxes, [*_PAIRS], loc="upper right")
+    return drawn
+
+
+def describe_mistaken(right: np.ndarray, seen: np.ndarray) -> str:
+    """Return the picture of `mistaken` in words."""
+    wrong = np.flatnonzero((right != seen).any(axis=1)).tolist()
+    return (
+        f"Of the pairs that should be seen, {int((right & seen).sum())} are and {int((right & ~seen).sum())} are lost; "
+        f"{int((seen & ~right).sum())} pairs are of two documents. Wrong queries: {', '.join(map(str, wrong))}."
     )
 
 
@@ -141,42 +179,41 @@ Placed = Sequence[Sequence[Sequence[tuple[int, float]]]]
 def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound: float) -> Figure:
     """Return, for each assignment, a bar for every rank, with a piece for every document of which it has a part.
 
-    A document on several ranks has its tokens written on it where there is room; the line is at `bound` ms.
+    A document on neighbouring ranks is one wide piece. Its tokens are written on it where there is room; the line is at `bound` ms.
     """
+    colours = {int(document): rank_colour(n) for n, document in enumerate(np.argsort(lengths)[::-1])}
     with styled():
-        drawn = new_figure((8.0, 3.4))
+        drawn = new_figure((8.0, 3.6))
         axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
         for ax, ranks, title in zip(axes, placed, titles, strict=True):
-            for rank, parts in enumerate(ranks):
-                at = 0.0
-                for document, ms in parts:
-                    ax.bar(rank, ms, bottom=at, color=rank_colour(document), edgecolor=PAPER, linewidth=0.5)
-                    at += ms
-            for document, (on, low, high) in _shared(ranks).items():
-                if high - low > bound / 12:
-                    middle = sum(on) / len(on), (low + high) / 2
-                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
-                    look = {"ha": "center", "va": "center", "color": INK, "fontsize": 8, "bbox": box}
-                    ax.text(*middle, f"{lengths[document]:,}", **look)
-            ax.axhline(bound, color=INK, linewidth=1, linestyle="--")
+            for first, last, document, low, high in _pieces(ranks):
+                left, width = first - 0.45, last - first + 0.9
+                look: dict[str, Any] = {"color": colours[document], "edgecolor": PAPER, "linewidth": 0.5}
+                ax.bar(left, high - low, bottom=low, width=width, align="edge", **look)
+                if high - low > bound / 14:
+                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
+                    look = {"ha": "center", "va": "center", "color": INK, "fontsize": 7, "bbox": box}
+                    ax.text((first + last) / 2, (low + high) / 2, f"{lengths[document]:,}", **look)
+            ax.axhline(bound, color=INK, linewidth=1, linestyle="--", label="least time")
             ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
+            ax.grid(False, axis="x")
         axes[0].set_ylabel("ms of a step")
+        axes[-1].legend(loc="upper right")
     return drawn
 
 
-def _shared(ranks: Sequence[Sequence[tuple[int, float]]]) -> dict[int, tuple[list[int], float, float]]:
-    """Documents on several ranks at one height: those ranks, the lower edge and the upper one."""
-    pieces: dict[int, list[tuple[int, float, float]]] = {}
+def _pieces(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int, int, float, float]]:
+    """Each document's pieces on neighbouring ranks: the first and the last rank, the document, the lower edge and the upper one."""
+    found: list[tuple[int, int, int, float, float]] = []
     for rank, parts in enumerate(ranks):
         at = 0.0
         for document, ms in parts:
-            pieces.setdefault(document, []).append((rank, at, at + ms))
+            before = next((each for each in found if each[1:4] == (rank - 1, document, at)), None)
+            if before is not None:
+                found.remove(before)
+            found.append((rank if before is None else before[0], rank, document, at, at + ms))
             at += ms
-    return {
-        document: ([rank for rank, _, _ in each], each[0][1], each[0][2])
-        for document, each in pieces.items()
-        if len(each) > 1 and len({round(low, 6) for _, low, _ in each}) == 1
-    }
+    return found
 
 
 def describe_groups(placed: Placed, titles: Sequence[str]) -> str:

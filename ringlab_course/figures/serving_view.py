@@ -92,6 +92,51 @@ def describe_chunk_masks(prefix: int, new: int) -> str:
     )
 
 
+def travellers(P: int) -> Figure:
+    """Return two pictures of P ranks: blocks of keys and values that travel, and queries that do, whose partials come home."""
+    with styled():
+        drawn = new_figure((8.0, 2.9))
+        axes = drawn.subplots(1, 2)
+        for ax, title in zip(axes, ("keys and values travel", "queries travel"), strict=True):
+            keys_move = title.startswith("keys")
+            for rank in range(P):
+                colour = rank_colour(rank)
+                ax.add_patch(_box((rank + 0.08, 0.6), 0.2, 1.7, facecolor=colour, edgecolor=RULE))
+                ax.add_patch(_box((rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE))
+                ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
+                if rank < P - 1:
+                    at = 1.75 if keys_move else 0.75
+                    start = rank + (0.3 if keys_move else 0.74)
+                    _arrow(ax, (start, at), (rank + (1.06 if keys_move else 1.36), at), colour)
+            if not keys_move:
+                for rank in range(1, P):  # the partial of rank 0's queries over this rank's keys
+                    low = 1.15 + 0.38 * (rank - 1)
+                    for part, whose in ((0, rank_colour(0)), (1, rank_colour(rank))):
+                        ax.add_patch(
+                            _box(
+                                (rank + 0.38 + 0.17 * part, low), 0.17, 0.26, facecolor=whose, edgecolor=RULE
+                            )
+                        )
+                    _arrow(ax, (rank + 0.36, low + 0.13), (0.6, low + 0.13), rank_colour(0))
+            ax.text(0.18, 2.36, "K, V", ha="center", fontsize=9)
+            ax.text(0.55, 1.0, "q", ha="center", fontsize=9)
+            ax.set(xlim=(0, P), ylim=(0.15, 2.6), title=title)
+            ax.set_axis_off()
+    return drawn
+
+
+def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6})
+
+
+def describe_travellers(P: int) -> str:
+    """Return the two pictures in words."""
+    return (
+        f"{P} ranks, each with a tall block of keys and values and a small one of queries. Left: tall blocks go from rank to "
+        "rank. Right: small blocks do, and the partials of rank 0's queries come home to rank 0 from every other rank."
+    )
+
+
 def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> Figure:
     """Return the bytes that a rank sends against the cached tokens; `meet` is where the two lines cross."""
     with styled():

@@ -10,8 +10,9 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism come from this. With one document they do not show. In a packed row, something that belongs to a *document* is handled by
-# *rank*. Few of these bugs raise an error, and the loss goes down.
+# of context parallelism come from this. With one document they do not show. In a packed row, they handle by *rank* something that belongs to a
+# *document*. Few of these bugs raise an error: training runs, and the loss falls as if all were
+# well.
 
 # %%
 import numpy as np
@@ -23,6 +24,7 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
 from ringlab.cost.sequence_time import SequenceCosts
 from ringlab.cost.sizes import Attention
+from ringlab.errors import LayoutError
 from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
 from ringlab.packing import Packing
 from ringlab.packing.comparison import compare as compare_assignments
@@ -57,7 +59,7 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 
 # %% [markdown]
 # A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. (A colour at the end of a line goes on at the start of the next: this document is cut, and its second part cannot see its first.) With a ring, a batch is usually a single line, the **row**: one
+# gap. (A document that is cut at the end of a line cannot see its first part.) With a ring, a batch is usually a single line, the **row**: one
 # long sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
@@ -173,9 +175,10 @@ for rank in range(P):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "The shards are contiguous. Each rank numbers the documents of its 8 tokens by the divided "
-    "bounds. A query sees a key of any rank if both have the same number and the key is not later "
-    "in the row. How many of the 16 queries see exactly the right keys?",
+    "Shards are contiguous. Each rank reads [0, 2, 3, 6, 8] as the bounds of its own 8 tokens: "
+    "its tokens 0 and 1 are document 0, token 2 is document 1, and so on. A query sees a key of "
+    "any rank if both have the same document and the key is not later in the row. How many of "
+    "the 16 queries see exactly the right keys?",
     unit="queries",
 )
 
@@ -190,22 +193,31 @@ def by_divided_bounds(packing, layout):
     return document
 
 
+def seen_with(document):
+    """Which query sees which key if these are the documents of the row's tokens."""
+    places = np.arange(len(document))
+    return (document[:, None] == document) & (places[:, None] >= places)
+
+
 def right_queries(packing, layout):
-    """The places of the queries that see exactly the right keys with these documents."""
-    each, places = by_divided_bounds(packing, layout), np.arange(packing.length)
-    sees = (each[:, None] == each) & (places[:, None] >= places)
-    return np.flatnonzero((sees == packing.mask().visible(places, places)).all(axis=1)).tolist()
+    """The places of the queries that see exactly the right keys with divided bounds."""
+    sees, right = map(seen_with, (by_divided_bounds(packing, layout), packing.document_ids))
+    return np.flatnonzero((sees == right).all(axis=1)).tolist()
 
 
+# %%
 halves = contiguous(S, P)
 for rank in range(P):
     print(f"rank {rank} takes its tokens for those of documents",
           *by_divided_bounds(row, halves)[halves.positions(rank)])
 print("queries that see exactly the right keys:", right_queries(row, halves))
 compare("18.divided", len(right_queries(row, halves)))
+both = seen_with(row.document_ids), seen_with(by_divided_bounds(row, halves))
+show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
 
 # %% [markdown]
-# Both ranks number alike. So token 8, rank 1's first, has the number of tokens 0 and 1, which belong to another document.
+# Both ranks read the same bounds. So token 8, the first of rank 1, is in document 0 like tokens 0 and 1, and sees these two tokens of another
+# document; document 2 falls apart. Queries 6 and 7 are right by luck: their document has a wrong number, but no earlier token shares it.
 #
 # The line is right if every rank holds the same number of tokens of **every** document. Then each bound in the shard is the row's bound
 # divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
@@ -229,8 +241,8 @@ for packing in (even, row):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.rounded",
-    "8 ranks, so every document is rounded up to a multiple of 16 tokens. By how many "
-    "percent does the row grow?",
+    "8 ranks, so every document is rounded up to a multiple of 16 tokens. By what percentage "
+    "does the row grow?",
     unit="%",
 )
 
@@ -264,25 +276,34 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
 # %% [markdown]
 # ### Which layout?
 #
-# A block that holds nothing visible need not be computed. How many are left depends on the layout, and so does the balance of the ranks. Here are
-# our 24 documents on 16 ranks:
+# A block that holds nothing visible need not be computed, nor a tile of it ([lesson 08](08_striped_and_zigzag.ipynb)). How many are left depends on the
+# layout, and so does the balance of the ranks. Here are our 24 documents on 16 ranks, with tiles of 64 × 64 tokens:
 
 # %%
-all_places = np.arange(real.length)
-seen = real.mask().visible(all_places, all_places)
+seen = seen_with(real.document_ids)
+
+
+def tiles(rows, keys, size=64):
+    """How many tiles of a block hold a visible pair."""
+    block, starts = seen[np.ix_(rows, keys)], [range(0, len(x), size) for x in (rows, keys)]
+    in_rows = np.logical_or.reduceat(block, starts[0], axis=0)
+    return int(np.logical_or.reduceat(in_rows, starts[1], axis=1).sum())
+
+
 fine = real.layout("per_document", 16)
-for make in (contiguous, zigzag, striped, lambda *_: fine):
-    layout = make(real.length, 16)
+for layout in (*(make(real.length, 16) for make in (contiguous, zigzag, striped)), fine):
     own = [layout.positions(r) for r in range(16)]
-    computed = sum(seen[np.ix_(rows, keys)].any() for rows in own for keys in own)
-    by_rank = [seen[rows].sum() for rows in own]
-    print(f"{layout.name:13} {computed:3} of 256 blocks hold a visible pair;",
-          f"pairs of the busiest rank over the mean: {max(by_rank) / np.mean(by_rank):.2f}")
+    count = np.array([[tiles(rows, keys) for keys in own] for rows in own])
+    scores = 64**2 * count.sum(axis=1)
+    print(f"{layout.name:13} {np.count_nonzero(count):3} of 256 blocks; scores computed for each",
+          f"visible pair: {scores.sum() / seen.sum():.2f},",
+          f"times {scores.max() / scores.mean():.2f} on the busiest rank:",
+          f"{16 * scores.max() / seen.sum():.2f}")
 
 # %% [markdown]
-# Contiguous ranks see few blocks, but few blocks do not make a fast step: the busiest rank has almost four times the mean. Striped and
-# `per_document` balance, and every rank sees every block: choose one of these, for the ring waits for its busiest rank. Before it computes a block, a rank asks the
-# mask. It passes the block on either way, because the next rank may need it.
+# The ring waits for its busiest rank, so the last number decides. Contiguous ranks compute least in all, but one of them has 3.6 times the mean. Striped and
+# `per_document` balance, and pay for it with tiles that are partly empty; striped is ahead here. In lesson 08 documents were longer beside a tile, and `per_document`
+# was. Before it computes a block, a rank asks the mask. It passes the block on either way, because the next rank may need it.
 #
 # ## 5 · Labels
 #
@@ -296,8 +317,8 @@ for make in (contiguous, zigzag, striped, lambda *_: fine):
 
 # %%
 numbers = torch.arange(S)[None]  # every token is its own place
-true = row.next_tokens(numbers)[0]
-print("labels:", *true.tolist())
+labels_of_row = row.next_tokens(numbers)[0]
+print("labels:", *labels_of_row.tolist())
 
 
 def shift(tokens, of=None):
@@ -325,18 +346,19 @@ for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
         own = torch.from_numpy(layout.positions(rank))
         made = shift(numbers[0])[own], shift(numbers[0][own], of[own]), shift(numbers[0], of)[own]
         for name, labels in zip(wrong, made, strict=True):
-            wrong[name] += int((labels != true[own]).sum())
+            wrong[name] += int((labels != labels_of_row[own]).sum())
     print(f"{layout.name:11} wrong labels:", wrong)
     if layout.name == "striped":
         compare("18.labels", wrong["cut first"])
 
 # %% [markdown]
 # - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
-#   begins. In our 24 documents these are 23 labels of 16,483, and no curve shows it.
+#   begins.
 # - *Cut first* ([a bug](https://github.com/verl-project/verl/issues/4250) of a published library) loses or invents a label at the end of
-#   every stretch of neighbouring tokens, unless a document ends there too. A contiguous or zig-zag shard has one or two stretches. In
-#   a striped shard no two tokens are neighbours: every label that should be a token is wrong or lost, 12 of 12.
-# - Models that predict two tokens ahead shift twice, so shifting the row is then wrong for two tokens at each bound.
+#   every *run* of neighbouring tokens, unless a document ends there too. A contiguous or zig-zag shard has one or two runs. In
+#   a striped shard no two tokens are neighbours: all 12 labels that should be a token are wrong or lost.
+# - Models that also predict the token after the next (*multi-token prediction*) shift twice, so shifting the row is then wrong for up to two tokens at each
+#   bound.
 #
 # So: shift in the whole row, within documents, and send labels along like tokens. The same holds for loss weights and everything
 # else that belongs to a token.
@@ -385,8 +407,8 @@ compare("18.positions", "not at all, but for rounding" if close else "much, in a
 
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
-# constant. So the place in the row does no harm to rotary embedding; a model with learned positions, or one that stretches long contexts,
-# does care. The index in a shard is wrong as soon as a document lies in more than one stretch: two neighbouring
+# constant. So the place in the row does no harm to rotary embedding. It does to a model with learned positions, or one that treats positions
+# beyond a limit differently. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
 # tokens may then have indices far apart.
 #
 # ## 7 · The loss
@@ -402,8 +424,8 @@ print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.loss",
-    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. How "
-    "many times the mean of all ranks' tokens does rank 0 report?",
+    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. With "
+    "these numbers, rank 0 reports the mean of all ranks' tokens times what factor?",
     unit="times",
 )
 
@@ -413,8 +435,8 @@ print(f"{factor:.1f} times")
 compare("18.loss", factor)
 
 # %% [markdown]
-# The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) counted over too few ranks, and
-# loss and gradients were P times too large.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
+# The factor differs by rank and by batch. (A relative is easier to see: [verl](https://github.com/verl-project/verl/issues/5983) left the ranks of
+# the ring out of its count, and loss and gradients were P times too large.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
 # 3's fifty. In fine-tuning on questions and answers only the answers' tokens count, and they are spread unevenly over the ranks. **Count over all
 # ranks, once, before anybody divides.** Padding between documents must not count either.
 #
@@ -434,9 +456,9 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 #
 # ## 8 · A short document needs no ring
 #
-# Back to the 24 documents, on 16 ranks. So far one ring shared the whole row. From here on each document has a ring of its own. The shortest has 70
-# tokens: each of 16 ranks would hold 4 or 5, and wait for fifteen hops that nothing hides. On one rank none of its keys would travel. The longest
-# has long computations to hide its hops behind, and belongs on many ranks.
+# Back to the 24 documents, on 16 ranks. So far one ring shared the whole row, and its hops served all documents at once. From here on each document
+# has a ring of its own. The shortest has 70 tokens: in a ring of 16 each rank would hold 4 or 5, and wait for fifteen hops that nothing hides. On one rank
+# none of its keys would travel. The longest has long computations to hide its hops behind, and belongs on many ranks.
 #
 # This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
 
@@ -459,10 +481,10 @@ compare("18.share", 100 * pairs.max() / pairs.sum())
 # document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
 # It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
 # A rank has room for `capacity` = 2,048 tokens, so the longest document needs three ranks; degrees are 1, 2, 4, 8 or 16, so that groups nest. The
-# other way, *static*, gives every document the same
-# degree, the one that is fastest: here 8, in two rings of eight. (A ring of 16 would cross to another node.)
-# `compare_assignments` makes both. Its `seconds` are of a training step's forward and backward, all layers; `bound` is the larger of all work spread evenly and of
-# the slowest document on its best degree:
+# other way, *static*, gives every document the same degree, the one that is fastest: here 8, in two rings of eight, each of which takes its documents one
+# after the other. (A ring of 16 would cross to another node.) `compare_assignments` makes both. Its `seconds` are of a training step's forward and backward,
+# all layers. No step can be faster than the larger of two times: all work divided evenly, and the slowest document on its best degree. `bound` is this
+# least time:
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -479,10 +501,9 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, each block a document or a rank's part of one. (There are eight colours for 24 documents; numbers say how many tokens the larger
-# shared documents have.) The upper blocks of *static* are almost equally high although their lengths differ: they are hops, not work. The dashed line is
-# `bound`. The dynamic step is near it, and most of its documents are in
-# one piece. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
+# Each column is a rank. A block is a document; it is as wide as the ranks that share it, and the number says how many tokens it has. (There are eight
+# colours for 24 documents.) The upper blocks of *static* are almost equally high although their lengths differ: they are hops, not work. The dynamic
+# step is near the least time, and most of its documents are on one rank. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
 
 # %%
 sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
@@ -498,11 +519,11 @@ for name, made in (("static", found.static), ("dynamic", found.dynamic)):
 for times in (1, 4, 16):
     longer = compare_assignments((times * lengths).tolist(), 16, times * 2048, costs)
     over = [seconds / longer.least_s for seconds in (longer.static_s, longer.dynamic_s)]
-    print(f"{times:2} times as long: static {over[0]:.2f} of the bound, dynamic {over[1]:.2f};",
+    print(f"{times:2} times as long: static {over[0]:.2f} times the least, dynamic {over[1]:.2f};",
           " ".join(longer.table().splitlines()[2].split()[4:]))
 
 # %% [markdown]
-# Long computations hide their hops, so a ring of eight costs the short documents less and less, and static comes near the bound. At 16 times the length
+# Long computations hide their hops, so a ring of eight costs the short documents less and less, and static comes near the least time. At 16 times the length
 # the quick search finds nothing better.
 #
 # Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
@@ -511,8 +532,8 @@ for times in (1, 4, 16):
 # ## 9 · All of it in a step
 #
 # Finally a step of training: a small decoder on 3 ranks, a row of four documents, labels, positions, mask, and a loss that counts over
-# all ranks. `Packing.shard` takes labels that nobody has shifted, shifts them within documents, cuts, and adds position ids. The step must be the step of one process that computes each
-# document alone:
+# all ranks. `Packing.shard` takes labels that nobody has shifted, shifts them within documents, cuts, and adds position ids. Its loss and
+# gradients must be those of one process that computes each document alone. `spoil` is for later:
 
 
 # %%
@@ -520,12 +541,14 @@ CONFIG = ModelConfig(width=32, heads=4, kv_heads=2, hidden=64)
 text = torch.from_numpy(corpus.tokens(S))[None]
 
 
-def step(ring, layout):
+def step(ring, layout, spoil=None):
     """This rank's share of the loss, and its gradient of the embedding."""
     decoder = Transformer(CONFIG, seed=0).double()
-    part = row.shard(layout, ring.rank, input_ids=text, labels=text)
+    part = row.shard(layout, ring.rank, input_ids=text, labels=text) | {"mask": row.mask()}
+    if spoil:
+        part |= spoil(part, torch.from_numpy(layout.positions(ring.rank)))
     # agreed: all ranks check that their layouts and masks are the same
-    own = Context.agreed(ring, layout, mask=row.mask(), position_ids=part["position_ids"][0])
+    own = Context.agreed(ring, layout, mask=part["mask"], position_ids=part["position_ids"][0])
     total = ring.all_reduce((part["labels"] != IGNORE).sum())
     share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
     share.backward()
@@ -540,7 +563,7 @@ def total_loss(logits, labels):
 # %%
 decoder = Transformer(CONFIG, seed=0).double()
 each_alone = [total_loss(decoder(text[:, own])[:, :-1], text[:, own][:, 1:]) for own in row.slices]
-loss = sum(each_alone) / (true != IGNORE).sum()
+loss = sum(each_alone) / (labels_of_row != IGNORE).sum()
 loss.backward()
 for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     shares, gradients = zip(*VirtualCluster(3).run(step, layout).results, strict=True)
@@ -549,6 +572,26 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
 
 # %% [markdown]
+# And if one of the bugs of this lesson is in it? Here they are, one after the other:
+
+# %%
+faults = {
+    "none": None,
+    "mask without documents": lambda part, own: {"mask": Mask(), "position_ids": own[None]},
+    "labels cut first": lambda part, own: {"labels": shift(part["input_ids"][0], of[own])[None]},
+    "index as position": lambda part, own: {"position_ids": torch.arange(len(own))[None]},
+}
+for name, spoil in faults.items():
+    try:
+        run = VirtualCluster(3).run(step, zigzag(S, 3), spoil)
+        print(f"{name:23} loss {sum(share for share, _ in run.results):.3f}")
+    except LayoutError as refusal:
+        print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
+
+# %% [markdown]
+# Two losses that nobody would doubt, and no error. Only the comparison with documents computed alone tells them from the right one. (ringlab compares
+# position ids with layout and mask, and refuses wrong ones; most code does not.)
+#
 # ## Recap
 #
 # - A row of packed documents saves the padding. cu_seqlens, position ids and document ids say the same thing, of the *whole row*.
@@ -564,12 +607,12 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
 # see?</summary>Divided bounds: every rank has as many tokens of every document, so they are right.</details>
 #
 # <details><summary>2. Why does cutting first cost one label with contiguous shards and all that are tokens with striped ones?</summary>A label is
-# lost or replaced at the end of every stretch of neighbours, and in a striped shard no two tokens are neighbours.</details>
+# lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>
 #
-# <details><summary>4. Why not put every short document on all 16 ranks?</summary>Each rank would compute on a few tokens of it, and wait for
-# fifteen hops that nothing hides.</details>
+# <details><summary>4. Why not give every short document a ring of its own on all 16 ranks?</summary>Each rank would compute on a few tokens of it, and
+# wait for fifteen hops that nothing hides.</details>
 #
 # Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss.

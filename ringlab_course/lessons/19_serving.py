@@ -26,7 +26,7 @@ from ringlab.cost.memory import kv_cache_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner.plan import plan
 from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.serve_time import ServeRequest, serve_time
+from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, serve_time
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.merge import Partial, merge
@@ -38,8 +38,8 @@ from ringlab_course.figures import serving_view
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.phases",
-    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. How many tokens are "
-    "decoded in the time of the prefill?",
+    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. Its prefill takes "
+    "some time. How many tokens could be decoded, one after the other, in that time?",
     ["100", "1,000", "10,000", "100,000"],
 )
 
@@ -58,18 +58,17 @@ choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
 # %% [markdown]
-# (The planner reckons with these published shares of the peak, and with the full rate of memory. A real server takes
-# longer for both.) The two phases also want different divisions of the same ranks: prefill a ring over all of them, decode tensor parallelism
-# first. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
+# (Memory at its full rate: a real server is slower.) The two phases also want different divisions of the ranks: prefill a ring over all of them, with weights sharded as
+# in lesson 14 (`fsdp`), decode tensor parallelism first. So large servers prefill and decode on different GPUs, and send the cache from one to the other.
+# (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
 #
 # ## 1 · A prompt in chunks
 #
-# While such a prompt is computed, everybody else waits. So it is computed in **chunks** of some thousand tokens, with steps of decode for
-# other users in between. A chunk attends to two things: to the **prefix**, all tokens before it, whose keys and values are cached;
-# and to itself, causally.
+# So that others need not wait for all of it, a prompt is computed in **chunks**, with steps of decode for other users in between. A chunk attends to two
+# things: to the **prefix**, all tokens before it, whose keys and values are cached; and to itself, causally.
 #
 # In ringlab a chunk is one call. A rank's cached tokens and its tokens of the chunk form one block. The blocks go around the ring of lesson 07 once, and the
-# mask compares positions. The call returns this rank's rows, and the cache has grown. `interleave=8` deals eight tokens at a time to the
+# mask compares positions. `interleave=8` deals eight tokens at a time to the
 # ranks; pages follow in section 3. Three chunks of uneven lengths, on 4 ranks:
 
 # %%
@@ -99,7 +98,7 @@ for number, chunk in enumerate(CHUNKS):
 
 # %% [markdown]
 # The last chunk's first token has position 97, not 0. The mask and rotary embedding both need the true position. PyTorch's `is_causal` lets query i see keys 0
-# to i. But this chunk's first query must see 98 keys. In the pictures keys that a query sees are blue:
+# to i. But this chunk's first query must see 98 keys. In the pictures keys that a query sees are blue; the dotted line is the end of the prefix:
 
 # %%
 chunk = slice(97, 200)
@@ -109,7 +108,7 @@ print(f"the last chunk with is_causal=True: off by {error:.2f} of the largest va
 show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 103))
 
 # %% [markdown]
-# With `is_causal` it saw one.
+# With `is_causal` the first query sees one key, which is of the prefix, and no query sees all of its own chunk.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -128,12 +127,29 @@ compare("19.chunks", pairs[3] / pairs[0])
 # The attention of four equal chunks costs 1 : 3 : 5 : 7. The linear layers cost the same for each. If all chunks are to take the same time, later ones
 # must be shorter.
 #
+# How long should they be? While a chunk runs, everybody else waits; but each chunk reads all weights anew. The prompt above on 8 ranks × 2, tensor
+# parallelism times ring, by the planner:
+
+# %%
+print("chunk    time to first token    longest wait of others")
+for tokens in (512, 2_048, 8_192, 32_768):
+    served = serve_time(ServeRequest("llama3-70b", "h100", sequences=1, context=2**20,
+                                     token_ranks=2, head_ranks=8, chunk=tokens))
+    print(f"{tokens:6,} {served.first_token_s:14.1f} s {1e3 * max(served.chunks_s):22,.0f} ms")
+
+# %% [markdown]
+# Short chunks cost little here: the first token comes 4 % later, and others wait a sixtieth of the time.
+#
 # ## 2 · Who should travel?
 #
 # Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In section 11 of lesson 15 keys and values were the
 # smaller message: 4.1 KB a token against 49.4. But there they travelled once. Here the prefix may be a hundred chunks long, and it would go around again
-# for every chunk. If the **queries** travel instead, they are few; but each rank's partial result, out and lse, must come back to the
-# owner of the query (arXiv 2411.01783).
+# for every chunk. If the **queries** travel instead, they are few; but then partial results, out and lse, must come home to the
+# owner of the query (arXiv 2411.01783). In the picture a bar is a block of keys and values, a thin box a block of queries; a box of two colours is a
+# partial of one rank's queries over another's keys:
+
+# %%
+show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -165,8 +181,9 @@ compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
 # K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32¼ KiB:
-# 12.06 times as much together. So prefix and chunk together must be 12.06 chunks long, the prefix alone 11.06, before queries are the smaller
-# message. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways give the same result:
+# 12.0625 times as much together. So prefix and chunk together must be 12.0625 chunks long, the prefix alone 11.0625, before queries are the smaller
+# message: 11.0625 · 4,096 = 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways
+# give the same result:
 
 # %%
 for travels in ("kv", "q", "auto"):
@@ -178,18 +195,37 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
-# The fewest bytes are those of `auto`, which chooses anew for each chunk. (Here a query and its partial are only four times as large as K and V of a
-# token, since H/K is 4 and all numbers have 32 bits.)
+# The fewest bytes are those of `auto`, which chooses anew for each chunk: keys for the first, whose prefix is empty, queries for the second, which has
+# seven tokens after 90, and keys for the last.
+#
+# Fewest bytes is not always least time: hops hide behind the attention of a block, as in lesson 06. Here is the last chunk of the long prompt on 32 ranks,
+# in 8 groups of 4, which divide the heads. In one case a fast network joins all ranks, in the other nodes of 8:
+
+# %%
+h100 = hardware("h100")
+for where, per_node in (("all 32 on NVLink", 32), ("nodes of 8", 8)):
+    for tokens in (512, 4_096):
+        grid = {"token_ranks": 8, "head_ranks": 4, "chunk": tokens}
+        ms = []
+        for travels in ("kv", "q"):
+            asked = ServeRequest("llama3-70b", replace(h100, ranks_per_node=per_node),
+                                 sequences=1, context=2**20, travels=travels, **grid)
+            ms.append(1e3 * chunk_s(asked, 2**20 - tokens, tokens))
+        print(f"{where:17} chunk of {tokens:5,}:",
+              f"keys travel {ms[0]:6.0f} ms, queries {ms[1]:4.0f} ms")
+
+# %% [markdown]
+# A chunk of 4,096 tokens on NVLink has so much to compute that even the keys hide, and both ways take the same time. Short chunks and slow links hide
+# little: there queries win by far.
 #
 # ## 3 · Pages
 #
-# Sequences grow, end, and are replaced by others. One piece of memory for each would have to be as long as the sequence might ever
-# become. So memory is cut into **pages** of some tokens, as in an operating system. A sequence has a *block table*, the list of its pages,
-# and takes a page from the pool when the last one is full.
+# Sequences grow and end. One piece of memory for each would have to be as long as the sequence might ever become. So memory is cut into **pages** of some
+# tokens. A sequence has a *block table*, the list of its pages, and takes a page from the pool when the last one is full.
 #
-# On many ranks, tokens are also dealt to the ranks: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on, and after the
-# last rank on rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all: in page 0, rank 0 has
-# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. (`interleave` divides `page`; here both are 8.) The second sequence is a **fork** of the first. It shares the first 64 tokens, say a system prompt, and
+# On many ranks, tokens are also dealt to the ranks: the first eight of a sequence lie on rank 0, the next eight on rank 1, and so on; after
+# the last rank comes rank 0 again. Here is a pool for three sequences on 4 ranks. A page is 8 tokens on each of them, 32 in all: in page 0, rank 0 has
+# tokens 0 to 7, rank 1 tokens 8 to 15, and so on. The second sequence is a **fork** of the first. It shares the first 64 tokens, say a system prompt, and
 # goes on with a text of its own. The third has nothing in common with them. In the picture a column is a page, and its rows are the ranks.
 
 
@@ -258,16 +294,16 @@ shared, whole = 60_000, 64_000
 saved = shared * (shared + 1) / 2
 rest = whole * (whole + 1) / 2 - saved
 layer = Attention(H=64, K=8, D=128, dtype="bfloat16")
-print(f"attention of the question: {rest / (rest + saved):.0%} of the pairs of the prompt")
-print(f"linear layers: {(whole - shared) / whole:.0%} of the tokens")
-print(f"attention of a layer: {attention_flops(layer, rest) / 1e12:.1f} TFLOP "
+print(f"left to compute, linear layers: {(whole - shared) / whole:.0%} of all tokens")
+print(f"left to compute, attention: {rest / (rest + saved):.0%} of all pairs, in a layer",
+      f"{attention_flops(layer, rest) / 1e12:.1f} TFLOP",
       f"of {attention_flops(layer, rest + saved) / 1e12:.1f}")
 
 # %% [markdown]
-# So servers keep the caches of common prefixes, and look for the longest one that a new prompt begins with. The match has to be exact, token by
+# The shared prompt saves 94 % of the work of the linear layers and 88 % of that of attention. So servers keep the caches of common prefixes, and look for the longest one that a new prompt begins with. The match has to be exact, token by
 # token: a single different token changes every later key, in all layers but the first.
 #
-# How large should a page be? The last page of every sequence is partly empty, so large pages waste memory. With small ones block tables get
+# How large should a page be? The last page of a sequence is half empty on average, so large pages waste memory. With small ones block tables get
 # long, and a kernel reads memory in small pieces.
 #
 # **Halfway. This is a good place to stop.** You know how a prompt is computed and kept. The rest is about decode.
@@ -315,14 +351,13 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
 # %% [markdown]
 # To each of 3 others a rank first sends the queries of its own H/P = 2 heads, D numbers a head. Later it sends the partials of the *other's* 2
-# heads, D + 1 numbers a head. There are 2 sequences, and a number has 4 bytes: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. In lesson 15 each rank sent
-# the partials of all heads to all others.
+# heads, D + 1 numbers a head. There are 2 sequences, and a number has 4 bytes: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.shared",
-    "64 query heads of 128 on 16 ranks, all in 32 bits. How many times fewer bytes does a rank "
-    "send with divided heads than in lesson 15?",
+    "64 query heads of 128 on 16 ranks, all in 32 bits, queries and partials counted. How many "
+    "times fewer bytes does a rank send with divided heads than in lesson 15?",
     unit="times",
 )
 
@@ -377,18 +412,19 @@ print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
 # - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, but
-#   every lse is 1.44 times too large, so the larger part gets too much weight.
+#   every lse is 1.44 times too large, so the part with the larger lse gets too much weight.
 # - **Token counts** say nothing about scores.
 # - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
 #   sequence is no longer than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
-# One more has nothing to do with the merge: a token's slot in its page is not its position. Rotary embedding by the slot turns the key by the
-# wrong angle. `cache.next_positions(sequence, n)` gives the positions in the sequence.
+# None of these answers but the NaN looks wrong: each is off by some percent. One more bug has nothing to do with the merge: a token's index in a rank's
+# cache is not its position. Rotary embedding by that index turns the key by the wrong angle. `cache.next_positions(sequence, n)` gives the positions
+# in the sequence.
 #
 # ## 6 · More ranks than K/V heads
 #
-# Tensor parallelism gives each rank some heads. Llama 3 70B has 8 K/V heads. On 16 ranks each K/V head would lie on two ranks. **Helix**
+# Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. **Helix**
 # (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other. The ranks of a *row* have the same heads, each for its own part
 # of the tokens. Here is a small grid on 4 ranks, with our 2 K/V heads:
 
@@ -422,23 +458,17 @@ for name, parts in grids.items():
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# The numbers are ranks; a hatched part is held twice. A layer on the grid goes like this:
+# The numbers are ranks; a hatched part is held twice. Three ways lead to the grid of 8 × 2 (heads × tokens). All have the same 21.5 GB of cache on a rank,
+# and differ in the weights:
 #
-# 1. both ranks of a row compute q, k and v of all the row's heads;
-# 2. each attends to its own tokens;
-# 3. inside the row they hand over partials, as in section 4; then each rank has H/16 heads;
-# 4. output projection and feed-forward are divided among all 16 ranks, which add up their results.
+# | way | q is computed | output projection and feed-forward |
+# |---|---|---|
+# | TP 8 × CP 2 (lesson 15) | for H/8 heads on both ranks of a row | divided by 8 |
+# | Helix 8 × 2 | for H/8 heads on both ranks of a row | divided by 16 |
+# | section 4 in rows | for H/16 heads on each rank; the row gathers them | divided by 16 |
 #
-# Two other ways have the same cache on a rank. Lesson 15's TP 8 × CP 2 divides the weights by 8 alone. Section 4 inside each row gathers queries there,
-# and divides their projection by 16 as well.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "19.helix",
-    "A token of Llama 3 70B after 2^20 others, on 2 nodes of 8 H100s, by the planner. Which way "
-    "takes the least time?",
-    ["TP 16", "TP 8 × CP 2", "section 4 in rows", "Helix 8 × 2"],
-)
+# Each rank attends to its own tokens, and inside the row they hand over partials. The shares of output projection and feed-forward are added up over the
+# ranks that divide them. Here is a token on 2 nodes of 8:
 
 # %%
 WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"),
@@ -446,7 +476,7 @@ WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"),
 
 
 def token_ms(machine, way):
-    """Milliseconds of a token, by what they are spent on."""
+    """Milliseconds of a token after 2²⁰ others, by what they are spent on."""
     token_ranks, head_ranks, sharing = WAYS[way]
     grid = {"token_ranks": token_ranks, "head_ranks": head_ranks, "sharing": sharing}
     asked = ServeRequest("llama3-70b", machine, sequences=1, context=2**20, **grid)
@@ -455,29 +485,44 @@ def token_ms(machine, way):
     return [1e3 * each for each in seconds]
 
 
-# %%
-h100 = hardware("h100")
-for where, machine in (("2 nodes of 8", h100), ("one of 16", replace(h100, ranks_per_node=16))):
+def print_ways(where, machine):
+    """Print the table of all ways, and return the fastest."""
     print(f"{where:18} weights   cache  add up   merge   total  (ms)")
     times = {way: token_ms(machine, way) for way in WAYS}
     for way, parts in times.items():
         print(f"{way:18}", "".join(f"{each:8.1f}" for each in parts))
-    if machine is h100:
-        compare("19.helix", min(times, key=lambda way: times[way][-1]))
+    return min(times, key=lambda way: times[way][-1])
+
+
+print("fastest:", print_ways("2 nodes of 8", h100))
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "19.helix",
+    "The same 16 chips, but all on one NVLink. Which way takes the least time, or are two as "
+    "good as equal?",
+    ["TP 16", "TP 8 × CP 2", "section 4 in rows or Helix 8 × 2"],
+)
+
+# %%
+best = print_ways("one of 16", replace(h100, ranks_per_node=16))
+rows = ("section 4 in rows", "Helix 8 × 2")
+compare("19.helix", " or ".join(rows) if best in rows else best)
 
 # %% [markdown]
-# Helix reads far fewer weights than TP 8 × CP 2, and merges in less time. But adding up over 16 ranks leaves the node. So TP 8 × CP 2 stays ahead on two nodes.
-# Helix pays where all ranks lie on one fast network, as in the second table: the same chips, all 16 on NVLink.
+# The two ways that divide most weights by 16 save some 2.5 ms of reading. They pay with adding up over 16 ranks: on two nodes 4.5 ms more, so TP 8 × CP 2
+# wins; on one network 1.1 ms more, and they win. They differ by a tenth of a millisecond, in a model as simple as this a tie.
 #
 # ## 7 · What travels
 #
 # | in | travels | how much |
 # |---|---|---|
-# | prefill, short prefix | K and V | grow with prefix and chunk |
-# | prefill, long prefix | queries, and partials home | grow with the chunk |
+# | prefill, short prefix | K and V | 2KD numbers of each token of prefix and chunk, to all ranks |
+# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers of each token of the chunk, to and from all ranks |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode on a grid of N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
+# | every layer under tensor parallelism | shares of the hidden state | two all-reduces (*add up*) |
 #
 # ## Recap
 #
@@ -487,21 +532,20 @@ for where, machine in (("2 nodes of 8", h100), ("one of 16", replace(h100, ranks
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
 # - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes do not depend on the length.
 # - Merge by lse, of one base, with (0, −∞) where there is no key.
-# - Helix divides the cache by heads and tokens, and most weights among all ranks. It pays on one fast network.
+# - A grid divides the cache by heads and tokens. Dividing most weights among all its ranks, as Helix does, pays on one fast network.
 #
 # ## Self-check
 #
 # <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
 # the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
-# <details><summary>2. When is a chunk's prefill best done with travelling keys?</summary>When the prefix is shorter than about eleven chunks, with 8
-# query heads to a K/V head and 16-bit keys. With more query heads to each, keys stay cheaper up to longer
-# prefixes.</details>
+# <details><summary>2. When do travelling keys send fewer bytes?</summary>When the prefix is shorter than about eleven chunks, with 8 query heads to a K/V
+# head and 16-bit keys.</details>
 #
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>
 #
-# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Then each rank would need the queries of all heads,
-# and messages would go to all ranks. With the grid both stay inside a row.</details>
+# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Each rank would need the queries of all heads. With the grid
+# they stay inside a row.</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

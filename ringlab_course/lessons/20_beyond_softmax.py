@@ -9,8 +9,8 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids*: in some layers attention has no softmax. In Qwen3-Next three layers of four are such. Such a layer keeps no keys and
-# values, but one matrix for each head, however long the text is. So what does a rank have to send?
+# Many models of today are *hybrids* of two kinds of layers: in some of them attention has no softmax. In Qwen3-Next these are three layers of four. Such a
+# layer keeps no keys and values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
 import numpy as np
@@ -18,7 +18,12 @@ import torch
 
 from ringlab import VirtualCluster, contiguous, striped, zigzag
 from ringlab.comm.virtual.cluster import Costs
-from ringlab.cost.scan_traffic import LinearAttention, scan_traffic
+from ringlab.cost.scan_traffic import (
+    LinearAttention,
+    attend_flops,
+    passage_flops,
+    scan_traffic,
+)
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
 from ringlab.errors import RinglabError
@@ -54,7 +59,7 @@ for t in range(N):  # right: one state
 print("the two sides agree:", torch.allclose(left, torch.stack(rows)))
 
 # %% [markdown]
-# The state replaces the whole cache of keys and values. Compare two layers with 32 heads of 128. One has softmax, and caches 8 K/V heads in 16 bits.
+# This is **linear attention**. The state replaces the whole cache of keys and values. Compare two layers with 32 heads of 128. One has softmax, and caches 8 K/V heads in 16 bits.
 # The other keeps 32 states in 32 bits.
 
 # %% tags=["nbval-ignore-output"]
@@ -82,7 +87,7 @@ compare("20.cache", cache_bytes / state_bytes)
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# $\beta_t$ lies between 0 and 1. In the code, `decay` holds $g_t$.
+# $\beta_t$ lies between 0 and 1. In the code, `decay` holds $g_t$. All four together are the [gated delta rule](https://arxiv.org/abs/2412.06464).
 
 
 # %%
@@ -122,9 +127,10 @@ errors = {"plain sum": [recall_error(n, False) for n in stored],
 show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
 
 # %% [markdown]
-# A plain sum mixes values from the second key on; where its error is above 1, an answer of zeros would be better. The delta rule mixes them less. A state has room for D values; one pass uses only a part of it, and
-# many passes nearly all. Above D, any further key is a mixture of the others. A state is small, so it must lose something. That is
-# one reason why hybrids keep some layers with softmax.
+# A plain sum mixes values from the second key on; where its error is above 1, an answer of zeros would be better. The delta rule mixes them less. One pass
+# shows what a model remembers; no model makes a hundred, but they show how much the matrix could hold: D values. With more than D keys no matrix
+# fits all pairs, and each write spoils earlier ones. A state is small, so it must lose something. That is one reason why hybrids keep some layers with
+# softmax.
 #
 # ## 3 · Chunk by chunk
 #
@@ -141,7 +147,8 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 #
 # You will write this in the exercise.
 # The delta rule needs one thing more: a small triangular system, since each write depends on those before it.
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has the loop and the chunks on one page. (The `1.0` below is a scale that we leave out.)
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has the loop and the chunks on one page; do the exercise before you open it. (Below, `1.0` is the
+# scale of the queries: none.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -163,9 +170,9 @@ for length in (1, 16, 64, 256):
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.quotient",
-    "64 tokens that each keep a tenth of the state; all q and k are 1. By this quotient, in 32 "
-    "bits, how many of the 64 rows hold a NaN or an infinity on or below the diagonal? (The "
-    "largest number is 3.4 · 10³⁸.)",
+    "64 tokens that each keep a tenth of the state; all q and k are 1. In 32 bits, how many of "
+    "the 64 rows of (scaled Q)(scaled K)ᵀ hold a NaN or an infinity on or below the diagonal? "
+    "(The largest number is 3.4 · 10³⁸.)",
     unit="rows",
 )
 
@@ -186,6 +193,7 @@ g = torch.full((64,), 0.1).log()
 q_one = k_one = torch.ones(64, 1)
 since = g.cumsum(0).exp()[:, None]
 compare("20.quotient", lost((since * q_one) @ (k_one / since).mT))
+print("the numerator is 0 from token", int((since[:, 0] == 0).nonzero()[0]) + 1)
 g_forgets = torch.cat([g[:20], torch.tensor([-torch.inf]), g[21:]])  # the 21st forgets everything
 for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
     G = each.cumsum(0)
@@ -194,9 +202,9 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
 
 # %% [markdown]
 # After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
-# on the numerator is 0, and 0 · ∞ is NaN. A difference of two running sums $G_i = g_1 + \dots + g_i$, in $e^{G_i - G_j}$, holds longer, but a token that forgets everything has
-# $g = -\infty$, and ∞ − ∞ is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms of the decays between the two. The
-# exponential comes last, and is 1 at most.
+# on the numerator is 0, and 0 · ∞ is NaN. It is better to subtract running sums: $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$. Nothing overflows. But after
+# a token that forgets everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the
+# logarithms of the decays between the two. The exponential comes last, and is 1 at most.
 #
 # ## 4 · What a rank must hear
 #
@@ -277,7 +285,7 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 
 # %% [markdown]
 # Transitions compose **associatively**, as products of matrices do: one may group them at will. They do **not commute**: one may not swap
-# them. A sum of all B over ranks would forget that later tokens decay and correct what earlier ones wrote.
+# them. So adding up the B of all ranks is wrong: every later rank has decayed and corrected what an earlier one wrote.
 #
 # A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
 #
@@ -287,16 +295,19 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 #
 # All ranks compute their transitions at the same time. Then they scan, in one of three ways:
 #
-# - **all-gather**: a rank sends its transition to all later ranks, in one round, and composes those that it received;
+# - **all-gather**: a rank sends its transition to all ranks after it (and to no other), in one round, and composes those that it received;
 # - **doubling**: in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on. So after each round it
 #   knows of twice as many ranks;
 # - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small matrices, and
 #   not a stretch.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**.
-# The first is of all its boxes: it sends this one. The second leaves out the framed box: applied to zeros, it gives the state that enters. For example,
-# in round 2 rank 3 hears of ranks 0 and 1 from rank 1 (hatched). It puts its first composition, ranks 2 and 3, after that; and its second one, rank 2
-# alone, too. So one message updates both.
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**:
+#
+# - *all* is of all its boxes; this one it sends;
+# - *before* leaves out the framed box; applied to zeros, it gives the state that enters.
+#
+# A message m comes from earlier tokens. So both go after it: all ← all ∘ m, and before ← before ∘ m. For example, in round 2 rank 3 has all = {2, 3} and
+# before = {2}. It hears m = {0, 1} from rank 1 (hatched). Now it has all = {0, 1, 2, 3} and before = {0, 1, 2}.
 
 # %%
 P = 8
@@ -347,6 +358,8 @@ for scan in SCANS:
 # %% [markdown]
 # Rank 0 sends in the forward alone, and only states; the last rank sends in the backward alone, as we shall see.
 #
+# ## 7 · What a scan costs
+#
 # On a clock on which a stretch takes 1 s, a message ½ s and a product of small matrices nothing, the layer now ends at:
 
 
@@ -377,58 +390,73 @@ for scan in SCANS:
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
 start_ms, bytes_per_ms = 0.01, 50e6
-one = layer.transition_bytes + layer.state_bytes  # A and B
-print(f"one transition: {one / 1e6:.1f} MB, {one / bytes_per_ms * 1e3:.0f} µs on the link")
+pair = layer.transition_bytes + layer.state_bytes
+print(f"one transition (A and B): {pair / 1e6:.1f} MB,",
+      f"{pair / bytes_per_ms * 1e3:.0f} µs on the link")
 for ranks in (8, 64):
     for scan, hops in SCANS.items():
         rounds, sends = len(hops(ranks)), scan_traffic(layer, ranks, scan).total_bytes
-        waits = rounds * sends if scan == "relay" else sends  # in a relay, hop after hop
-        print(f"{ranks:2} ranks, {scan:10} the busiest sends {sends / 1e6:5.1f} MB,",
-              f"so the scan takes at least {rounds * start_ms + waits / bytes_per_ms:.2f} ms")
+        in_line = rounds * sends if scan == "relay" else sends  # in a relay, hop after hop
+        print(f"{ranks:2} ranks, {scan:10} the busiest sends {sends / pair:4.1f} transitions,",
+              f"so the scan takes at least {rounds * start_ms + in_line / bytes_per_ms:.2f} ms")
+own_flops = attend_flops(layer, 8_192) + passage_flops(layer, 8_192)
+print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of computing")
 
 # %% [markdown]
-# **Which scan?** On these links doubling: few rounds, few bytes in each. The all-gather wins only where starting a message costs more than sending it. Here
-# a start takes 10 µs, and one transition 84 µs. A relay sends least in all, but its hops wait for each other.
+# **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts of 10 µs, and sends 3.5 transitions of 84 µs more; on 64 ranks the
+# gap is wider. The all-gather is for few ranks, or for small states. A relay's ranks send least, but its hops wait for each other. And it matters: on 8
+# ranks even doubling takes longer than the computing of a stretch of 8,192 tokens. Longer stretches hide it better, for a scan's bytes do not grow.
 #
 # The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to the gradient
-# of the state that entered. The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
+# of the state that entered:
+
+# %%
+entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
+_, leaving = plain.by_chunks(*stretch(1), entering, 1.0, 64)
+of_leaving = torch.randn(leaving.shape, generator=draw, dtype=torch.float64)
+(of_entering,) = torch.autograd.grad(leaving, entering, of_leaving)
+print("the gradient of the state that entered is Aᵀ dS:",
+      torch.allclose(of_entering, A_1.mT @ of_leaving))
+
+# %% [markdown]
+# The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
 # forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
-# ## 7 · The ledger
+# ## 8 · The ledger
 #
 # What does a layer send? In the ring, K and V of every token pass every rank. The scan sends transitions and states only. Here are the softmax layer
-# of section 1, and the layer above with the delta rule, forward, on 8 ranks, for the rank that sends most.
+# of section 1, and the layer above with the delta rule and doubling, forward, on 8 ranks, for the rank that sends most.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
-    "At about how many tokens does the busiest rank of the ring send as many bytes as the busiest "
-    "rank of the all-gather?",
-    ["1,000", "8,000", "100,000", "1,000,000"],
+    "Forward, how many tokens has the whole sequence when the busiest rank of the ring sends as "
+    "many bytes as the busiest rank of the doubling?",
+    ["300", "3,000", "30,000", "300,000"],
 )
 
 # %%
 softmax = Attention(H=32, K=8, D=128, dtype="bfloat16")
-gathered = scan_traffic(layer, P, "all-gather").total_bytes
+doubled = scan_traffic(layer, P, "doubling").total_bytes
 for length in (1_024, 8_192, 131_072, 1_048_576):
     ring = ring_traffic(softmax, length, P).total_bytes
-    times = ring / gathered
-    print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {times:7.1f} times the all-gather")
+    times = ring / doubled
+    print(f"{length:9,} tokens, ring: {ring / 1e6:8.1f} MB, {times:7.1f} times the doubling")
 at_equal = next(n for n in range(64, 10**6, 64)
-                if ring_traffic(softmax, n, P).total_bytes >= gathered)
-choices = (1_000, 8_000, 100_000, 1_000_000)
+                if ring_traffic(softmax, n, P).total_bytes >= doubled)
+choices = (300, 3_000, 30_000, 300_000)
 print(f"equal at {at_equal:,} tokens; the nearest choice:")
 compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}")
 
 # %% [markdown]
-# For short sequences the scan sends more: a transition has as many bytes as K and V of 1,024 tokens, and the all-gather's busiest rank
-# sends six of them. But the bytes of a scan do not grow with the length. At a million tokens the ring sends over a hundred times as much.
+# For short sequences the scan sends more: a transition has as many bytes as K and V of 1,024 tokens. But the bytes of a scan do not grow with the
+# length. At a million tokens the ring sends hundreds of times as much.
 #
-# ## 8 · Three things left to settle
+# ## 9 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
-# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but eight stretches send
-# more pairs to later ones than four: three times the bytes here. In a striped layout
+# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but eight stretches have
+# more later ones to send to than four: three times the bytes here. In a striped layout
 # every token is a stretch of its own:
 
 # %%
@@ -443,7 +471,8 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
         print(f"{layout.name:10} refused: {str(refusal).splitlines()[0]}")
 
 # %% [markdown]
-# A hybrid has both kinds of layers, and its softmax layers want a zig-zag. So one either pays for two stretches, or reorders between layers.
+# A hybrid has both kinds of layers, and its softmax layers want a zig-zag. So either its other layers pay for two stretches on a rank, or tokens change
+# ranks between layers.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
 # document begins. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
@@ -456,7 +485,7 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
-# - Inside a chunk everything is a product of matrices; a state crosses its border. Add the logarithms of the decays between two tokens, then take the
+# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. Add the logarithms of the decays between two tokens, then take the
 #   exponential: it never overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
@@ -465,7 +494,8 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 #
 # ## Self-check
 #
-# <details><summary>1. Without the delta rule, what is A?</summary>One number for each head: the product of the decays.</details>
+# <details><summary>1. Without the delta rule, but with a decay for each entry of the keys, what is A?</summary>A diagonal matrix: entry i of a key
+# writes row i of the state, and that row decays by itself. Its diagonal has D numbers for each head.</details>
 #
 # <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
 # the delta rule: then every A is 1.</details>
@@ -473,6 +503,7 @@ for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
 # <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing or wrong?</summary>The reverse scan: it brings
 # the gradient of the state from later ranks.</details>
 #
-# <details><summary>4. Why does the zig-zag gain nothing here?</summary>All tokens cost the same; there is no triangle to fold.</details>
+# <details><summary>4. A token of rank 5 forgets everything. What is A of rank 5, and what need it send?</summary>Zeros. B alone: whoever composes with it
+# needs nothing of the ranks before.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 19.place · Pages on ranks
 #
-# A sequence is cut into pieces of `page` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With
-# `page` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
+# A sequence is cut into pieces of `page` tokens (in the lesson's code this number is `interleave`), and piece n lies on rank n mod P, after the pieces that
+# this rank has already. With `page` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
 # sequence on that rank.
 
 
@@ -87,7 +87,8 @@ check("19.merge")
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
 #   `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two that
 #   arrive. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
-# - A rank sends at most its queries to all others, and to each other rank the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
+#   Tensors to send lie densely in memory (`.contiguous()`); rooms have the shape and dtype of the tensors that arrive.
+# - A rank sends at most its queries to each other rank, and to each the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
 #   numbers per sequence, however long the sequences are.
 # - Your `merge_all` merges P partials.
 
@@ -133,7 +134,8 @@ check("19.decode")
 # all keys at or before them, in the prefix and in the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the pair of n tokens each that the rank before has sent.
+#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the pair of n tokens each that the rank before has sent. In step d this is the
+#   block of rank `ring.origin(d)`.
 # - The `attend` above has no mask: here you need one.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
