@@ -10,7 +10,7 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism come from this. With one document they do not show. In a packed row, they handle by *rank* something that belongs to a
+# of context parallelism come from this. With one document they do not show. Most of them handle by *rank* something that belongs to a
 # *document*. Few of these bugs raise an error: training runs, and the loss falls as if all were
 # well.
 
@@ -59,7 +59,7 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 
 # %% [markdown]
 # A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. (A document that is cut at the end of a line cannot see its first part.) With a ring, a batch is usually a single line, the **row**: one
+# gap. (The second part of a cut document cannot see the first.) With a ring, a batch is usually a single line, the **row**: one
 # long sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
@@ -177,8 +177,8 @@ predict(
     "18.divided",
     "Shards are contiguous. Each rank reads [0, 2, 3, 6, 8] as the bounds of its own 8 tokens: "
     "its tokens 0 and 1 are document 0, token 2 is document 1, and so on. A query sees a key of "
-    "any rank if both have the same document and the key is not later in the row. How many of "
-    "the 16 queries see exactly the right keys?",
+    "any rank if by this reading both have the same document and the key is not later in the "
+    "row. How many of the 16 queries see exactly the right keys?",
     unit="queries",
 )
 
@@ -256,8 +256,8 @@ print("a hundred documents of one token:", shortest.length, "tokens with padding
 
 # %% [markdown]
 # For long documents the price is small, but very short ones make the row many times longer. Another way needs no equal parts. Keep each
-# token's **place in the row**. From two places a mask finds whether they share a document, and which is earlier. ringlab's masks do that, in any layout
-# and for any lengths:
+# token's **place in the row**. From two places and the bounds of the row a mask finds whether they share a document, and which is earlier. ringlab's masks
+# do that, in any layout and for any lengths:
 
 # %%
 def on_ring(ring, layout, packing, qkv):
@@ -302,8 +302,8 @@ for layout in (*(make(real.length, 16) for make in (contiguous, zigzag, striped)
 
 # %% [markdown]
 # The ring waits for its busiest rank, so the last number decides. Contiguous ranks compute least in all, but one of them has 3.6 times the mean. Striped and
-# `per_document` balance, and pay for it with tiles that are partly empty; striped is ahead here. In lesson 08 documents were longer beside a tile, and `per_document`
-# was. Before it computes a block, a rank asks the mask. It passes the block on either way, because the next rank may need it.
+# `per_document` balance, and pay for it with tiles that are partly empty; striped is ahead here. In lesson 08 documents were longer compared with a tile, and
+# `per_document` was ahead. Before it computes a block, a rank asks the mask. It passes the block on either way, because the next rank may need it.
 #
 # ## 5 · Labels
 #
@@ -407,8 +407,7 @@ compare("18.positions", "not at all, but for rounding" if close else "much, in a
 
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
-# constant. So the place in the row does no harm to rotary embedding. It does to a model with learned positions, or one that treats positions
-# beyond a limit differently. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
+# constant. So the place in the row does no harm to rotary embedding. It does to learned positions, and where positions beyond a limit are treated differently. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
 # tokens may then have indices far apart.
 #
 # ## 7 · The loss
@@ -446,8 +445,10 @@ compare("18.loss", factor)
 
 # %%
 losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
-by_token = losses.mean()
-by_document = torch.stack([losses[own].mean() for own in row.slices]).mean()
+count = labels_of_row != IGNORE
+by_token = losses[count].mean()
+having = [own for own in row.slices if count[own].any()]  # a document of one token has no label
+by_document = torch.stack([losses[own][count[own]].mean() for own in having]).mean()
 print(f"each token counts once: {by_token:.3f}, each document counts once: {by_document:.3f}")
 
 # %% [markdown]
@@ -503,7 +504,7 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
 # %% [markdown]
 # Each column is a rank. A block is a document; it is as wide as the ranks that share it, and the number says how many tokens it has. (There are eight
 # colours for 24 documents.) The upper blocks of *static* are almost equally high although their lengths differ: they are hops, not work. The dynamic
-# step is near the least time, and most of its documents are on one rank. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
+# step is near the least time, and 21 of its documents have one rank each. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
 
 # %%
 sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
@@ -572,7 +573,7 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
 
 # %% [markdown]
-# And if one of the bugs of this lesson is in it? Here they are, one after the other:
+# And with a bug? Here are three. (With the first, positions count through the row, or ringlab would refuse the mismatch.)
 
 # %%
 faults = {
@@ -595,9 +596,9 @@ for name, spoil in faults.items():
 # ## Recap
 #
 # - A row of packed documents saves the padding. cu_seqlens, position ids and document ids say the same thing, of the *whole row*.
-# - Bounds divided by P are right only if each rank holds the same number of tokens of every document. Places in the row are always right.
+# - Bounds divided by P are right only if each rank holds the same number of tokens of every document. For a mask, places in the row are always right.
 # - To find a wrong mask, change one token and look which outputs move.
-# - Labels, weights and positions are made before the cut, within documents, and travel with their tokens.
+# - Labels and positions are made before the cut, within documents, and travel with their tokens.
 # - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
 # - A short document belongs on one rank, a long one on many.
 #
@@ -606,7 +607,7 @@ for name, spoil in faults.items():
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
 # see?</summary>Divided bounds: every rank has as many tokens of every document, so they are right.</details>
 #
-# <details><summary>2. Why does cutting first cost one label with contiguous shards and all that are tokens with striped ones?</summary>A label is
+# <details><summary>2. In section 5, why did cutting first lose one label with contiguous shards and all twelve with striped ones?</summary>A label is
 # lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences

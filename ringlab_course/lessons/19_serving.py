@@ -58,13 +58,13 @@ choices = (100, 1_000, 10_000, 100_000)
 compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
 
 # %% [markdown]
-# (Memory at its full rate: a real server is slower.) The two phases also want different divisions of the ranks: prefill a ring over all of them, with weights sharded as
+# (Arithmetic at these shares, memory at its full rate: a real server decodes more slowly.) The two phases also want different divisions of the ranks: prefill a ring over all of them, with weights sharded as
 # in lesson 14 (`fsdp`), decode tensor parallelism first. So large servers prefill and decode on different GPUs, and send the cache from one to the other.
 # (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
 #
 # ## 1 · A prompt in chunks
 #
-# So that others need not wait for all of it, a prompt is computed in **chunks**, with steps of decode for other users in between. A chunk attends to two
+# A prompt is computed in **chunks**, with steps of decode for other users in between. A chunk attends to two
 # things: to the **prefix**, all tokens before it, whose keys and values are cached; and to itself, causally.
 #
 # In ringlab a chunk is one call. A rank's cached tokens and its tokens of the chunk form one block. The blocks go around the ring of lesson 07 once, and the
@@ -108,7 +108,7 @@ print(f"the last chunk with is_causal=True: off by {error:.2f} of the largest va
 show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 103))
 
 # %% [markdown]
-# With `is_causal` the first query sees one key, which is of the prefix, and no query sees all of its own chunk.
+# With `is_causal` the first query sees one key, and the last only 6 of its chunk.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -127,7 +127,7 @@ compare("19.chunks", pairs[3] / pairs[0])
 # The attention of four equal chunks costs 1 : 3 : 5 : 7. The linear layers cost the same for each. If all chunks are to take the same time, later ones
 # must be shorter.
 #
-# How long should they be? While a chunk runs, everybody else waits; but each chunk reads all weights anew. The prompt above on 8 ranks × 2, tensor
+# How long should they be? A short chunk lets others in sooner, but computes less for each message and each reading of the weights. The prompt above on 8 ranks × 2, tensor
 # parallelism times ring, by the planner:
 
 # %%
@@ -138,14 +138,14 @@ for tokens in (512, 2_048, 8_192, 32_768):
     print(f"{tokens:6,} {served.first_token_s:14.1f} s {1e3 * max(served.chunks_s):22,.0f} ms")
 
 # %% [markdown]
-# Short chunks cost little here: the first token comes 4 % later, and others wait a sixtieth of the time.
+# Short chunks cost little here: the first token comes 4 % later (without the steps of decode in between), and others wait a sixtieth of the time.
 #
 # ## 2 · Who should travel?
 #
 # Queries of the chunk and keys of the prefix lie on different ranks, and one of the two must travel. In section 11 of lesson 15 keys and values were the
 # smaller message: 4.1 KB a token against 49.4. But there they travelled once. Here the prefix may be a hundred chunks long, and it would go around again
 # for every chunk. If the **queries** travel instead, they are few; but then partial results, out and lse, must come home to the
-# owner of the query (arXiv 2411.01783). In the picture a bar is a block of keys and values, a thin box a block of queries; a box of two colours is a
+# owner of the query (arXiv 2411.01783). In the picture a tall bar is keys and values, a square is queries, and a box of two colours is a
 # partial of one rank's queries over another's keys:
 
 # %%
@@ -180,9 +180,9 @@ near = (4_000, 16_000, 50_000, 500_000)
 compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
-# K and V of a token are 2·K·D numbers of 2 bytes, 4 KiB. A query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4 bytes, 32¼ KiB:
-# 12.0625 times as much together. So prefix and chunk together must be 12.0625 chunks long, the prefix alone 11.0625, before queries are the smaller
-# message: 11.0625 · 4,096 = 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways
+# A token's key and value are 2·K·D numbers of 2 bytes, 4 KiB. Its query is H·D numbers of 2 bytes, 16 KiB, and the partial H·(D + 1) of 4 bytes, 32¼ KiB:
+# 12.0625 times as much together. Keys travel for prefix and chunk, queries for the chunk alone. So the bytes are equal when both together are 12.0625 chunks
+# long, the prefix 11.0625: 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for each chunk; `travels=` overrides it. All ways
 # give the same result:
 
 # %%
@@ -198,8 +198,8 @@ for travels in ("kv", "q", "auto"):
 # The fewest bytes are those of `auto`, which chooses anew for each chunk: keys for the first, whose prefix is empty, queries for the second, which has
 # seven tokens after 90, and keys for the last.
 #
-# Fewest bytes is not always least time: hops hide behind the attention of a block, as in lesson 06. Here is the last chunk of the long prompt on 32 ranks,
-# in 8 groups of 4, which divide the heads. In one case a fast network joins all ranks, in the other nodes of 8:
+# Fewer bytes do not always save time: hops hide behind the attention of a block. Here is the last chunk of the long prompt on 32 ranks:
+# 8 groups share the tokens, and the 4 ranks of a group the heads. Either NVLink joins all ranks, or nodes of 8:
 
 # %%
 h100 = hardware("h100")
@@ -318,8 +318,8 @@ print(f"left to compute, attention: {rest / (rest + saved):.0%} of all pairs, in
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
-# This is *decode context parallelism*. (The key and value of the new token must also reach the rank that caches it. Here every rank has them, so
-# nothing is sent.) Here is a square for each rank, with its heads from top to bottom and the tokens of the ranks from left to right. A filled box is a partial
+# This is *decode context parallelism*. (In truth a rank computes K and V of its own heads only, and sends them to the rank that caches the
+# token; here every rank has them.) Here are two squares for each rank, after steps 2 and 3: heads from top to bottom, tokens from left to right. A filled box is a partial
 # that the rank has:
 
 # %%
@@ -412,20 +412,20 @@ print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
 # - **The base.** Some kernels return lse to the base 2, others to the base e. Shapes, signs and orders of magnitude are the same, but
-#   every lse is 1.44 times too large, so the part with the larger lse gets too much weight.
+#   every difference of two is 1.44 times too large, so the part with the larger lse gets too much weight.
 # - **Token counts** say nothing about scores.
 # - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
 #   sequence is no longer than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
-# None of these answers but the NaN looks wrong: each is off by some percent. One more bug has nothing to do with the merge: a token's index in a rank's
+# None of these answers but the NaN looks wrong. One more bug has nothing to do with the merge: a token's index in a rank's
 # cache is not its position. Rotary embedding by that index turns the key by the wrong angle. `cache.next_positions(sequence, n)` gives the positions
 # in the sequence.
 #
 # ## 6 · More ranks than K/V heads
 #
 # Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. **Helix**
-# (arXiv 2507.07120) makes a grid instead: heads in one direction, tokens in the other. The ranks of a *row* have the same heads, each for its own part
+# (arXiv 2507.07120) takes lesson 15's grid, heads in one direction, tokens in the other, and divides most weights by all 16. The ranks of a *row* have the same heads, each for its own part
 # of the tokens. Here is a small grid on 4 ranks, with our 2 K/V heads:
 
 
@@ -499,8 +499,8 @@ print("fastest:", print_ways("2 nodes of 8", h100))
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.helix",
-    "The same 16 chips, but all on one NVLink. Which way takes the least time, or are two as "
-    "good as equal?",
+    "The same 16 chips, but all on one NVLink. Which way takes the least time? (The last two "
+    "count as one.)",
     ["TP 16", "TP 8 × CP 2", "section 4 in rows or Helix 8 × 2"],
 )
 
@@ -511,7 +511,7 @@ compare("19.helix", " or ".join(rows) if best in rows else best)
 
 # %% [markdown]
 # The two ways that divide most weights by 16 save some 2.5 ms of reading. They pay with adding up over 16 ranks: on two nodes 4.5 ms more, so TP 8 × CP 2
-# wins; on one network 1.1 ms more, and they win. They differ by a tenth of a millisecond, in a model as simple as this a tie.
+# wins; on one network 1.1 ms more, and they win. Those two differ by a tenth of a millisecond, in a model as simple as this a tie.
 #
 # ## 7 · What travels
 #
@@ -521,7 +521,7 @@ compare("19.helix", " or ".join(rows) if best in rows else best)
 # | prefill, long prefix | queries, and partials home | H (2D + 1) numbers of each token of the chunk, to and from all ranks |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
-# | decode on a grid of N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
+# | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
 # | every layer under tensor parallelism | shares of the hidden state | two all-reduces (*add up*) |
 #
 # ## Recap

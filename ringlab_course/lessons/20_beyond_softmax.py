@@ -9,7 +9,7 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids* of two kinds of layers: in some of them attention has no softmax. In Qwen3-Next these are three layers of four. Such a
+# Many models of today are *hybrids*: some layers have softmax attention, the others attention without it, as three layers of four in Qwen3-Next. Such a
 # layer keeps no keys and values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
@@ -202,7 +202,7 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
 
 # %% [markdown]
 # After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
-# on the numerator is 0, and 0 · ∞ is NaN. It is better to subtract running sums: $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$. Nothing overflows. But after
+# on the numerator is 0, and 0 · ∞ is NaN. It is better to subtract running sums: $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$. Below the diagonal nothing overflows. But after
 # a token that forgets everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the
 # logarithms of the decays between the two. The exponential comes last, and is 1 at most.
 #
@@ -285,7 +285,7 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 
 # %% [markdown]
 # Transitions compose **associatively**, as products of matrices do: one may group them at will. They do **not commute**: one may not swap
-# them. So adding up the B of all ranks is wrong: every later rank has decayed and corrected what an earlier one wrote.
+# them. Nor can one add up the B alone: A is what later ranks decayed and corrected of what earlier ones wrote.
 #
 # A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
 #
@@ -304,7 +304,7 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 # In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**:
 #
 # - *all* is of all its boxes; this one it sends;
-# - *before* leaves out the framed box; applied to zeros, it gives the state that enters.
+# - *before* leaves out the framed box, so at first it changes nothing: (I, 0). Applied to zeros, it gives the state that enters.
 #
 # A message m comes from earlier tokens. So both go after it: all ← all ∘ m, and before ← before ∘ m. For example, in round 2 rank 3 has all = {2, 3} and
 # before = {2}. It hears m = {0, 1} from rank 1 (hatched). Now it has all = {0, 1, 2, 3} and before = {0, 1, 2}.
@@ -315,8 +315,8 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# Nothing comes before rank 0. So from the start it knows the state that leaves it, and sends that alone, without A. Any other rank does so once it has
-# its check.
+# Nothing comes before rank 0. So from the start it knows the state that leaves it, and sends that alone; the receiver takes zeros for A. Any other rank
+# does so once it has its check.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -405,7 +405,8 @@ print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of 
 # %% [markdown]
 # **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts of 10 µs, and sends 3.5 transitions of 84 µs more; on 64 ranks the
 # gap is wider. The all-gather is for few ranks, or for small states. A relay's ranks send least, but its hops wait for each other. And it matters: on 8
-# ranks even doubling takes longer than the computing of a stretch of 8,192 tokens. Longer stretches hide it better, for a scan's bytes do not grow.
+# ranks even doubling takes longer than the computing of a stretch of 8,192 tokens, and nothing hides it, for it lies between the two passes. Beside a
+# longer stretch it weighs less.
 #
 # The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to the gradient
 # of the state that entered:
@@ -430,8 +431,8 @@ print("the gradient of the state that entered is Aᵀ dS:",
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
-    "Forward, how many tokens has the whole sequence when the busiest rank of the ring sends as "
-    "many bytes as the busiest rank of the doubling?",
+    "At how many tokens in the whole sequence do the busiest rank of the ring and the busiest "
+    "rank of the doubling send equally many bytes?",
     ["300", "3,000", "30,000", "300,000"],
 )
 
@@ -450,13 +451,13 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 
 # %% [markdown]
 # For short sequences the scan sends more: a transition has as many bytes as K and V of 1,024 tokens. But the bytes of a scan do not grow with the
-# length. At a million tokens the ring sends hundreds of times as much.
+# length. At a million tokens the ring sends hundreds of times as much. (But a ring hides its bytes behind computing, and a scan cannot.)
 #
 # ## 9 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
-# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but eight stretches have
-# more later ones to send to than four: three times the bytes here. In a striped layout
+# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but in an
+# all-gather eight stretches have more later ones to send to than four: three times the bytes here. In a striped layout
 # every token is a stretch of its own:
 
 # %%
