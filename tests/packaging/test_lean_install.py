@@ -33,7 +33,7 @@ ASK_THE_COURSE = ("doctor --json", "--help", "grade notebook.ipynb --unsafe")
 """Commands of the course, and those that report about it."""
 TINY = "--tokens 64 --heads 1 --head-dim 16 --ranks 2 --pairs 1"
 REFERENCE = {
-    "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8": 0,
+    "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki": 0,
     "simulate --tokens 4096 --ranks 2 --perfetto events.json": 0,
     "kernels": 0,
     "check ringlab.conformance.own:ring --quick --only scale --layouts contiguous --ranks 2": 0,
@@ -330,7 +330,7 @@ def test_the_installed_program_runs_and_names_the_extra(installed: Environment) 
 
 # Mutants: a module of the base that imports too much.
 
-PLAN = "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8"
+PLAN = "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki"
 TOO_MUCH = {
     "matplotlib at the top": ("import matplotlib\n", "No module named 'matplotlib'"),
     "the course at the top": ("import ringlab_course\n", "No module named 'ringlab_course'"),
