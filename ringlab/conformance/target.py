@@ -262,11 +262,7 @@ def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:
 
 
 def _swallows(function: Callable[..., Any]) -> bool:
-    try:
-        kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
-    except (TypeError, ValueError):
-        return False
-    return inspect.Parameter.VAR_KEYWORD in kinds
+    return any(each.kind is each.VAR_KEYWORD for each in _parameters(function))
 
 
 def required(function: Callable[..., Any]) -> set[str]:

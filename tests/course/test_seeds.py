@@ -14,7 +14,7 @@ from tests.course import sandboxed, seeds
 from tests.course.submissions_of import cases
 
 CHEAP = ("00",)
-"""Exercises that are run here over all seeds; of the others the committed sweep tells."""
+"""The exercise that is run here over all seeds; the committed sweep tells of the others."""
 
 
 @pytest.mark.parametrize("exercise_id", cases(CHEAP))
