@@ -285,7 +285,7 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 
 # %% [markdown]
 # Transitions compose **associatively**, as products of matrices do: one may group them at will. They do **not commute**: one may not swap
-# them. Nor can one add up the B alone: A is what later ranks decayed and corrected of what earlier ones wrote.
+# them. Nor can one add up the B alone: A says what later ranks leave of what earlier ones wrote.
 #
 # A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
 #
