@@ -14,6 +14,7 @@ import hypothesis
 import numpy
 import pytest
 import torch
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 from tests import needs, shapes
@@ -30,6 +31,10 @@ if not torch.cuda.is_available():
 # Only modules that name an array type: the hook wraps every function of a module, which made the
 # virtual cluster's small ones five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
+
+# Tests that call the reference as a user does, most of them thousands of times. Its own tests, in the other folders, hold it
+# to its shapes; here, holding every call to them doubles the time.
+UNCHECKED = ("tests/conformance/", "tests/course/", "tests/journey/")
 
 # Where the verdict counts, examples that a test's name and the constants of the modules imported so far decide, so that
 # almost always they are the same; fresh ones on a developer's machine. How long drawing them takes is a matter of what else
@@ -159,6 +164,13 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     """Keep the peak of a worker that has ended."""
     if peak := getattr(node, "workeroutput", {}).get("peak_bytes"):
         _peaks[node.gateway.id] = peak
+
+
+@pytest.fixture(autouse=True)
+def shape_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check shapes in the tests of the reference only."""
+    unchecked = request.node.nodeid.startswith(UNCHECKED)
+    monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", unchecked)
 
 
 @pytest.fixture(autouse=True)
