@@ -10,7 +10,7 @@ import numpy as np
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.packing.assignment import Assignment
-from ringlab.viz.style import INK, PAPER, QUIET, RULE, new_figure, rank_colour, styled
+from ringlab.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,11 @@ def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
     )
 
 
-_PAIRS = {"right": "#0072B2", "of another document": "#D55E00", "lost": PAPER}
+_PAIRS: dict[str, dict[str, Any]] = {
+    "right": {"facecolor": BLUE, "edgecolor": PAPER},
+    "of another document": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
+    "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "..."},
+}
 """A pair that is seen and should be; one that is seen and should not be; one that should be seen and is not."""
 
 
@@ -94,19 +98,14 @@ def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
         ax = drawn.subplots()
         for query, key in np.argwhere(right | seen):
             kind = "lost" if not seen[query, key] else "right" if right[query, key] else "of another document"
-            look = {"facecolor": _PAIRS[kind], "edgecolor": QUIET if kind == "lost" else PAPER}
-            hatch = {"of another document": "///", "lost": "..."}.get(kind)
-            ax.add_patch(_box((key - 0.5, query - 0.5), 1, 1, hatch=hatch, linewidth=0.5, **look))
+            ax.add_patch(_box((key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind]))
         ax.set(
             xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), aspect="equal",
             xlabel="key: place in the row", ylabel="query: place in the row",
             xticks=range(0, length, 2), yticks=range(0, length, 2),
         )  # fmt: skip
         ax.grid(False)
-        boxes = [
-            _box((0, 0), 1, 1, facecolor=colour, edgecolor=QUIET, hatch=hatch, linewidth=0.5)
-            for colour, hatch in zip(_PAIRS.values(), (None, "///", "..."), strict=True)
-        ]
+        boxes = [_box((0, 0), 1, 1, linewidth=0.5, **look) for look in _PAIRS.values()]
         ax.legend(boxes, [*_PAIRS], loc="upper right")
     return drawn
 
@@ -118,6 +117,51 @@ def describe_mistaken(right: np.ndarray, seen: np.ndarray) -> str:
         f"Of the pairs that should be seen, {int((right & seen).sum())} are and {int((right & ~seen).sum())} are lost; "
         f"{int((seen & ~right).sum())} pairs are of two documents. Wrong queries: {', '.join(map(str, wrong))}."
     )
+
+
+def labels(
+    layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
+) -> Figure:
+    """Return, for each layout, the row's tokens in the colours of their ranks, with the labels `made` of it; wrong ones are hollow.
+
+    made[layout] and right: (S,), the place of each token's label, negative where it has none.
+    """
+    with styled():
+        drawn = new_figure((8.0, 0.85 * len(layouts) + 0.7))
+        axes = drawn.subplots(len(layouts), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, layout, own in zip(axes, layouts, made, strict=True):
+            for token, rank in enumerate(owners(layout)):
+                colour, wrong = rank_colour(int(rank)), own[token] != right[token]
+                filled = {"facecolor": colour, "edgecolor": PAPER}
+                hollow = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 2.5}
+                size = 0.86 if wrong else 1.0  # the thick edge stays inside
+                corner = token - size / 2, (1 - size) / 2
+                ax.add_patch(_box(corner, size, size, **(hollow if wrong else filled)))
+                look: dict[str, Any] = {"color": RED, "weight": "bold"} if wrong else {"color": INK}
+                text = str(own[token]) if own[token] >= 0 else "none"
+                ax.text(token, 0.5, text, ha="center", va="center", fontsize=8, **look)
+            for bound in np.cumsum([0, *documents]):
+                ax.plot([bound - 0.5] * 2, [-0.25, 1.25], color=INK, linewidth=1.6, clip_on=False)
+            ax.set(xlim=(-0.5, layout.S - 0.5), ylim=(-0.25, 1.25), yticks=[], xticks=range(layout.S))
+            ax.set_ylabel(layout.name.replace("zigzag", "zig-zag"), rotation=0, ha="right", va="center")
+            ax.grid(False)
+            ax.spines[:].set_visible(False)
+        axes[-1].set_xlabel("place in the row; thick lines are the bounds of documents")
+        names = [f"rank {rank}" for rank in range(layouts[0].P)]
+        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
+        drawn.legend(boxes, names, loc="outside upper right", ncols=len(names))
+    return drawn
+
+
+def describe_labels(
+    layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
+) -> str:
+    """Return the labels of `labels` in words."""
+    parts = [
+        f"{layout.name}: wrong at {', '.join(map(str, np.flatnonzero(own != right))) or 'no token'}"
+        for layout, own in zip(layouts, made, strict=True)
+    ]
+    return f"Labels of a row with documents of {', '.join(map(str, documents))} tokens. {'; '.join(parts)}."
 
 
 def rectangle(documents: Sequence[int], columns: int) -> Figure:

@@ -9,10 +9,9 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
-# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published bugs](../docs/field-reports.md)
-# of context parallelism come from this. With one document they do not show. Most of them handle by *rank* something that belongs to a
-# *document*. Few of these bugs raise an error: training runs, and the loss falls as if all were
-# well.
+# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published
+# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. With one
+# document they do not show. With many, training runs and the loss falls, and no error is raised.
 
 # %%
 import numpy as np
@@ -23,12 +22,10 @@ from ringlab import Mask, VirtualCluster, contiguous, ring_attention, striped, z
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
 from ringlab.cost.sequence_time import SequenceCosts
-from ringlab.cost.sizes import Attention
 from ringlab.errors import LayoutError
 from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
 from ringlab.packing import Packing
 from ringlab.packing.comparison import compare as compare_assignments
-from ringlab.packing.groups import sent_bytes
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import packed_view
 from ringlab.viz.style import show
@@ -36,8 +33,8 @@ from ringlab.viz.style import show
 # %% [markdown]
 # ## 1 · A rectangle of documents
 #
-# Here are 24 documents whose lengths are drawn as those of real text are: many short ones, a few long ones. (The logarithm of
-# the length is normally distributed.) The simple batch has one line for each of them, filled up to the longest with *padding*, tokens that mean nothing.
+# Here are 24 documents with lengths as in real text: many short ones, a few long ones. (The logarithm of a length is normally
+# distributed.) The simplest batch gives each document a line, filled up to the longest with *padding*, tokens that mean nothing.
 
 # %%
 lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
@@ -58,13 +55,12 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
      packed_view.describe_rectangle(lengths, columns=lengths.max()))
 
 # %% [markdown]
-# A matrix product computes padding like any other token. So the documents are written one after the other, into lines without a
-# gap. (The second part of a cut document cannot see the first.) With a ring, a batch is usually a single line, the **row**: one
-# long sequence of S tokens that all ranks share.
+# A matrix product computes padding like any other token. Packing writes the documents one after the other, without a gap. On a ring such a
+# batch is usually a single line, the **row**: a sequence of S tokens that all ranks share.
 #
 # ## 2 · Three ways to write a bound
 #
-# From here on four documents of 5, 1, 7 and 3 tokens are enough. Libraries say in three ways where one ends:
+# Four documents of 5, 1, 7 and 3 tokens are enough from here on. Libraries say in three ways where one ends:
 
 # %%
 documents = (5, 1, 7, 3)
@@ -74,14 +70,13 @@ print("position ids  ", *row.position_ids)
 print("document ids  ", *row.document_ids)
 
 # %% [markdown]
-# - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take it.
-# - **Position ids**, which begin again at 0 with each document. The code that builds batches, the *collator*, often makes these. The
-#   document of one token shows as two zeros side by side.
+# - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take these.
+# - **Position ids** begin again at 0 with each document. The code that builds batches, the *collator*, often makes these.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Each gives the other two, with one exception: an *empty* document appears in cu_seqlens only, as a repeated bound. All three speak of the *whole row*. That is
-# easily forgotten once the row has been cut. Two words from here on: a token's **position** counts in its document, its **place** in the row.
-# (`layout.positions` returns places.)
+# Each gives the other two. (Only cu_seqlens can show an *empty* document, as a repeated bound.) All three describe the *whole row*, which is
+# easily forgotten once the row has been cut. Two words for the rest of the lesson: a token's **position** counts in its document, its
+# **place** in the row.
 
 # %%
 same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
@@ -91,8 +86,8 @@ print([each.documents for each in same])
 # %% [markdown]
 # ## 3 · Which token sees which
 #
-# A query sees the keys of its own document at or before itself. In the picture a square is a visible pair, and its colour is
-# the rank that owns the query:
+# A query sees the keys of its own document at or before itself. In the picture a square is a visible pair, in the colour of the rank that
+# owns the query:
 
 # %%
 S = sum(documents)
@@ -100,8 +95,7 @@ pictured = [contiguous(S, 2), zigzag(S, 2)]
 show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
 
 # %% [markdown]
-# Four triangles, and nothing between them. A zig-zag balances one large triangle, and here are four small ones, so it does not balance
-# exactly:
+# Four triangles, and nothing between them. A zig-zag balances one large triangle; four small ones it balances only nearly:
 
 # %%
 for layout in pictured:
@@ -109,9 +103,9 @@ for layout in pictured:
     print(layout.name, "pairs by rank:", [int(whole[layout.positions(r)].sum()) for r in range(2)])
 
 # %% [markdown]
-# If somebody forgets the documents, the triangle of the whole row is computed instead, and values leak from one document into the
-# next. [One published ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) forgot them; its first loss was 1.83 times that of one
-# rank. A test for it: change **one token**, and look which outputs move.
+# Without the documents, one large triangle is computed, and values leak from each document into the next. In [one published
+# ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) the first loss was 1.83 times that of one rank. A test needs no
+# reference: change **one token**, and look which outputs move.
 
 # %%
 torch.manual_seed(18)
@@ -149,20 +143,19 @@ print("outputs that move without:       ", moved(causal, 6))
 compare("18.leak", len(moved(causal, 6)))
 
 # %% [markdown]
-# With the documents' mask, token 6 moves the seven outputs of its own document; without it, also the three of the next. This test needs no reference: the
-# outputs that move must be this token and those after it in its document. Done for every token, it finds any pair of two different tokens that is
-# wrong. (It cannot say whether a token sees itself: its own query changes, too.)
+# Token 6 may move its own document's outputs, here seven. Without documents it also moves the next document's three. The test in general: a
+# token moves its own output and those after it in its document, and no other.
 #
 # ## 4 · The bounds of a shard
 #
-# Now cut the row. Each rank has a part of it, and its kernel wants cu_seqlens for that part. A fork of Megatron-LM once did this, in a
-# linear-attention layer:
+# Now cut the row. Each rank's kernel wants cu_seqlens for its own part. A fork of Megatron-LM computed them like this
+# ([report](https://github.com/ISEEKYAN/Megatron-LM/issues/111)):
 #
 # ```python
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# ([Its report](https://github.com/ISEEKYAN/Megatron-LM/issues/111).) It looks right, if each rank has 1/P of every document. On two ranks:
+# It looks right, if each rank has 1/P of every document. On two ranks:
 
 # %%
 P = 2
@@ -175,10 +168,10 @@ for rank in range(P):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "Shards are contiguous. Each rank reads [0, 2, 3, 6, 8] as the bounds of its own 8 tokens: "
-    "its tokens 0 and 1 are document 0, token 2 is document 1, and so on. A query sees a key of "
-    "any rank if by this reading both have the same document and the key is not later in the "
-    "row. How many of the 16 queries see exactly the right keys?",
+    "Shards are contiguous. Each rank reads [0, 2, 3, 6, 8] as the bounds of its own 8 tokens, so "
+    "its tokens 0 and 1 have document number 0, token 2 has number 1, and so on. A query sees "
+    "every key with its own number that is not later in the row. How many of the 16 queries see "
+    "exactly the keys that they should?",
     unit="queries",
 )
 
@@ -216,13 +209,12 @@ both = seen_with(row.document_ids), seen_with(by_divided_bounds(row, halves))
 show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
 
 # %% [markdown]
-# Both ranks read the same bounds. So token 8, the first of rank 1, is in document 0 like tokens 0 and 1, and sees these two tokens of another
-# document; document 2 falls apart. Queries 6 and 7 are right by luck: their document has a wrong number, but no earlier token shares it.
+# Both ranks read the same bounds, so token 8, the first of rank 1, gets number 0 like tokens 0 and 1, and sees them. Document 2 falls apart.
+# (Queries 6 and 7 are right by luck.)
 #
-# The line is right if every rank holds the same number of tokens of **every** document. Then each bound in the shard is the row's bound
-# divided by P. The layout that [lesson 08](08_striped_and_zigzag.ipynb) called *two of each*, in ringlab `per_document`, does that if 2P divides all
-# lengths. (Each document is cut into 2P pieces, and rank r has pieces r and 2P − 1 − r. Tokens left over go together to the rank that
-# has the fewest.) A test whose lengths are all multiples of 2P is green:
+# When is the line right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
+# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test whose lengths are all
+# multiples of 2P is green:
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
@@ -235,8 +227,8 @@ for packing in (even, row):
           f"tokens of each document by rank {shares}")
 
 # %% [markdown]
-# So some libraries round every document up to a multiple of 2P, with padding *between* documents. They then keep two lists of bounds: one
-# counts the padding, one does not. Mixing them up is [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495). And what does the padding cost on our 24 documents?
+# Some libraries therefore pad every document to a multiple of 2P. That makes two lists of bounds, with and without padding, and mixing
+# them up is [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495). What does the padding cost on our 24 documents?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -255,9 +247,10 @@ shortest = Packing.of_lengths([1] * 100).padded(16)
 print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
-# For long documents the price is small, but very short ones make the row many times longer. Another way needs no equal parts. Keep each
-# token's **place in the row**. From two places and the bounds of the row a mask finds whether they share a document, and which is earlier. ringlab's masks
-# do that, in any layout and for any lengths:
+# A small price, but for very short documents a row grows to many times its length. The other way needs no equal parts: keep each token's
+# **place in the row**. Two places and the row's bounds decide whether a query sees a key. ringlab's masks work like this, in any layout and
+# for any lengths:
+
 
 # %%
 def on_ring(ring, layout, packing, qkv):
@@ -274,45 +267,16 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
 
 # %% [markdown]
-# ### Which layout?
-#
-# A block that holds nothing visible need not be computed, nor a tile of it ([lesson 08](08_striped_and_zigzag.ipynb)). How many are left depends on the
-# layout, and so does the balance of the ranks. Here are our 24 documents on 16 ranks, with tiles of 64 × 64 tokens:
-
-# %%
-seen = seen_with(real.document_ids)
-
-
-def tiles(rows, keys, size=64):
-    """How many tiles of a block hold a visible pair."""
-    block, starts = seen[np.ix_(rows, keys)], [range(0, len(x), size) for x in (rows, keys)]
-    in_rows = np.logical_or.reduceat(block, starts[0], axis=0)
-    return int(np.logical_or.reduceat(in_rows, starts[1], axis=1).sum())
-
-
-fine = real.layout("per_document", 16)
-for layout in (*(make(real.length, 16) for make in (contiguous, zigzag, striped)), fine):
-    own = [layout.positions(r) for r in range(16)]
-    count = np.array([[tiles(rows, keys) for keys in own] for rows in own])
-    scores = 64**2 * count.sum(axis=1)
-    print(f"{layout.name:13} {np.count_nonzero(count):3} of 256 blocks; scores computed for each",
-          f"visible pair: {scores.sum() / seen.sum():.2f},",
-          f"times {scores.max() / scores.mean():.2f} on the busiest rank:",
-          f"{16 * scores.max() / seen.sum():.2f}")
-
-# %% [markdown]
-# The ring waits for its busiest rank, so the last number decides. Contiguous ranks compute least in all, but one of them has 3.6 times the mean. Striped and
-# `per_document` balance, and pay for it with tiles that are partly empty; striped is ahead here. In lesson 08 documents were longer compared with a tile, and
-# `per_document` was ahead. Before it computes a block, a rank asks the mask. It passes the block on either way, because the next rank may need it.
+# Where a block of keys holds nothing that a rank's queries see, the rank need not compute it. It passes the block on all the same, because
+# the next rank may need it. How much is left to compute depends on the layout, as in lesson 08.
 #
 # ## 5 · Labels
 #
-# The label of a token is the next token of **its document**. Two borders are in the way: that of the document, where there is no
-# next token, and that of the shard, where the next token lies elsewhere. Let us make the labels in three ways, and count the
-# wrong ones:
+# The label of a token is the next token of **its document**. Two borders are in the way: at the end of a document there is no next token,
+# and at the end of a shard it lies elsewhere. Three ways to make labels:
 #
 # - *shift the row*, ignoring documents, then cut;
-# - *cut first*, then shift on each rank, with the documents of its tokens;
+# - *cut first*, then shift on each rank, within documents;
 # - *shift in documents*, then cut.
 
 # %%
@@ -340,33 +304,36 @@ predict(
 
 # %%
 of = torch.from_numpy(row.document_ids)
-for layout in (contiguous(S, 2), zigzag(S, 2), striped(S, 2)):
-    wrong = {"shift the row": 0, "cut first": 0, "in documents": 0}
+layouts, cut_first = [contiguous(S, 2), zigzag(S, 2), striped(S, 2)], []
+for layout in layouts:
+    wrong, label = {"shift the row": 0, "cut first": 0, "in documents": 0}, np.empty(S, int)
     for rank in range(2):
         own = torch.from_numpy(layout.positions(rank))
         made = shift(numbers[0])[own], shift(numbers[0][own], of[own]), shift(numbers[0], of)[own]
         for name, labels in zip(wrong, made, strict=True):
             wrong[name] += int((labels != labels_of_row[own]).sum())
+        label[own] = made[1]
+    cut_first.append(label)
     print(f"{layout.name:11} wrong labels:", wrong)
     if layout.name == "striped":
         compare("18.labels", wrong["cut first"])
+drawn = layouts, documents, cut_first, labels_of_row.numpy()
+show(packed_view.labels(*drawn), packed_view.describe_labels(*drawn))
 
 # %% [markdown]
-# - *Shift the row* invents a label at the end of every document but the last: the model is asked to guess how an unrelated text
-#   begins.
-# - *Cut first* ([a bug](https://github.com/verl-project/verl/issues/4250) of a published library) loses or invents a label at the end of
-#   every *run* of neighbouring tokens, unless a document ends there too. A contiguous or zig-zag shard has one or two runs. In
-#   a striped shard no two tokens are neighbours: all 12 labels that should be a token are wrong or lost.
-# - Models that also predict the token after the next (*multi-token prediction*) shift twice, so shifting the row is then wrong for up to two tokens at each
-#   bound.
+# The picture shows *cut first*. A square is a token in the colour of its rank, with the place of its label in it. Hollow ones have a wrong label or lost theirs.
 #
-# So: shift in the whole row, within documents, and send labels along like tokens. The same holds for loss weights and everything
-# else that belongs to a token.
+# - *Shift the row* invents a label at the end of every document but the last: the model is to guess how an unrelated text begins.
+# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every *run* of neighbouring
+#   tokens. A contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run.
+#
+# So shift in the whole row, within documents, and let labels travel with their tokens. The same holds for loss weights and everything else
+# that belongs to a token.
 #
 # ## 6 · Positions
 #
-# Rotary embedding turns q and k by their positions. Three candidates: the position in the document, the place in the row, and
-# the index in the shard.
+# Rotary embedding turns q and k by a number. Three are at hand: the position in the document, the place in the row, and the index in the
+# shard.
 
 
 # %%
@@ -406,14 +373,13 @@ close = (with_positions(places) - right).abs().max() < 1e-9
 compare("18.positions", "not at all, but for rounding" if close else "much, in all but the first")
 
 # %% [markdown]
-# A product of turned vectors depends on the *difference* of their positions, and within a document the two kinds differ by a
-# constant. So the place in the row does no harm to rotary embedding. It does to learned positions, and where positions beyond a limit are treated differently. The index in a shard is wrong as soon as a document lies in more than one run: two neighbouring
-# tokens may then have indices far apart.
+# A product of turned vectors depends on the *difference* of the two numbers, and within a document position and place differ by a constant.
+# So places do no harm here. (They do with learned positions, and where long distances are treated differently.) Indices in a shard do: two
+# neighbours in different runs get numbers far apart.
 #
 # ## 7 · The loss
 #
-# The loss is a mean over the tokens that count. How many are they, and who counts them? Suppose that four ranks hold these sums of −log p, and these
-# numbers of tokens that count:
+# The loss is a mean over the tokens that count. Who counts them? Four ranks hold these sums of −log p, over these numbers of tokens:
 
 # %%
 sums, counts = np.array([8.0, 30.0, 12.0, 100.0]), np.array([4, 10, 2, 50])
@@ -434,14 +400,12 @@ print(f"{factor:.1f} times")
 compare("18.loss", factor)
 
 # %% [markdown]
-# The factor differs by rank and by batch. (A relative is easier to see: [verl](https://github.com/verl-project/verl/issues/5983) left the ranks of
-# the ring out of its count, and loss and gradients were P times too large.) The mean of means, printed above, is wrong too: rank 2's two tokens have as much say as rank
-# 3's fifty. In fine-tuning on questions and answers only the answers' tokens count, and they are spread unevenly over the ranks. **Count over all
-# ranks, once, before anybody divides.** Padding between documents must not count either.
+# The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) left the ring's ranks out of its count:
+# loss and gradients were P times too large.) The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
+# over all ranks, once, before anybody divides.** Padding does not count.
 #
-# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. In a padded batch
-# with a mean per line, as some losses for preferences and rewards have it, each *document* counts once. Packing must not
-# change which of the two is meant:
+# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. Some losses for preferences
+# count each *document* once instead. Packing must not change which of the two is meant:
 
 # %%
 losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
@@ -452,16 +416,14 @@ by_document = torch.stack([losses[own][count[own]].mean() for own in having]).me
 print(f"each token counts once: {by_token:.3f}, each document counts once: {by_document:.3f}")
 
 # %% [markdown]
-# If a document lies on two ranks, neither of them knows its mean. In the exercise you find the weight of each token with one
-# reduction.
+# If a document lies on two ranks, neither knows its mean. In the exercise you find each token's weight with one reduction.
 #
 # ## 8 · A short document needs no ring
 #
-# Back to the 24 documents, on 16 ranks. So far one ring shared the whole row, and its hops served all documents at once. From here on each document
-# has a ring of its own. The shortest has 70 tokens: in a ring of 16 each rank would hold 4 or 5, and wait for fifteen hops that nothing hides. On one rank
-# none of its keys would travel. The longest has long computations to hide its hops behind, and belongs on many ranks.
-#
-# This is **dynamic context parallelism**: each document gets its own number of ranks, and a ring among these alone.
+# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. In a ring of 16 the shortest document, of 70 tokens, would
+# put 4 or 5 on each rank, which then wait for fifteen hops that nothing hides. On one rank its keys would not travel at all. The longest
+# document has computations to hide its hops behind. **Dynamic context parallelism** gives each document a ring of its own, of 1, 2, 4, 8 or 16
+# ranks: its *degree*.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -478,14 +440,10 @@ print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4]
 compare("18.share", 100 * pairs.max() / pairs.sum())
 
 # %% [markdown]
-# One document has most of the pairs. But every token also passes the linear layers, so measured in time, this document is only about a third of the work. The *degree* of a
-# document is its number of ranks. `assign` in `ringlab.packing` looks for a degree for each document, so that all ranks end at about the same time.
-# It knows how long a token, a pair and a hop take, here in Llama 3 8B on H100s, 8 of them in a node: a model of the time, not a measurement.
-# A rank has room for `capacity` = 2,048 tokens, so the longest document needs three ranks; degrees are 1, 2, 4, 8 or 16, so that groups nest. The
-# other way, *static*, gives every document the same degree, the one that is fastest: here 8, in two rings of eight, each of which takes its documents one
-# after the other. (A ring of 16 would cross to another node.) `compare_assignments` makes both. Its `seconds` are of a training step's forward and backward,
-# all layers. No step can be faster than the larger of two times: all work divided evenly, and the slowest document on its best degree. `bound` is this
-# least time:
+# One document has most of the pairs. (Of the time it has less, since every token also passes the linear layers.) `assign` in
+# `ringlab.packing` looks for degrees with which all ranks end at about the same time. *Static* is the usual way: one degree for all, the
+# fastest that has room, here 8, in two rings. The times are those of a model, of a step of Llama 3 8B on H100s; the dashed line is a time
+# that no assignment can beat:
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -502,39 +460,18 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank. A block is a document; it is as wide as the ranks that share it, and the number says how many tokens it has. (There are eight
-# colours for 24 documents.) The upper blocks of *static* are almost equally high although their lengths differ: they are hops, not work. The dynamic
-# step is near the least time, and 21 of its documents have one rank each. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens; on one rank it sends none. In one layer:
-
-# %%
-sizes = Attention(H=32, K=8, D=128, dtype="bfloat16")
-for name, made in (("static", found.static), ("dynamic", found.dynamic)):
-    batches = range(len(made.micro_batches))
-    sent = sum(sent_bytes(made, batch, rank, sizes) for batch in batches for rank in range(16))
-    print(f"{name:8} {sent / 1e6:6.1f} MB in all, forward, in one layer")
-
-# %% [markdown]
-# The longer the documents, the less there is to gain, if the room on a rank grows with them:
-
-# %%
-for times in (1, 4, 16):
-    longer = compare_assignments((times * lengths).tolist(), 16, times * 2048, costs)
-    over = [seconds / longer.least_s for seconds in (longer.static_s, longer.dynamic_s)]
-    print(f"{times:2} times as long: static {over[0]:.2f} times the least, dynamic {over[1]:.2f};",
-          " ".join(longer.table().splitlines()[2].split()[4:]))
-
-# %% [markdown]
-# Long computations hide their hops, so a ring of eight costs the short documents less and less, and static comes near the least time. At 16 times the length
-# the quick search finds nothing better.
+# Each column is a rank, and each block a document, as wide as the ranks that share it, with its number of tokens. (Eight colours for 24
+# documents.) Under *static* blocks of unequal documents are almost equally high: those are hops, not work. Under *dynamic* 21 documents have a
+# rank each, and the step ends near the least time.
 #
-# Groups nest: a rank may be in the ring of eight for one document, and alone for the next. All ranks go through their documents in one order,
-# from the largest group to the smallest, so no two wait for each other in a circle.
+# All ranks go through their documents from the largest group to the smallest, so no two wait for each other in a circle. With documents 16
+# times as long hops hide by themselves, and [there is little to gain](../docs/guide/packed.md).
 #
 # ## 9 · All of it in a step
 #
-# Finally a step of training: a small decoder on 3 ranks, a row of four documents, labels, positions, mask, and a loss that counts over
-# all ranks. `Packing.shard` takes labels that nobody has shifted, shifts them within documents, cuts, and adds position ids. Its loss and
-# gradients must be those of one process that computes each document alone. `spoil` is for later:
+# Last, a step of training: a small decoder on 3 ranks, with labels, positions, mask, and a loss that counts over all ranks. `Packing.shard`
+# shifts labels within documents, cuts, and adds position ids. Loss and gradients must be those of one process that computes each document
+# alone. (`spoil` is for later.)
 
 
 # %%
@@ -573,7 +510,7 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
 
 # %% [markdown]
-# And with a bug? Here are three. (With the first, positions count through the row, or ringlab would refuse the mismatch.)
+# And with a bug? Here are three:
 
 # %%
 faults = {
@@ -590,8 +527,9 @@ for name, spoil in faults.items():
         print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
 
 # %% [markdown]
-# Two losses that nobody would doubt, and no error. Only the comparison with documents computed alone tells them from the right one. (ringlab compares
-# position ids with layout and mask, and refuses wrong ones; most code does not.)
+# Two losses that nobody would doubt, and no error. Only the comparison with documents computed alone finds them. (ringlab compares position
+# ids with layout and mask, and refuses wrong ones; most code does not. The first fault counts positions through the row, or it too would
+# be refused.)
 #
 # ## Recap
 #
@@ -607,8 +545,8 @@ for name, spoil in faults.items():
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
 # see?</summary>Divided bounds: every rank has as many tokens of every document, so they are right.</details>
 #
-# <details><summary>2. In section 5, why did cutting first lose one label with contiguous shards and all twelve with striped ones?</summary>A label is
-# lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
+# <details><summary>2. In section 5, why did cutting first lose one label with contiguous shards and all twelve with striped ones?</summary>A
+# label is lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>
