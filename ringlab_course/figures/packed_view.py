@@ -225,18 +225,19 @@ def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound:
 
     A document on neighbouring ranks is one wide piece. Its tokens are written on it where there is room; the line is at `bound` ms.
     """
-    colours = {int(document): rank_colour(n) for n, document in enumerate(np.argsort(lengths)[::-1])}
     with styled():
         drawn = new_figure((8.0, 3.6))
         axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
         for ax, ranks, title in zip(axes, placed, titles, strict=True):
             for first, last, document, low, high in _pieces(ranks):
                 left, width = first - 0.45, last - first + 0.9
-                look: dict[str, Any] = {"color": colours[document], "edgecolor": PAPER, "linewidth": 0.5}
+                look: dict[str, Any] = {"color": rank_colour(document), "edgecolor": PAPER, "linewidth": 0.5}
                 ax.bar(left, high - low, bottom=low, width=width, align="edge", **look)
-                if high - low > bound / 14:
-                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
+                upright = 90 if first == last else 0
+                if high - low > bound / (9 if upright else 16):
+                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4}
                     look = {"ha": "center", "va": "center", "color": INK, "fontsize": 7, "bbox": box}
+                    look["rotation"] = upright
                     ax.text((first + last) / 2, (low + high) / 2, f"{lengths[document]:,}", **look)
             ax.axhline(bound, color=INK, linewidth=1, linestyle="--", label="least time")
             ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))

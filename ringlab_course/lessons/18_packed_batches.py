@@ -10,8 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published
-# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. With one
-# document they do not show. With many, training runs and the loss falls, and no error is raised.
+# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. Some need several
+# documents to show, others uneven lengths. None raises an error, and the loss looks as it should.
 
 # %%
 import numpy as np
@@ -38,7 +38,7 @@ from ringlab.viz.style import show
 
 # %%
 lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
-print("tokens:", *sorted(lengths.tolist()))
+print("lengths, sorted:", *sorted(lengths.tolist()))
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -55,8 +55,9 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
      packed_view.describe_rectangle(lengths, columns=lengths.max()))
 
 # %% [markdown]
-# A matrix product computes padding like any other token. Packing writes the documents one after the other, without a gap. On a ring such a
-# batch is usually a single line, the **row**: a sequence of S tokens that all ranks share.
+# A matrix product computes padding like any other token. Packing writes the documents one after the other, without a gap (on the right, where
+# two documents go on in the next line). On a ring such a batch is usually a single line, the **row**: a sequence of S tokens that all ranks
+# share.
 #
 # ## 2 · Three ways to write a bound
 #
@@ -105,7 +106,7 @@ for layout in pictured:
 # %% [markdown]
 # Without the documents, one large triangle is computed, and values leak from each document into the next. In [one published
 # ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) the first loss was 1.83 times that of one rank. A test needs no
-# reference: change **one token**, and look which outputs move.
+# second implementation: change **one token**, and look which outputs move.
 
 # %%
 torch.manual_seed(18)
@@ -213,8 +214,8 @@ show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
 # (Queries 6 and 7 are right by luck.)
 #
 # When is the line right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
-# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test whose lengths are all
-# multiples of 2P is green:
+# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test with this layout is green, as
+# long as all its lengths are multiples of 2P:
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
@@ -247,9 +248,9 @@ shortest = Packing.of_lengths([1] * 100).padded(16)
 print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
-# A small price, but for very short documents a row grows to many times its length. The other way needs no equal parts: keep each token's
-# **place in the row**. Two places and the row's bounds decide whether a query sees a key. ringlab's masks work like this, in any layout and
-# for any lengths:
+# Here 1 %, but a row of one-token documents grows 16-fold. The other way needs no equal parts: keep each token's **place in the row**. Two places
+# and the row's bounds decide whether a query sees a key. ringlab's masks work like this, in any layout and for any lengths, here on three
+# ranks, whose shards are uneven:
 
 
 # %%
@@ -264,16 +265,17 @@ alone = [F.scaled_dot_product_attention(*(x[..., own, :] for x in (q, k, v)), is
 for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_document", 3)):
     run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
     error = (layout.unshard(run.results) - torch.cat(alone, dim=-2)).abs().max().item()
-    print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12}")
+    print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12},",
+          f"{len(run.trace.computes())} of 9 blocks computed")
 
 # %% [markdown]
-# Where a block of keys holds nothing that a rank's queries see, the rank need not compute it. It passes the block on all the same, because
-# the next rank may need it. How much is left to compute depends on the layout, as in lesson 08.
+# Where a block of keys holds nothing that a rank's queries see, the rank does not compute it. It passes the block on all the same, because the
+# next rank may need it.
 #
 # ## 5 · Labels
 #
-# The label of a token is the next token of **its document**. Two borders are in the way: at the end of a document there is no next token,
-# and at the end of a shard it lies elsewhere. Three ways to make labels:
+# The label of a token is the next token of **its document**. Two borders matter. The last token of a document has no next token, and gets no
+# label. The last token of a *run* of neighbours in a shard has one, but on another rank. Three ways to make labels:
 #
 # - *shift the row*, ignoring documents, then cut;
 # - *cut first*, then shift on each rank, within documents;
@@ -321,11 +323,12 @@ drawn = layouts, documents, cut_first, labels_of_row.numpy()
 show(packed_view.labels(*drawn), packed_view.describe_labels(*drawn))
 
 # %% [markdown]
-# The picture shows *cut first*. A square is a token in the colour of its rank, with the place of its label in it. Hollow ones have a wrong label or lost theirs.
+# The picture shows *cut first*. A square is a token in the colour of its rank, with the place of its label in it (none: −100). A hollow one has a
+# wrong label, or lost its own.
 #
 # - *Shift the row* invents a label at the end of every document but the last: the model is to guess how an unrelated text begins.
-# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every *run* of neighbouring
-#   tokens. A contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run.
+# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every run. A
+#   contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run. (Four tokens have no label to lose.)
 #
 # So shift in the whole row, within documents, and let labels travel with their tokens. The same holds for loss weights and everything else
 # that belongs to a token.
@@ -374,8 +377,8 @@ compare("18.positions", "not at all, but for rounding" if close else "much, in a
 
 # %% [markdown]
 # A product of turned vectors depends on the *difference* of the two numbers, and within a document position and place differ by a constant.
-# So places do no harm here. (They do with learned positions, and where long distances are treated differently.) Indices in a shard do: two
-# neighbours in different runs get numbers far apart.
+# So places do no harm here. (They do with learned positions, and with methods that treat positions beyond a limit differently.) Indices in a
+# shard do: neighbours on different ranks no longer differ by one. Places 3 and 4 get the indices 3 and 0.
 #
 # ## 7 · The loss
 #
@@ -389,8 +392,8 @@ print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.loss",
-    "A library adds up the sums of all ranks. Then each rank divides by its own count alone. With "
-    "these numbers, rank 0 reports the mean of all ranks' tokens times what factor?",
+    "A library adds up the sums of all ranks, and each rank divides by its own count. The loss "
+    "that rank 0 reports is how many times the mean of all ranks' tokens?",
     unit="times",
 )
 
@@ -402,10 +405,10 @@ compare("18.loss", factor)
 # %% [markdown]
 # The factor differs by rank and by batch. ([verl](https://github.com/verl-project/verl/issues/5983) left the ring's ranks out of its count:
 # loss and gradients were P times too large.) The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
-# over all ranks, once, before anybody divides.** Padding does not count.
+# over all ranks, once, before anybody divides.** Padding has no labels, so it does not count.
 #
-# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. Some losses for preferences
-# count each *document* once instead. Packing must not change which of the two is meant:
+# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. Some losses, as of
+# reward models, count each *document* once instead. Packing must not change which of the two is meant:
 
 # %%
 losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
@@ -420,37 +423,45 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 #
 # ## 8 · A short document needs no ring
 #
-# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. In a ring of 16 the shortest document, of 70 tokens, would
-# put 4 or 5 on each rank, which then wait for fifteen hops that nothing hides. On one rank its keys would not travel at all. The longest
-# document has computations to hide its hops behind. **Dynamic context parallelism** gives each document a ring of its own, of 1, 2, 4, 8 or 16
-# ranks: its *degree*.
+# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. What if each had a ring of its own? (The times of this section
+# come from a model: a training step of Llama 3 8B on H100s, 8 to a node.)
+
+# %%
+costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
+for length in (lengths.min(), lengths.max()):
+    ms = [1e3 * costs.rank_s(length, ranks) for ranks in (1, 2, 4, 8, 16)]
+    print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
+
+# %% [markdown]
+# The long document gains from every rank, until the ring crosses to a second node. The short one keeps 8 ranks busy for half of its time on
+# one: they wait for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.share",
     "Attention computes about n² / 2 pairs for n tokens. Which share of all pairs of the "
-    "24 documents belongs to the longest one?",
-    unit="%",
+    "24 documents belongs to the longest one, of 5,526 tokens? (The next have 2,242 and 1,440.)",
+    ["a quarter", "half", "three quarters", "nearly all"],
 )
 
 # %%
 pairs = np.array([n * (n + 1) / 2 for n in lengths])
 percent = 100 * pairs / pairs.sum()
 print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4].round(1))
-compare("18.share", 100 * pairs.max() / pairs.sum())
+choices = {"a quarter": 25, "half": 50, "three quarters": 75, "nearly all": 100}
+compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.max())))
 
 # %% [markdown]
-# One document has most of the pairs. (Of the time it has less, since every token also passes the linear layers.) `assign` in
-# `ringlab.packing` looks for degrees with which all ranks end at about the same time. *Static* is the usual way: one degree for all, the
-# fastest that has room, here 8, in two rings. The times are those of a model, of a step of Llama 3 8B on H100s; the dashed line is a time
-# that no assignment can beat:
+# Which degree for which document? `compare_assignments` looks for degrees with which all ranks end at about the same time, and no rank holds
+# more than `capacity` tokens: *dynamic*. It puts beside them *static*, one degree for all, the fastest with this room; and *bound*, a time that
+# no assignment can beat.
 
 # %%
-costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
 print(found.table())
-alone = np.array([costs.rank_s(length, 1) for length in lengths])
-print(f"the longest document: {alone.max() / alone.sum():.0%} of the time, if each had one rank")
+longer = compare_assignments((16 * lengths).tolist(), P=16, capacity=16 * 2048, costs=costs)
+print(f"16 times as long: static {longer.static_s / longer.least_s:.2f} of bound,",
+      f"dynamic {longer.dynamic_s / longer.least_s:.2f}")
 
 # %%
 placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
@@ -460,12 +471,10 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, and each block a document, as wide as the ranks that share it, with its number of tokens. (Eight colours for 24
-# documents.) Under *static* blocks of unequal documents are almost equally high: those are hops, not work. Under *dynamic* 21 documents have a
-# rank each, and the step ends near the least time.
-#
-# All ranks go through their documents from the largest group to the smallest, so no two wait for each other in a circle. With documents 16
-# times as long hops hide by themselves, and [there is little to gain](../docs/guide/packed.md).
+# Each column is a rank, and each block a document, as wide as the ranks that share it. (Eight colours for 24 documents.) Under *static*, on the
+# left, two rings of eight go through twelve documents each. The upper blocks are almost equally high although their lengths differ: those are
+# hops, not work. Under *dynamic* 21 documents are on one rank each. All ranks go from the largest group to the smallest, so no two wait for
+# each other. With documents 16 times as long hops hide by themselves, and there is nothing to gain.
 #
 # ## 9 · All of it in a step
 #
@@ -487,7 +496,7 @@ def step(ring, layout, spoil=None):
         part |= spoil(part, torch.from_numpy(layout.positions(ring.rank)))
     # agreed: all ranks check that their layouts and masks are the same
     own = Context.agreed(ring, layout, mask=part["mask"], position_ids=part["position_ids"][0])
-    total = ring.all_reduce((part["labels"] != IGNORE).sum())
+    total = part.get("count", ring.all_reduce((part["labels"] != IGNORE).sum()))
     share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
     share.backward()
     return share.item(), ring.all_reduce(decoder.embedding.weight.grad)
@@ -510,13 +519,14 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
     print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
 
 # %% [markdown]
-# And with a bug? Here are three:
+# And with a bug?
 
 # %%
 faults = {
     "none": None,
     "mask without documents": lambda part, own: {"mask": Mask(), "position_ids": own[None]},
     "labels cut first": lambda part, own: {"labels": shift(part["input_ids"][0], of[own])[None]},
+    "mean of ranks' means": lambda part, own: {"count": 3 * (part["labels"] != IGNORE).sum()},
     "index as position": lambda part, own: {"position_ids": torch.arange(len(own))[None]},
 }
 for name, spoil in faults.items():
@@ -527,9 +537,9 @@ for name, spoil in faults.items():
         print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
 
 # %% [markdown]
-# Two losses that nobody would doubt, and no error. Only the comparison with documents computed alone finds them. (ringlab compares position
-# ids with layout and mask, and refuses wrong ones; most code does not. The first fault counts positions through the row, or it too would
-# be refused.)
+# Three losses that nobody would doubt, and no error. The comparison with documents computed alone finds all three. (ringlab compares position
+# ids with layout and mask, and refuses wrong ones; most code does not. With the first fault positions count through the row, or it would be
+# refused, too.)
 #
 # ## Recap
 #
@@ -543,9 +553,9 @@ for name, spoil in faults.items():
 # ## Self-check
 #
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: every rank has as many tokens of every document, so they are right.</details>
+# see?</summary>Divided bounds: every rank has as many tokens of every document. Nor can it tell a mean over tokens from one over documents.</details>
 #
-# <details><summary>2. In section 5, why did cutting first lose one label with contiguous shards and all twelve with striped ones?</summary>A
+# <details><summary>2. In section 5, why did cutting first spoil one label with contiguous shards and all twelve with striped ones?</summary>A
 # label is lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences

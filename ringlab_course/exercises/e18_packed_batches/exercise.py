@@ -14,8 +14,8 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
-# **Allowed:** ringlab's `merge`. **Not allowed:** ringlab's masks, packing, rings and `ringlab.nn`, PyTorch's attention, and changing
-# the arguments of a function.
+# **Allowed:** ringlab's `merge`. **Not allowed:** ringlab's masks, packing, ring attention and `ringlab.nn`, PyTorch's attention, and
+# changing the arguments of a function.
 
 # %%
 import math
@@ -97,11 +97,11 @@ check("18.shard")
 # sees the keys of its own document at or before itself.
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a clock counts the calls. The label is any text. `merge(a, b)` merges two `Partial`s;
-#   one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
+#   sees a key, and not at all for the others: a clock counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
+#   The label is any text. `merge(a, b)` merges two `Partial`s; one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
 # - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
-#   of a block: somebody else does. `ring.shift(k, v, length=n)` makes room for the n tokens of the block that arrives, and returns it as (k, v); `positions` tells n. After
-#   h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
+#   of a block: somebody else does. `ring.shift(k, v, length=n)` sends k and v on, and returns (k, v) of the block that arrives, which
+#   has n tokens; `positions` tells n. After h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
 # - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 
 
@@ -152,8 +152,8 @@ check("18.ring")
 # ranks and tokens. The weight of a token that does not count is 0. At least one token counts.
 #
 # - A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
-# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. **One** call is enough for any number of
-#   documents, and a hidden check counts them.
+# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. Call it **once** on every rank, also on one without
+#   tokens: one call is enough for any number of documents, and a hidden check counts.
 
 
 # %% grade="18.weights"
@@ -178,7 +178,7 @@ check("18.weights")
 #
 # When all stages hold, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of uneven
 # lengths, in one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
-# float64 attention, document by document. The sum of all weights should be 1.
+# float64 attention, document by document. Both lines should say `relative error below 1e-5: True` and `sum of all weights 1.0`.
 
 
 # %%
