@@ -95,34 +95,37 @@ def describe_chunk_masks(prefix: int, new: int) -> str:
 def travellers(P: int) -> Figure:
     """Return two pictures of P ranks: blocks of keys and values that travel, and queries that do, whose partials come home."""
     with styled():
-        drawn = new_figure((8.0, 2.9))
+        drawn = new_figure((8.0, 3.1))
         axes = drawn.subplots(1, 2)
         for ax, title in zip(axes, ("keys and values travel", "queries travel"), strict=True):
             keys_move = title.startswith("keys")
+            at, left, right = (1.35, 0.3, 1.06) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
                 colour = rank_colour(rank)
-                ax.add_patch(_box((rank + 0.08, 0.6), 0.2, 1.7, facecolor=colour, edgecolor=RULE))
+                ax.add_patch(_box((rank + 0.08, 0.6), 0.2, 1.1, facecolor=colour, edgecolor=RULE))
                 ax.add_patch(_box((rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE))
                 ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
-                if rank < P - 1:
-                    at = 1.75 if keys_move else 0.75
-                    start = rank + (0.3 if keys_move else 0.74)
-                    _arrow(ax, (start, at), (rank + (1.06 if keys_move else 1.36), at), colour)
-            if not keys_move:
-                for rank in range(1, P):  # the partial of rank 0's queries over this rank's keys
-                    low = 1.15 + 0.38 * (rank - 1)
-                    for part, whose in ((0, rank_colour(0)), (1, rank_colour(rank))):
-                        ax.add_patch(
-                            _box(
-                                (rank + 0.38 + 0.17 * part, low), 0.17, 0.26, facecolor=whose, edgecolor=RULE
-                            )
-                        )
-                    _arrow(ax, (rank + 0.36, low + 0.13), (0.6, low + 0.13), rank_colour(0))
-            ax.text(0.18, 2.36, "K, V", ha="center", fontsize=9)
+                _arrow(ax, (rank + left, at), (rank + right, at), colour)
+            ax.text(P + 0.42, at, "to\nrank 0", ha="left", va="center", color=QUIET, fontsize=8)
+            ax.text(0.18, 1.78, "K, V", ha="center", fontsize=9)
             ax.text(0.55, 1.0, "q", ha="center", fontsize=9)
-            ax.set(xlim=(0, P), ylim=(0.15, 2.6), title=title)
+            for rank in range(1, P) if not keys_move else ():
+                low = 2.15 + 0.34 * (rank - 1)
+                for place in (0.38, rank + 0.38):  # at home, and where it is made
+                    _draw_partial(ax, (place, low), rank)
+                _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13), rank_colour(0))
+            ax.set(xlim=(0, P + 0.9), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
             ax.set_axis_off()
+        axes[0].text(P / 2, 2.3, f"{P - 1} hops, all around the ring", ha="center", color=QUIET, fontsize=9)
+        axes[1].text(P + 0.05, 2.3, "partials of\nrank 0's q", color=QUIET, fontsize=8)
     return drawn
+
+
+def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
+    """Draw the partial of rank 0's queries over the keys of `rank`: left the queries' colour, right the keys'."""
+    for part, whose in enumerate((0, rank)):
+        place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
+        ax.add_patch(_box(*place, facecolor=rank_colour(whose), edgecolor=RULE))
 
 
 def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:

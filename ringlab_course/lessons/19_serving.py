@@ -37,8 +37,8 @@ from ringlab_course.figures import serving_view
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.phases",
-    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. Its prefill takes "
-    "some time. How many tokens could be decoded, one after the other, in that time?",
+    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. How many tokens "
+    "could be decoded, one after the other, in the time of its prefill?",
     ["100", "1,000", "10,000", "100,000"],
 )
 
@@ -58,16 +58,17 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 
 # %% [markdown]
 # (A model of the time: arithmetic at these shares of the peak, memory at its full rate.) The two phases also want different divisions of the
-# ranks: prefill a ring over all of them, decode mostly tensor parallelism. So large servers prefill and decode on different GPUs, and send the
-# cache across. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
+# ranks: prefill a ring over all of them, with weights sharded as in lesson 14 (`fsdp`); decode mostly tensor parallelism. So some servers prefill
+# and decode on different GPUs, and send the cache across. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
 #
 # ## 1 · A prompt in chunks
 #
 # A prompt is computed in **chunks**, with steps of decode for other users in between. A chunk attends to the **prefix**, all tokens before
 # it, whose keys and values are cached; and to itself, causally.
 #
-# In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block; these blocks go around the ring once,
-# and the mask compares positions. Three chunks of uneven lengths, on 4 ranks (`page` and `interleave` come in section 3):
+# In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block of keys; these blocks go around the ring
+# once, and the mask compares positions. `next_layout` says which rank gets which tokens of the next chunk. Three chunks of uneven lengths, on 4
+# ranks (`page` and `interleave` come in section 3):
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -76,7 +77,7 @@ true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
 CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
 
 
-def in_chunks(ring, travels="auto"):
+def in_chunks(ring, travels="kv"):
     """The prompt chunk by chunk: this rank's rows of each, and the positions of its tokens."""
     cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
     prompt, outs = cache.add(), []
@@ -111,8 +112,8 @@ show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 10
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.chunks",
-    "A prompt in four chunks of equal length. How many times as many pairs of query and "
-    "key does the last chunk compute as the first?",
+    "A causal prompt in four chunks of equal length. The last chunk has how many times as many "
+    "pairs of query and key as the first?",
     unit="times",
 )
 
@@ -124,8 +125,8 @@ compare("19.chunks", pairs[3] / pairs[0])
 # %% [markdown]
 # The attention of equal chunks costs 1 : 3 : 5 : 7; their linear layers cost the same.
 #
-# How long should a chunk be? A short one lets others in sooner, but computes less for each message and each reading of the weights. The prompt
-# above on 8 ranks × 2, tensor parallelism times ring, by the planner's model:
+# How long should a chunk be? A short one lets others in sooner, but computes less for each message and each reading of the weights. The
+# first cell's prompt of 2²⁰ tokens on 8 ranks × 2, tensor parallelism times ring, by the planner's model:
 
 # %%
 print("chunk    time to first token    longest wait of others")
@@ -135,15 +136,16 @@ for tokens in (512, 2_048, 8_192, 32_768):
     print(f"{tokens:6,} {served.first_token_s:14.1f} s {1e3 * max(served.chunks_s):22,.0f} ms")
 
 # %% [markdown]
-# Short chunks cost little here: the first token comes 4 % later, and others wait a sixtieth of the time.
+# Short chunks cost little here: the first token comes 4 % later, and others wait a sixtieth of the time. Most of the time is attention to the
+# prefix, and chunks do not change its amount. (The model gives short chunks the full rate of a kernel; real ones lose more.)
 #
 # ## 2 · Who should travel?
 #
-# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15 keys and values were the smaller
-# message of a token. But there they travelled once. Here a prefix may be a hundred chunks long, and go around again for every chunk. The
-# **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the query
-# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries, and a box of two
-# colours is a partial of one rank's queries over another's keys:
+# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15 a token's keys and values were a
+# smaller message than its queries and partials, and each travelled once. In chunks the same prefix travels again for every chunk, perhaps a
+# hundred times, and the **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the
+# query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A box of two
+# colours is a partial: left the rank of its queries, right that of its keys.
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
@@ -192,16 +194,18 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
-# `auto` sends least, since it chooses anew for each chunk: keys for the first, whose prefix is empty, queries for the second, which has seven
-# tokens after 90, and keys for the last. (Bytes are not time: hops may hide behind the attention of a block. `ringlab plan` weighs both.)
+# `auto` sends least, since it chooses anew for each chunk. With these heads queries and partials have 4.125 times the bytes of keys and values.
+# The second chunk has seven tokens after 90, and 97 is more than 4.125 · 7: queries travel. In the last, 97 + 103 is less than 4.125 · 103: keys do.
+# (Bytes are not time: hops may hide behind the attention of a block. `ringlab plan` weighs both.)
 #
 # ## 3 · Pages
 #
 # Sequences grow and end. One piece of memory for each would have to be as long as the sequence might ever become. So memory is cut into
 # **pages** of some tokens. A sequence has a *block table*, the list of its pages, and takes a page from the pool when its last one is full.
 #
-# On many ranks tokens are also dealt out: with `interleave=8` the first eight of a sequence go to rank 0, the next eight to rank 1, and so on
-# around. So a page of 8 tokens on each of 4 ranks holds 32. Three sequences share a pool. The second is a **fork** of the first: it has the
+# On many ranks tokens are also dealt out. `interleave` is how many neighbours go to one rank: the first eight of a sequence to rank 0, the next
+# eight to rank 1, and so on around. `page` is how many tokens a page holds *on each rank*, a multiple of `interleave`. Here both are 8, so a page on
+# 4 ranks holds 32 consecutive tokens. Three sequences share a pool. The second is a **fork** of the first: it has the
 # first 64 tokens in common, say a system prompt, and goes on with a text of its own. The third has nothing in common with them.
 
 
@@ -213,7 +217,7 @@ def several(ring):
     cache.append(k[:, :, :70], v[:, :, :70], [first], new=[70])
     forked = cache.fork(first, 64)
     free = [cache.free_pages]
-    cache.append(k[:, :, :40], v[:, :, :40], [forked, third], new=[20, 20])
+    cache.append(k[:, :, :40], v[:, :, :40], [forked, third], new=[20, 20])  # 20 tokens for each
     free.append(cache.free_pages)
     names = {first: "first", forked: "fork", third: "third"}
     span, held = 8 * ring.world_size, [[] for _ in range(10)]
@@ -259,8 +263,8 @@ def shared_to_the_last_token(ring):
 print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
 
 # %% [markdown]
-# A page is free when *no* sequence has it any more. A server that frees it when its *first* owner ends writes the next user's tokens into the
-# other's prompt.
+# A page is free when *no* sequence has it any more. If a server frees a shared page as soon as one owner ends, the next user's tokens overwrite
+# the prompt of the owner that remains.
 #
 # A shared prefix saves memory, and above all its prefill. So servers keep the caches of common prefixes, and look for the longest one with which
 # a new prompt begins. The match has to be exact: a single different token changes every later key, in all layers but the first.
@@ -314,8 +318,9 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.shared",
-    "64 query heads of 128 on 16 ranks, all in 32 bits, queries and partials counted. How many "
-    "times fewer bytes does a rank send with divided heads than in lesson 15?",
+    "64 query heads of 128 on 16 ranks, all in 32 bits. In lesson 15 a rank sends the partials of "
+    "all heads to each other rank. How many times fewer bytes are the queries and partials of "
+    "divided heads?",
     unit="times",
 )
 
@@ -369,8 +374,8 @@ for tokens in ([*range(100), 149], [*range(100, 150)], [149]):  # each rank has 
 print("the new token on every rank: off by", off(total.out))
 
 # %% [markdown]
-# - **The base.** Some kernels return lse to the base 2, others to the base e. Taken for the other, every difference of two lse is 1.44 times
-#   too large, and the part with the larger lse gets too much weight.
+# - **The base.** Some kernels return lse to the base 2, others to the base e. If base 2 is taken for base e, every difference of two lse is 1.44
+#   times too large, and the part with the larger lse gets too much weight. The other way round it gets too little.
 # - **Token counts** say nothing about scores.
 # - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
 #   sequence is no longer than `interleave`, all ranks but one are empty.
@@ -382,8 +387,15 @@ print("the new token on every rank: off by", off(total.out))
 # ## 6 · More ranks than K/V heads
 #
 # Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. Lesson 15's grid keeps none twice: heads in one
-# direction, tokens in the other. **Helix** ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) attends on this grid, and hands partials over
-# inside each *row*, the ranks that have the same heads. A small grid on 4 ranks, with our 2 K/V heads:
+# direction, tokens in the other. A *row* of the grid is the ranks with the same heads. On this grid **Helix**
+# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) decodes a token on N ranks like this:
+#
+# 1. every rank of a row computes the queries of all the row's heads;
+# 2. it attends to its own tokens;
+# 3. inside the row, each rank gets the partials of *its* 1/N of all heads, and merges them;
+# 4. the output projection and the feed-forward are divided among all N.
+#
+# A small grid of 2 × 2 ranks, heads × tokens, with our 2 K/V heads:
 
 
 # %%
@@ -407,22 +419,22 @@ print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-
 # %%
 cache = kv_cache_bytes(model("llama3-70b"), 2**20)
 grids = {
-    "heads on 16 ranks": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
-    "grid of 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
+    "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
+    "8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
 for name, parts in grids.items():
     print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# The numbers are ranks; a hatched part is held twice. Lesson 15's TP 8 × CP 2 has the grid's cache, too. The difference lies in the other
-# weights, the output projection and the feed-forward: TP 8 × CP 2 divides them by 8, Helix by all 16. Divided by 16, they take half as long
-# to read, but their results are added up over 16 ranks. Which is faster? A token on 2 nodes of 8:
+# The numbers are ranks; a hatched part is held twice. Lesson 15's TP 8 × CP 2 has the grid's cache, too, but divides the weights of step 4 by 8
+# only. Divided by 16, they take half as long to read, but the partial sums of 16 ranks are added up in place of 8 (`add up` in the table, two
+# all-reduces in each layer). Which is faster? A token on 2 nodes of 8:
 
 # %%
 h100 = hardware("h100")
-WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"),
-        "Helix 8 × 2": (2, 8, "helix")}
+WAYS = {"TP 16": (1, 16, "copies"),  # ranks for tokens, ranks for heads, and who has the weights
+        "TP 8 × CP 2": (2, 8, "copies"), "Helix 8 × 2": (2, 8, "helix")}
 
 
 def token_ms(machine, way):
@@ -457,8 +469,8 @@ predict(
 compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 
 # %% [markdown]
-# Helix saves some 2.5 ms of reading. It pays with adding up over 16 ranks: on two nodes 4.5 ms more, so TP 8 × CP 2 wins; on one network 1.1 ms
-# more, and Helix wins.
+# Helix saves 2.4 ms of reading, and on two nodes 0.8 ms of merging. It pays with adding up over 16 ranks: on two nodes 4.5 ms more, and TP 8 × CP 2
+# wins; on one network 1.1 ms more, and Helix wins.
 #
 # ## 7 · What travels
 #
@@ -469,7 +481,7 @@ compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
-# | every layer under tensor parallelism | shares of the hidden state | two all-reduces (*add up*) |
+# | every layer under tensor parallelism | partial sums of the hidden state | two all-reduces (*add up*) |
 #
 # ## Recap
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercise 19 · Serving a long context
 #
-# **You build** what a server with a long context is made of: the place of every token in a paged cache, the merge of all ranks, decode
+# **You build** what a server with a long context is made of: the place of every token in a divided cache, the merge of all ranks, decode
 # with divided heads, prefill of a chunk after a cached prefix, and the bytes that decide who should travel.
 # **You need** [lesson 19](../notebooks/19_serving.ipynb). **Minutes** 75.
 #
@@ -27,19 +27,21 @@ from ringlab import VirtualCluster, launch, oracle, zigzag
 from ringlab_course import check, corpus, hint
 
 # %% [markdown]
-# ## 19.place · Pages on ranks
+# ## 19.place · Pieces on ranks
 #
-# A sequence is cut into pieces of `page` tokens (in the lesson's code this number is `interleave`), and piece n lies on rank n mod P, after the pieces that
-# this rank has already. With `page` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
+# A sequence is cut into pieces of `interleave` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With
+# `interleave` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens`
+# (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
 # sequence on that rank.
 
 
+
 # %% grade="19.place"
-def place(tokens, page, P):
+def place(tokens, interleave, P):
     """Return (ranks, slots) of these tokens."""
     # BEGIN SOLUTION the rank and the slot
-    number = tokens // page
-    return number % P, number // P * page + tokens % page
+    number = tokens // interleave
+    return number % P, number // P * interleave + tokens % interleave
     # END SOLUTION
 
 
@@ -85,9 +87,9 @@ check("19.merge")
 # Return out (B, H/P, 1, D) of this rank's heads over the tokens of **all** ranks.
 #
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
-#   `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two that
-#   arrive. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
-#   Tensors to send lie densely in memory (`.contiguous()`); rooms have the shape and dtype of the tensors that arrive.
+#   `ring.comm.exchange(send=(x, y), to=a, receive=(room_x, room_y), source=b).wait()` sends two tensors to rank a, and returns the two
+#   that arrive from rank b. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
+#   Tensors to send lie densely in memory (`.contiguous()`); a room is an empty tensor of the shape and dtype that arrives.
 # - A rank sends at most its queries to each other rank, and to each the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
 #   numbers per sequence, however long the sequences are.
 # - Your `merge_all` merges P partials.
@@ -129,13 +131,14 @@ check("19.decode")
 # ## 19.prefill · Prefill of a chunk
 #
 # A long prompt is computed in chunks, and the chunks before this one are cached. `q` (B, H, L, D), `k`, `v` (B, K, L, D) are this rank's
-# tokens of the chunk; `cached_k`, `cached_v` (B, K, C, D) its tokens of the prefix. `positions[r]` (L,) and `cached[r]` (C,) hold the
-# positions in the sequence of rank r's tokens of both; L and C differ from rank to rank. Return `(out, lse)` of this rank's queries over
+# tokens of the chunk; `cached_k`, `cached_v` (B, K, C, D) its tokens of the prefix. Every rank knows where everybody's tokens stand in the
+# sequence: `positions[r]` (L,) for rank r's tokens of the chunk, `cached[r]` (C,) for its tokens of the prefix. L and C differ from rank to
+# rank; heads are grouped as in `decode`. Return `(out, lse)` of this rank's queries over
 # all keys at or before them, in the prefix and in the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the pair of n tokens each that the rank before has sent. In step d this is the
-#   block of rank `ring.origin(d)`.
+#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns those of the rank before, which have n tokens. After the d-th
+#   exchange you hold the block of rank `ring.origin(d)`. Empty blocks are exchanged, too.
 # - The `attend` above has no mask: here you need one.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
@@ -172,9 +175,11 @@ check("19.prefill")
 # ## 19.travel · Who should travel
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
-# sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank sends the queries of P − 1 ranks on, and returns P − 1 partials, each to the owner of its rows. A partial
-# is out and lse, in float32, or in float64 if `itemsize` is 8. An element of q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`: the bytes that a
-# rank sends either way, for one sequence and one layer.
+# sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank sends the queries of P − 1 ranks on, and
+# returns P − 1 partials, each to the owner of its rows. A partial is out and lse, in float32, or in float64 if `itemsize` is 8. An element of
+# q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way, for one sequence and
+# one layer.
+
 
 
 # %% grade="19.travel"
@@ -197,14 +202,15 @@ check("19.travel")
 # ## All together, on real text
 #
 # When all stages hold, run `serve()` in a new cell. It computes a prompt of real text in chunks on 4 virtual ranks and on 4 processes, with
-# the cache shared out by your `place`, decodes the last token, and compares it with attention in float64.
+# the cache shared out by your `place`, decodes the last token, and compares it with attention in float64. Chunks are zig-zag shards; a chunk's
+# keys move from there to the cache for nothing here. A real server would send them, or compute the chunk where the cache wants it.
 
 
 # %%
-def serve(S=193, P=4, H=8, K=2, D=16, chunk=64, page=16):
+def serve(S=193, P=4, H=8, K=2, D=16, chunk=64, interleave=16):
     """Print whether a prompt in chunks and a decoded token are as good as one attention."""
     q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
-    ranks, _ = place(torch.arange(S), page, P)
+    ranks, _ = place(torch.arange(S), interleave, P)
     true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
 
     def program(ring):

@@ -1,4 +1,4 @@
-"""Checks of 19.place: the rank and the slot of every token of a paged cache whose pages are dealt to ranks."""
+"""Checks of 19.place: the rank and the slot of every token of a cache that is dealt to ranks."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ NAMES = ("ranks", "slots")
 Answer = tuple[np.ndarray, np.ndarray]
 
 
-def _rank(t: np.ndarray, page: int, P: int) -> np.ndarray:
-    return t // page % P
+def _rank(t: np.ndarray, interleave: int, P: int) -> np.ndarray:
+    return t // interleave % P
 
 
-def _slot(t: np.ndarray, page: int, P: int) -> np.ndarray:
-    return t // (page * P) * page + t % page
+def _slot(t: np.ndarray, interleave: int, P: int) -> np.ndarray:
+    return t // (interleave * P) * interleave + t % interleave
 
 
 Number = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def _by(rank: Number = _rank, slot: Number = _slot) -> Callable[[Any, int, int], Answer]:
-    def place(tokens: Any, page: int, P: int) -> Answer:
+    def place(tokens: Any, interleave: int, P: int) -> Answer:
         t = np.asarray(tokens, np.int64)
-        return rank(t, page, P), slot(t, page, P)
+        return rank(t, interleave, P), slot(t, interleave, P)
 
     return place
 
 
 truth = _by()
 MISTAKES = (
-    mistake("deals_single_tokens", _by(lambda t, page, P: t % P, lambda t, page, P: t // P)),
-    mistake("no_second_turn", _by(lambda t, page, P: t // page, lambda t, page, P: t % page)),
-    mistake("slot_in_the_sequence", _by(slot=lambda t, page, P: t)),
-    mistake("slot_in_the_page", _by(slot=lambda t, page, P: t % page)),
-    mistake(
-        "counts_all_pages", _by(slot=lambda t, page, P: t // page * page + t % page - t // page % P * page)
-    ),
-    mistake("page_of_the_rank", _by(slot=lambda t, page, P: t // (page * P))),
+    mistake("deals_single_tokens", _by(lambda t, n, P: t % P, lambda t, n, P: t // P)),
+    mistake("no_second_turn", _by(lambda t, n, P: t // n, lambda t, n, P: t % n)),
+    mistake("slot_in_the_sequence", _by(slot=lambda t, n, P: t)),
+    mistake("slot_in_the_piece", _by(slot=lambda t, n, P: t % n)),
+    mistake("counts_all_pieces", _by(slot=lambda t, n, P: t // n * n + t % n - t // n % P * n)),
+    mistake("piece_of_the_rank", _by(slot=lambda t, n, P: t // (n * P))),
 )
 
 
 def _answers(subject: Any, cases: Sequence[tuple[np.ndarray, int, int]]) -> Iterator[Answered]:
-    for tokens, page, P in cases:
-        inputs = torch.from_numpy(tokens), page, P
+    for tokens, interleave, P in cases:
+        inputs = torch.from_numpy(tokens), interleave, P
         right = truth(*inputs)
         parts = expect_tuple(subject.call(*inputs), NAMES)
         got = tuple(
             expect_array(part, x.shape, name=name) for name, part, x in zip(NAMES, parts, right, strict=True)
         )
         shown = ", ".join(map(str, tokens[:12].tolist())) + (", …" if len(tokens) > 12 else "")
-        yield Answered(got, right, 0.0, inputs, NAMES, f"pages of {page} tokens, P={P}, tokens {shown}")
+        yield Answered(got, right, 0.0, inputs, NAMES, f"interleave={interleave}, P={P}, tokens {shown}")
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    """The first tokens of a sequence, in order, for more than one turn of pages."""
-    pages = [(1, 2), (2, 2), (4, 3), (int(rng.integers(3, 9)), 2)]
-    drawn = [(np.arange(2 * page * P + int(rng.integers(1, 500))), page, P) for page, P in pages]
+    """The first tokens of a sequence, in order, for more than one turn around the ranks."""
+    dealt = [(1, 2), (2, 2), (4, 3), (int(rng.integers(3, 9)), 2)]
+    drawn = [
+        (np.arange(2 * interleave * P + int(rng.integers(1, 500))), interleave, P) for interleave, P in dealt
+    ]
     compare_all(_answers(subject, drawn), MISTAKES)
 
 
@@ -82,17 +82,17 @@ def _check_any(subject: Any, rng: np.random.Generator) -> None:
 STAGE = Stage(
     id="19.place",
     function="place",
-    title="Pages on ranks",
+    title="Pieces on ranks",
     hints=(
-        "Number the pages of the sequence from 0. Which pages does rank 1 of three have, and which of them is its second?",
-        "The page of token t has a number; its remainder by P is the rank, its quotient says how many pages of this rank come "
+        "Number the pieces of the sequence from 0. Which pieces does rank 1 of three have, and which of them is its second?",
+        "The piece of token t has a number; its remainder by P is the rank, its quotient says how many pieces of this rank come "
         "before it. Each of these is full.",
-        r"$n = \lfloor t / \mathrm{page} \rfloor$, $\;\mathrm{rank} = n \bmod P$, "
-        r"$\;\mathrm{slot} = \lfloor n / P \rfloor \cdot \mathrm{page} + (t \bmod \mathrm{page})$",
+        r"$n = \lfloor t / \mathrm{interleave} \rfloor$, $\;\mathrm{rank} = n \bmod P$, "
+        r"$\;\mathrm{slot} = \lfloor n / P \rfloor \cdot \mathrm{interleave} + (t \bmod \mathrm{interleave})$",
     ),
     misconceptions=MISTAKES,
     checks=(
-        Check("first", 1, "visible", "the first turns of pages", _check_first),
+        Check("first", 1, "visible", "the first turns around the ranks", _check_first),
         Check("any", 1, "held-out", "tokens anywhere, one rank, no token", _check_any),
     ),
 )  # fmt: skip

@@ -5,9 +5,9 @@ import math
 import torch
 
 
-def place(tokens, page, P):
-    turn, inside = tokens // (page * P), tokens % (page * P)
-    return inside // page, turn * page + inside % page
+def place(tokens, interleave, P):
+    turn, inside = tokens // (interleave * P), tokens % (interleave * P)
+    return inside // interleave, turn * interleave + inside % interleave
 
 
 def merge_two(one, other):

@@ -5,9 +5,9 @@ import math
 import torch
 
 
-def place(tokens, page, P):
-    number = tokens // page
-    return number % P, number // P * page + tokens % page
+def place(tokens, interleave, P):
+    number = tokens // interleave
+    return number % P, number // P * interleave + tokens % interleave
 
 
 def merge_all(outs, lses):
