@@ -9,14 +9,14 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids*: some layers have softmax attention, the others attention without it, as three layers of four in Qwen3-Next. Such a
+# Many models of today are *hybrids*: some layers have softmax attention, the others, three of four in Qwen3-Next, attention without it. Such a
 # layer keeps no keys and values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
 import numpy as np
 import torch
 
-from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab import VirtualCluster, contiguous
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.scan_traffic import (
     LinearAttention,
@@ -26,7 +26,6 @@ from ringlab.cost.scan_traffic import (
 )
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
-from ringlab.errors import RinglabError
 from ringlab.scan import plain
 from ringlab.scan.attention import linear_attention
 from ringlab.scan.chain import SCANS
@@ -38,13 +37,13 @@ from ringlab_course.figures import scan_view
 # %% [markdown]
 # ## 1 · Take the exponential away
 #
-# Softmax attention weighs a value by $e^{q \cdot k}$. Suppose that the weight is $q \cdot k$ itself, without exponential and without a
-# sum to divide by. Then brackets can move:
+# Softmax attention weighs a value by $e^{q \cdot k}$. Let the weight be $q \cdot k$ itself, without exponential and without a sum to divide
+# by. Then brackets can move:
 #
 # $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
 #
-# The bracket on the right is a matrix of D × D numbers: the **state** S. It does not depend on the query, and token i + 1 needs one
-# addition to bring it up to date. Here are both ways, for one head and N tokens of real text:
+# The bracket on the right is a matrix of D × D numbers, the **state** S. It does not depend on the query, and each token brings it up to date
+# with one addition. Both ways, for one head and N tokens of real text:
 
 # %%
 N, D = 256, 16
@@ -59,8 +58,8 @@ for t in range(N):  # right: one state
 print("the two sides agree:", torch.allclose(left, torch.stack(rows)))
 
 # %% [markdown]
-# This is **linear attention**. The state replaces the whole cache of keys and values. Compare two layers with 32 heads of 128. One has softmax, and caches 8 K/V heads in 16 bits.
-# The other keeps 32 states in 32 bits.
+# This is **linear attention**. The state replaces the whole cache of keys and values. Compare two layers with 32 heads of 128: softmax, with 8
+# K/V heads cached in 16 bits, and 32 states in 32 bits.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -79,15 +78,15 @@ compare("20.cache", cache_bytes / state_bytes)
 # %% [markdown]
 # ## 2 · Forget, correct, write, read
 #
-# A plain sum has two weaknesses. It never forgets. And if two keys are similar, their values mix: whoever asks with one key gets a part
-# of the other's value. So a token of today's models does four things to the state, in this order:
+# A plain sum has two weaknesses. It never forgets. And where two keys are similar, their values mix: asked with one key, it gives a part of the
+# other's value. So in today's models a token does four things to the state, in this order:
 #
 # 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$, often written as its logarithm $g_t \le 0$;
 # 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t$ of that (the *delta rule*);
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# $\beta_t$ lies between 0 and 1. In the code, `decay` holds $g_t$. All four together are the [gated delta rule](https://arxiv.org/abs/2412.06464).
+# $\beta_t$ lies between 0 and 1. In the code, `decay` holds $g_t$. All four together are the [gated delta rule](https://arxiv.org/abs/2412.06464):
 
 
 # %%
@@ -100,8 +99,8 @@ def token(state, q, k, v, decay, beta):
 
 
 # %% [markdown]
-# How much does a state remember? Store n pairs of a key and a value, then ask for each value by its key. Keys are random and of
-# length 1. With the delta rule we may go through the same pairs several times: it writes only the part of a value that the state does not yet give back.
+# How much does a state remember? Store n pairs of a key and a value, then ask for each value by its key. Keys are random and of length 1. The
+# delta rule writes only the part of a value that the state does not give back yet, so one may go through the same pairs several times.
 
 
 # %%
@@ -127,15 +126,14 @@ errors = {"plain sum": [recall_error(n, False) for n in stored],
 show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, errors))
 
 # %% [markdown]
-# A plain sum mixes values from the second key on; where its error is above 1, an answer of zeros would be better. The delta rule mixes them less. One pass
-# shows what a model remembers; no model makes a hundred, but they show how much the matrix could hold: D values. With more than D keys no matrix
-# fits all pairs, and each write spoils earlier ones. A state is small, so it must lose something. That is one reason why hybrids keep some layers with
-# softmax.
+# The plain sum mixes values from the second key on. (At an error of 1, zeros would be as good an answer.) The delta rule mixes them less. No
+# model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: D values. A state is small, so it must
+# lose something. That is one reason why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
-# A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax. The state
-# is needed only at the border of the chunk. Here is one chunk of C tokens, without the delta rule; ⊙ multiplies number by number:
+# A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax; the state is
+# needed only at the chunk's border. One chunk of C tokens, without the delta rule (⊙ multiplies number by number):
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
@@ -145,10 +143,8 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # - $e_i = \alpha_1 \cdots \alpha_i$: of the entering state, until token i reads;
 # - $f_j = \alpha_{j+1} \cdots \alpha_C$: of token j's write, until the end of the chunk. It is the last row of E.
 #
-# You will write this in the exercise.
-# The delta rule needs one thing more: a small triangular system, since each write depends on those before it.
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has the loop and the chunks on one page; do the exercise before you open it. (Below, `1.0` is the
-# scale of the queries: none.)
+# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes a triangular system more;
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has it on one page. (Open it after the exercise. `1.0` below is the scale of the queries: none.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -164,8 +160,8 @@ for length in (1, 16, 64, 256):
     print(f"chunks of {length:3} tokens: the same outputs and the same state: {same}")
 
 # %% [markdown]
-# The products of decays hide a trap. $E_{ij}$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could scale
-# the rows of Q by the numerator and the rows of K by one over the denominator, and would need no matrix E.
+# The decays hide a trap. $E_{ij}$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could scale the rows of Q by
+# the numerator, the rows of K by one over the denominator, and would need no matrix E.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -201,15 +197,15 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
           f"by G_i − G_j {lost((G[:, None] - G).exp()):2}, by sums {lost(by_sums(each))}")
 
 # %% [markdown]
-# After 39 tokens the denominator is $10^{-39}$. One over it is $10^{39}$, more than the largest number in 32 bits, $3.4 \cdot 10^{38}$. From token 46
-# on the numerator is 0, and 0 · ∞ is NaN. It is better to subtract running sums: $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$. Below the diagonal nothing overflows. But after
-# a token that forgets everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the
-# logarithms of the decays between the two. The exponential comes last, and is 1 at most.
+# After 39 tokens the denominator is $10^{-39}$, and one over it is more than the largest number in 32 bits. From token 46 on the numerator is 0,
+# and 0 · ∞ is NaN. Differences of running sums, $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$, do not overflow. But after a token that forgets
+# everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms
+# between the two, and takes the exponential last.
 #
 # ## 4 · What a rank must hear
 #
-# Now cut the sequence: rank r has the r-th stretch of tokens. Its first token needs the state after all tokens of the ranks before it. That is
-# all: **one state**, whatever the length of the sequence. The simple way is a relay: rank 0 computes and sends its state on to rank 1, which
+# Now cut the sequence: rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it. That is all: **one
+# state**, whatever the length of the sequence. The simple way is a relay: rank 0 computes its stretch and sends its state to rank 1, which
 # computes, and so on.
 
 # %% tags=["nbval-ignore-output"]
@@ -239,25 +235,22 @@ compare("20.relay", end)
 show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# One rank alone would take 8 s for the eight stretches. The relay takes longer: no two ranks ever work at the same time. It shares out the memory, and
-# gains no time.
+# One rank alone would take 8 s. The relay takes longer, as no two ranks ever work at the same time: it shares out memory, and gains no time.
 #
 # ## 5 · Say what you would do to any state
 #
-# A rank cannot know its outputs before it knows what enters. But it can say what its tokens do to **any** state. One token makes
-# $\alpha (I - \beta k k^\top) S + \beta k v^\top$ of S: a matrix times S, plus a matrix. Two tokens do the same with other matrices,
-# and so does a stretch:
+# A rank cannot know its outputs before it knows the state that enters. But it can say what its tokens do to **any** state. One token makes
+# $\alpha (I - \beta k k^\top) S + \beta k v^\top$ of S: a matrix times S, plus a matrix. So does a whole stretch, with other matrices:
 #
 # $$S \mapsto A S + B, \qquad (A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# (Here ∘ means "after".)
+# (∘ means "after".)
 
 # %%
 show(scan_view.composition(), scan_view.describe_composition())
 
 # %% [markdown]
-# We call (A, B) the **transition** of a stretch. It can be found by trying. Run the stretch from zeros: the result is B. Run it
-# from the unit matrix: the result is A + B. (The unit matrix is a state here, because keys and values have the same D.)
+# (A, B) is the **transition** of a stretch. Two runs find it: from zeros, which gives B, and from the unit matrix, which gives A + B.
 
 
 # %%
@@ -284,30 +277,27 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
     print(f"stretch {order}: A is right {right[0]}, B is right {right[1]}")
 
 # %% [markdown]
-# Transitions compose **associatively**, as products of matrices do: one may group them at will. They do **not commute**: one may not swap
-# them. Nor can one add up the B alone: A says what later ranks leave of what earlier ones wrote.
+# Transitions compose **associatively**: one may group them at will. They do **not commute**: one may not swap them. Nor can one add up the B
+# alone, since A says what later tokens leave of what earlier ones wrote. (Without the delta rule A is one number for each head, the product of
+# the decays. With it, A has as many numbers as a state.)
 #
-# A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and nothing else.
-#
-# Without the delta rule A is a number for each head, the product of the decays. With it, A has D × D numbers, as many as a state.
+# A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and
+# nothing else.
 #
 # ## 6 · Three scans
 #
 # All ranks compute their transitions at the same time. Then they scan, in one of three ways:
 #
-# - **all-gather**: a rank sends its transition to all ranks after it (and to no other), in one round, and composes those that it received;
-# - **doubling**: in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on. So after each round it
-#   knows of twice as many ranks;
-# - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small matrices, and
-#   not a stretch.
+# - **all-gather**: a rank sends its transition to all ranks after it, in one round, and composes those that it received;
+# - **doubling**: in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on, so after each round it knows
+#   of twice as many ranks;
+# - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small
+#   matrices and not a stretch.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of. The framed box is its own. Each rank keeps **two compositions**:
-#
-# - *all* is of all its boxes; this one it sends;
-# - *before* leaves out the framed box, so at first it changes nothing: (I, 0). Applied to zeros, it gives the state that enters.
-#
-# A message m comes from earlier tokens. So both go after it: all ← all ∘ m, and before ← before ∘ m. For example, in round 2 rank 3 has all = {2, 3} and
-# before = {2}. It hears m = {0, 1} from rank 1 (hatched). Now it has all = {0, 1, 2, 3} and before = {0, 1, 2}.
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. A rank keeps two compositions. *all* is of
+# all its boxes; this one it sends. *before* leaves out its own box; applied to zeros, it gives the state that enters. A message m comes from
+# earlier tokens, so both go after it: all ← all ∘ m, before ← before ∘ m. In round 2, for example, rank 3 has all = {2, 3} and before = {2}. It
+# hears m = {0, 1} from rank 1 (hatched), and has all = {0, 1, 2, 3} and before = {0, 1, 2}.
 
 # %%
 P = 8
@@ -315,8 +305,7 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# Nothing comes before rank 0. So from the start it knows the state that leaves it, and sends that alone; the receiver takes zeros for A. Any other rank
-# does so once it has its check.
+# (Nothing comes before rank 0, so it knows the state that leaves it, and sends that alone. Any other rank does so once it has its check.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -330,8 +319,8 @@ compare("20.rounds", len(SCANS["doubling"](100)))
 print("rounds on 100 ranks:", {name: len(hops(100)) for name, hops in SCANS.items()})
 
 # %% [markdown]
-# `linear_attention` of ringlab takes the scan by name. It gives what one process gives, forward and backward; here we look at out and at the
-# gradients of v and of the decays:
+# ringlab's `linear_attention` takes the scan by name. Does it give what one process gives? Here are its outputs and the gradients of v and of
+# the decays:
 
 
 # %%
@@ -356,11 +345,11 @@ for scan in SCANS:
     print(f"{scan:10} as on one process: {right}, bytes sent by each rank, both ways: {sends}")
 
 # %% [markdown]
-# Rank 0 sends in the forward alone, and only states; the last rank sends in the backward alone, as we shall see.
+# Rank 0 sends in the forward alone, the last rank in the backward alone, as we shall see.
 #
 # ## 7 · What a scan costs
 #
-# On a clock on which a stretch takes 1 s, a message ½ s and a product of small matrices nothing, the layer now ends at:
+# On the clock of section 4 (a stretch 1 s, a message ½ s, a product of small matrices nothing):
 
 
 # %%
@@ -381,11 +370,13 @@ for scan in SCANS:
     run = VirtualCluster(P, costs=Clock()).run(forward_alone, contiguous(N, P), scan)
     end = max(event.end for event in run.trace.computes())
     print(f"{scan:10} 8 ranks are done after {end:g} s")
+    if scan == "doubling":
+        show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# Unlike in section 4, all ranks work side by side. A rank goes through its stretch twice: once for A and B together (section 5 took two runs), and once
-# for its outputs, when it knows its state. That makes 2 s, and the messages; one rank alone takes 8 s. But this clock does not count bytes. Here
-# are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs before its first byte:
+# In the timeline of the doubling all ranks work side by side, and go through their stretches twice: first for the transition (*passage*), then,
+# when they know the state that enters, for the outputs (*attend*). Nobody needs the transition of the last rank. But this clock does not count bytes. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs
+# before its first byte:
 
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
@@ -403,13 +394,12 @@ own_flops = attend_flops(layer, 8_192) + passage_flops(layer, 8_192)
 print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of computing")
 
 # %% [markdown]
-# **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts of 10 µs, and sends 3.5 transitions of 84 µs more; on 64 ranks the
-# gap is wider. The all-gather is for few ranks, or for small states. A relay's ranks send least, but its hops wait for each other. And it matters: on 8
-# ranks even doubling takes longer than the computing of a stretch of 8,192 tokens, and nothing hides it, for it lies between the two passes. Beside a
-# longer stretch it weighs less.
+# **Which scan?** On these links doubling: the all-gather saves starts of 10 µs, and sends more transitions of 84 µs. A relay's ranks send least, but
+# its hops wait for each other. And nothing hides a scan, for it lies between the two passes: beside a stretch of 8,192 tokens even doubling on 8
+# ranks takes longer than the computing.
 #
-# The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to the gradient
-# of the state that entered:
+# The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to
+# the gradient of the state that entered:
 
 # %%
 entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
@@ -420,8 +410,8 @@ print("the gradient of the state that entered is Aᵀ dS:",
       torch.allclose(of_entering, A_1.mT @ of_leaving))
 
 # %% [markdown]
-# The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan: the
-# forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
+# The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays
+# in its reverse scan: the forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
 # ## 8 · The ledger
 #
@@ -450,44 +440,29 @@ print(f"equal at {at_equal:,} tokens; the nearest choice:")
 compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}")
 
 # %% [markdown]
-# For short sequences the scan sends more: a transition has as many bytes as K and V of 1,024 tokens. But the bytes of a scan do not grow with the
-# length. At a million tokens the ring sends hundreds of times as much. (But a ring hides its bytes behind computing, and a scan cannot.)
+# For short sequences the scan sends more, but its bytes do not grow with the length: at a million tokens the ring sends hundreds of times as
+# much. (A ring hides its bytes behind computing, though, and a scan cannot.)
 #
 # ## 9 · Three things left to settle
 #
-# **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a zig-zag
-# each rank has two stretches, and the state passes through 2P of them. The outputs are right, but in an
-# all-gather eight stretches have more later ones to send to than four: three times the bytes here. In a striped layout
-# every token is a stretch of its own:
-
-# %%
-for layout in (contiguous(N, 4), zigzag(N, 4), striped(N, 4)):
-    try:
-        run = VirtualCluster(4).run(on_ranks, layout, "all-gather", parts, dout)
-        outs, *_ = (layout.unshard(x, dim=2) for x in zip(*run.results, strict=True))
-        sent_bytes = sum(run.trace.bytes_sent(rank) for rank in range(4))
-        right = torch.allclose(outs, whole.detach())
-        print(f"{layout.name:10} right: {right}, both ways {sent_bytes:,} bytes")
-    except RinglabError as refusal:
-        print(f"{layout.name:10} refused: {str(refusal).splitlines()[0]}")
-
-# %% [markdown]
-# A hybrid has both kinds of layers, and its softmax layers want a zig-zag. So either its other layers pay for two stretches on a rank, or tokens change
+# **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a
+# zig-zag each rank has two stretches, and the state passes through 2P of them; in a striped layout every token would be a stretch, and ringlab
+# refuses it. But the softmax layers of a hybrid want a zig-zag. So either the other layers pay for two stretches on a rank, or tokens change
 # ranks between layers.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
 # document begins. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
-# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a
-# stretch these three lie on another rank. So every rank but the last sends its last three tokens to the next, a *halo*, and in the backward their
+# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a stretch
+# these three lie on another rank. So every rank but the last sends its last three tokens to the next, a *halo*, and in the backward their
 # gradient comes back.
 #
 # ## Recap
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
-# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. Add the logarithms of the decays between two tokens, then take the
-#   exponential: it never overflows.
+# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. Add up the
+#   logarithms of decays, then take the exponential: it never overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
 #   round, doubling ⌈log₂ P⌉ rounds.
