@@ -99,25 +99,27 @@ def travellers(P: int) -> Figure:
         axes = drawn.subplots(1, 2)
         for ax, title in zip(axes, ("keys and values travel", "queries travel"), strict=True):
             keys_move = title.startswith("keys")
-            at, left, right = (1.35, 0.3, 1.06) if keys_move else (0.75, 0.74, 1.36)
+            at, left, right = (1.4, 0.3, 1.06) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
                 colour = rank_colour(rank)
-                ax.add_patch(_box((rank + 0.08, 0.6), 0.2, 1.1, facecolor=colour, edgecolor=RULE))
+                ax.add_patch(_box((rank + 0.08, 1.0), 0.2, 0.8, facecolor=colour, edgecolor=RULE))
                 ax.add_patch(_box((rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE))
                 ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
                 _arrow(ax, (rank + left, at), (rank + right, at), colour)
-            ax.text(P + 0.42, at, "to\nrank 0", ha="left", va="center", color=QUIET, fontsize=8)
-            ax.text(0.18, 1.78, "K, V", ha="center", fontsize=9)
-            ax.text(0.55, 1.0, "q", ha="center", fontsize=9)
+            ends = f"to rank 0;\n{P - 1} hops"
+            ax.text(P + (0.1 if keys_move else 0.4), at, ends, va="center", color=QUIET, fontsize=8)
+            ax.text(0.18, 1.86, "K, V", ha="center", fontsize=9)
+            ax.text(0.3, 0.75, "q", ha="right", va="center", fontsize=9)
             for rank in range(1, P) if not keys_move else ():
                 low = 2.15 + 0.34 * (rank - 1)
                 for place in (0.38, rank + 0.38):  # at home, and where it is made
                     _draw_partial(ax, (place, low), rank)
                 _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13), rank_colour(0))
-            ax.set(xlim=(0, P + 0.9), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
+            ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
             ax.set_axis_off()
-        axes[0].text(P / 2, 2.3, f"{P - 1} hops, all around the ring", ha="center", color=QUIET, fontsize=9)
-        axes[1].text(P + 0.05, 2.3, "partials of\nrank 0's q", color=QUIET, fontsize=8)
+        axes[1].text(
+            P + 0.05, 2.3, "partials of rank 0's\nqueries; so for\nthe other ranks", color=QUIET, fontsize=8
+        )
     return drawn
 
 

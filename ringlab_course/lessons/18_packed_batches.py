@@ -11,7 +11,7 @@
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published
 # bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. Some need several
-# documents to show, others uneven lengths. None raises an error, and the loss looks as it should.
+# documents to show, others uneven lengths. Most raise no error, and often the loss looks as it should.
 
 # %%
 import numpy as np
@@ -156,7 +156,7 @@ compare("18.leak", len(moved(causal, 6)))
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# It looks right, if each rank has 1/P of every document. On two ranks:
+# It looks right, if each rank has 1/P of every document. Two ranks then cut their 8 tokens each at the same bounds:
 
 # %%
 P = 2
@@ -169,10 +169,9 @@ for rank in range(P):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "Shards are contiguous. Each rank reads [0, 2, 3, 6, 8] as the bounds of its own 8 tokens, so "
-    "its tokens 0 and 1 have document number 0, token 2 has number 1, and so on. A query sees "
-    "every key with its own number that is not later in the row. How many of the 16 queries see "
-    "exactly the keys that they should?",
+    "With these bounds both ranks number the documents of their 8 tokens 0 0 1 2 2 2 3 3. A query "
+    "sees the keys of its number, on either rank, that are not later in the row. For how many of "
+    "the 16 queries are these exactly the right keys? (Shards are contiguous.)",
     unit="queries",
 )
 
@@ -211,9 +210,9 @@ show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
 
 # %% [markdown]
 # Both ranks read the same bounds, so token 8, the first of rank 1, gets number 0 like tokens 0 and 1, and sees them. Document 2 falls apart.
-# (Queries 6 and 7 are right by luck.)
+# (Queries 6 and 7 are right by luck: no earlier key has their number.)
 #
-# When is the line right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
+# When is the division right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
 # *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test with this layout is green, as
 # long as all its lengths are multiples of 2P:
 
@@ -259,6 +258,12 @@ def on_ring(ring, layout, packing, qkv):
     return ring_attention(*parts, ring=ring, layout=layout, mask=packing.mask(), block="naive")
 
 
+def blocks_seen(layout):
+    """Whether any query of one rank sees any key of another: (P, P), of bool."""
+    own = [layout.positions(rank) for rank in range(layout.P)]
+    return np.array([[packed[np.ix_(rows, keys)].any() for keys in own] for rows in own])
+
+
 q, k, v = embedding[torch.arange(S)].permute(1, 2, 3, 0, 4)
 alone = [F.scaled_dot_product_attention(*(x[..., own, :] for x in (q, k, v)), is_causal=True)
          for own in row.slices]
@@ -266,11 +271,11 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
     run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
     error = (layout.unshard(run.results) - torch.cat(alone, dim=-2)).abs().max().item()
     print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12},",
-          f"{len(run.trace.computes())} of 9 blocks computed")
+          f"{np.count_nonzero(blocks_seen(layout))} of 9 blocks hold a visible pair")
 
 # %% [markdown]
-# Where a block of keys holds nothing that a rank's queries see, the rank does not compute it. It passes the block on all the same, because the
-# next rank may need it.
+# A rank computes only blocks of which its queries see a key, and those only where they do. It passes all others on, because a later rank may need
+# them.
 #
 # ## 5 · Labels
 #
@@ -407,8 +412,8 @@ compare("18.loss", factor)
 # loss and gradients were P times too large.) The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
 # over all ranks, once, before anybody divides.** Padding has no labels, so it does not count.
 #
-# A second choice belongs to packing alone. A mean over tokens gives a long document more say than a short one. Some losses, as of
-# reward models, count each *document* once instead. Packing must not change which of the two is meant:
+# A second choice is easily changed by packing. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
+# line counts each *document* once instead, as in some losses of reinforcement learning. The packed loss must keep the choice:
 
 # %%
 losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
@@ -433,8 +438,8 @@ for length in (lengths.min(), lengths.max()):
     print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
 
 # %% [markdown]
-# The long document gains from every rank, until the ring crosses to a second node. The short one keeps 8 ranks busy for half of its time on
-# one: they wait for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
+# The long document gains from every rank, until the ring crosses to a second node. The short one takes 4.0 ms on one rank and still 2.3 ms on
+# eight, most of it waiting for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -453,8 +458,8 @@ compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.ma
 
 # %% [markdown]
 # Which degree for which document? `compare_assignments` looks for degrees with which all ranks end at about the same time, and no rank holds
-# more than `capacity` tokens: *dynamic*. It puts beside them *static*, one degree for all, the fastest with this room; and *bound*, a time that
-# no assignment can beat.
+# more than `capacity` tokens: *dynamic*. It puts beside them *static*, the same degree for every document, the fastest that keeps within `capacity`; and *bound*, a
+# time that no assignment can beat.
 
 # %%
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
@@ -471,16 +476,27 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, and each block a document, as wide as the ranks that share it. (Eight colours for 24 documents.) Under *static*, on the
-# left, two rings of eight go through twelve documents each. The upper blocks are almost equally high although their lengths differ: those are
-# hops, not work. Under *dynamic* 21 documents are on one rank each. All ranks go from the largest group to the smallest, so no two wait for
-# each other. With documents 16 times as long hops hide by themselves, and there is nothing to gain.
+# Each column is a rank, and each block a document, as wide as the ranks that share it. (Colours repeat.) Under *static* two rings of eight share
+# the documents out. On eight ranks 72 tokens take about 2 ms, and 432 tokens, six times as many, only 5: the rest is waiting for hops. Under *dynamic* 21
+# documents are on one rank each. Every rank does its documents in the order of falling degree, so those that share one reach it in the same order. With
+# documents 16 times as long, hops hide behind longer computations, and both assignments take the same time.
 #
+# In bytes the difference is larger. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the whole row would
+# go around:
+
+# %%
+print(f"packed, one ring of 16: {real.length * 15:7,} tokens' keys and values travel")
+for name, made in (("static", found.static), ("dynamic", found.dynamic)):
+    placed_once = [each for batch in made.micro_batches for each in batch]
+    travelling = sum(lengths[each.sequence] * (each.degree - 1) for each in placed_once)
+    print(f"{name:22}: {travelling:7,}")
+
+# %% [markdown]
 # ## 9 · All of it in a step
 #
 # Last, a step of training: a small decoder on 3 ranks, with labels, positions, mask, and a loss that counts over all ranks. `Packing.shard`
-# shifts labels within documents, cuts, and adds position ids. Loss and gradients must be those of one process that computes each document
-# alone. (`spoil` is for later.)
+# shifts labels within documents, cuts, and adds position ids. Loss and the embedding's gradient must be those of one process that computes each
+# document alone. (`spoil` is for later.)
 
 
 # %%
@@ -532,14 +548,15 @@ faults = {
 for name, spoil in faults.items():
     try:
         run = VirtualCluster(3).run(step, zigzag(S, 3), spoil)
-        print(f"{name:23} loss {sum(share for share, _ in run.results):.3f}")
+        total = sum(share for share, _ in run.results)
+        print(f"{name:23} loss {total:.3f}, as alone: {abs(total - loss.item()) < 1e-12}")
     except LayoutError as refusal:
         print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
 
 # %% [markdown]
-# Three losses that nobody would doubt, and no error. The comparison with documents computed alone finds all three. (ringlab compares position
-# ids with layout and mask, and refuses wrong ones; most code does not. With the first fault positions count through the row, or it would be
-# refused, too.)
+# Three losses that nobody would doubt, and no error. Only the comparison with documents computed alone finds all three. (ringlab compares position
+# ids with layout and mask, and refuses wrong ones; most code does not. Under *mask without documents* positions count through the row, or that
+# would be refused, too.)
 #
 # ## Recap
 #
@@ -548,12 +565,13 @@ for name, spoil in faults.items():
 # - To find a wrong mask, change one token and look which outputs move.
 # - Labels and positions are made before the cut, within documents, and travel with their tokens.
 # - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
-# - A short document belongs on one rank, a long one on many.
+# - On one rank nothing of a short document travels; a long one belongs on many.
 #
 # ## Self-check
 #
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: every rank has as many tokens of every document. Nor can it tell a mean over tokens from one over documents.</details>
+# see?</summary>Divided bounds: every rank has equally many tokens of each document. Nor can it
+# tell a mean over tokens from one over documents.</details>
 #
 # <details><summary>2. In section 5, why did cutting first spoil one label with contiguous shards and all twelve with striped ones?</summary>A
 # label is lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>

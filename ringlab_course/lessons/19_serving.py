@@ -67,7 +67,7 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # it, whose keys and values are cached; and to itself, causally.
 #
 # In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block of keys; these blocks go around the ring
-# once, and the mask compares positions. `next_layout` says which rank gets which tokens of the next chunk. Three chunks of uneven lengths, on 4
+# once, and the mask compares positions. `next_layout` deals out the next chunk in small pieces, which balances the causal work without a zig-zag. Three chunks of uneven lengths, on 4
 # ranks (`page` and `interleave` come in section 3):
 
 # %%
@@ -144,8 +144,8 @@ for tokens in (512, 2_048, 8_192, 32_768):
 # The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15 a token's keys and values were a
 # smaller message than its queries and partials, and each travelled once. In chunks the same prefix travels again for every chunk, perhaps a
 # hundred times, and the **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the
-# query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A box of two
-# colours is a partial: left the rank of its queries, right that of its keys.
+# query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A
+# two-coloured box is a partial: its left colour says whose queries, its right colour whose keys.
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
@@ -180,8 +180,8 @@ compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
 
 # %% [markdown]
 # A token's key and value are 2·K·D numbers of 2 bytes, 4 KiB. Its query has H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4
-# bytes, 32¼ KiB: together 12.0625 times as much. Keys travel for prefix and chunk, queries for the chunk alone. So the bytes are equal where
-# both together are 12.0625 chunks long, and the prefix 11.0625: 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for
+# bytes, 32¼ KiB: together 12.0625 times as much. Keys travel for prefix and chunk, queries for the chunk alone. So the bytes are equal when
+# both together are 12.0625 chunks long, after a prefix of 11.0625 chunks: 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for
 # each chunk; `travels=` overrides it. The result is the same:
 
 # %%
@@ -281,7 +281,7 @@ print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
-# Here each rank has two squares, after steps 2 and 3: heads from top to bottom, tokens from left to right. A filled box is a partial that the
+# (A server also sends the new token's keys and values to the rank that caches it; here every rank has them.) In the picture each rank has two squares, after steps 2 and 3: heads from top to bottom, tokens from left to right. A filled box is a partial that the
 # rank has:
 
 # %%
@@ -319,8 +319,8 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 predict(
     "19.shared",
     "64 query heads of 128 on 16 ranks, all in 32 bits. In lesson 15 a rank sends the partials of "
-    "all heads to each other rank. How many times fewer bytes are the queries and partials of "
-    "divided heads?",
+    "all heads to each other rank. With divided heads it sends queries, then partials. By what "
+    "factor are these fewer bytes?",
     unit="times",
 )
 
@@ -337,7 +337,7 @@ compare("19.shared", of_all / divided.total_bytes)
 # ## 5 · The merge, where the bugs are
 #
 # The merge has [published bugs](../docs/field-reports.md) of its own, most of them about the base of the logarithm. Here one query attends to
-# the tokens of three ranks, and the third rank holds none yet.
+# the tokens of three ranks, and the third rank holds none yet. Errors are relative to the largest value.
 
 # %%
 row = q[:, :, 149:150]
@@ -386,9 +386,9 @@ print("the new token on every rank: off by", off(total.out))
 #
 # ## 6 · More ranks than K/V heads
 #
-# Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. Lesson 15's grid keeps none twice: heads in one
-# direction, tokens in the other. A *row* of the grid is the ranks with the same heads. On this grid **Helix**
-# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) decodes a token on N ranks like this:
+# Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. Lesson 15's TP 8 × CP 2 keeps none twice. It is a
+# grid: 8 *rows*, one for each K/V head, of 2 ranks that share its tokens. But its weights are divided by 8 only. **Helix**
+# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) has the same cache, and divides most weights by all N = 16. A token is decoded like this:
 #
 # 1. every rank of a row computes the queries of all the row's heads;
 # 2. it attends to its own tokens;
@@ -427,9 +427,9 @@ for name, parts in grids.items():
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# The numbers are ranks; a hatched part is held twice. Lesson 15's TP 8 × CP 2 has the grid's cache, too, but divides the weights of step 4 by 8
-# only. Divided by 16, they take half as long to read, but the partial sums of 16 ranks are added up in place of 8 (`add up` in the table, two
-# all-reduces in each layer). Which is faster? A token on 2 nodes of 8:
+# The numbers are ranks; a hatched part is held twice. What do the divided weights cost? The partial sums of 16 ranks are added up in place of 8, in two
+# all-reduces a layer (*add up* in the table). TP 8 × CP 2 adds up inside a node and merges between nodes. Helix adds up over both nodes anyway, so it
+# merges inside a node. A token on 2 nodes of 8:
 
 # %%
 h100 = hardware("h100")
@@ -476,16 +476,17 @@ compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 #
 # | in | travels | how much |
 # |---|---|---|
-# | prefill, short prefix | K and V | 2KD numbers of each token of prefix and chunk, to all ranks |
-# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers of each token of the chunk, to and from all ranks |
+# | prefill, short prefix | K and V | 2KD numbers (here 4 KiB) of each token of prefix and chunk, to all ranks |
+# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers (48¼ KiB) of each token of the chunk, to and from all ranks |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
+# | decode, divided cache | the new K and V | 2KD numbers, to the rank that caches the token |
 # | every layer under tensor parallelism | partial sums of the hidden state | two all-reduces (*add up*) |
 #
 # ## Recap
 #
-# - Prefill is arithmetic, decode is reading. They want different divisions of the same ranks.
+# - Prefill is arithmetic. Decode is reading, and on many ranks nearly as much waiting for small messages. They want different divisions of the same ranks.
 # - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
 # - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
@@ -504,7 +505,7 @@ compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 # <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
 # fewer.</details>
 #
-# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Each rank would need the queries of all heads. With the grid
-# they stay inside a row.</details>
+# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Every rank computes all the queries with which it
+# attends. In a row these are one eighth of the heads, and partials go to one other rank; without rows it would be all heads, and all ranks.</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercise 18 · Packed and variable-length batches
 #
-# **You build** the four places at which a packed row goes wrong when it is shared over ranks: the bounds of its documents,
+# **You build** the four parts in which a packed row usually goes wrong when it is shared over ranks: the bounds of its documents,
 # the labels and positions of a shard, the ring itself, and the weights of the loss.
 # **You need** [lesson 18](../notebooks/18_packed_batches.ipynb). **Minutes** 60.
 #
@@ -93,11 +93,11 @@ check("18.shard")
 # ## 18.ring · The ring over packed documents
 #
 # `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `positions[r]` (L,), int64, holds the places in the
-# **row** of rank r's tokens (not in their documents), and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
+# **row** of rank r's tokens (not in their documents), in any order, for some ranks none, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
 # sees the keys of its own document at or before itself.
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a clock counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
+#   sees a key, and not at all for the others: a hidden check counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
 #   The label is any text. `merge(a, b)` merges two `Partial`s; one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
 # - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
 #   of a block: somebody else does. `ring.shift(k, v, length=n)` sends k and v on, and returns (k, v) of the block that arrives, which
@@ -143,9 +143,9 @@ check("18.ring")
 # %% [markdown]
 # ## 18.weights · Weights of the loss
 #
-# A mean over tokens gives a document of a thousand tokens a thousand times the say of a document of one. Here each document
-# counts once: the loss is the mean, over documents, of the mean over the document's tokens that count. Documents of which no
-# token counts are left out.
+# A mean over tokens gives a document in which a thousand tokens count a thousand times the say of one in which a single token does. Here
+# each document counts once: the loss is the mean, over documents, of the mean over the document's tokens that count. Documents of which
+# no token counts are left out.
 #
 # `counted` (L,), bool, says which of this rank's tokens count, `documents` (L,), int64, to which of the `n` documents each of
 # them belongs. Return their `weights` (L,), float32 or float64: the loss of all ranks is the sum of weight · (loss of the token) over all
