@@ -9,7 +9,7 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Many models of today are *hybrids*: some layers have softmax attention, the others, three of four in Qwen3-Next, attention without it. Such a
+# Many models of today are *hybrids*: some layers have softmax attention; the others, three of four in Qwen3-Next, do without the softmax. Such a
 # layer keeps no keys and values, but one matrix for each head, however long the text is. So what does a rank have to send?
 
 # %%
@@ -119,7 +119,7 @@ def recall_error(n, delta, passes=1):
     return ((keys @ state - values).norm(dim=1) / values.norm(dim=1)).mean().item()
 
 
-stored = [1, 2, 4, 8, 12, 16, 24, 32]
+stored = [1, 2, 4, 8, 12, 16, 18, 24, 32]
 errors = {"plain sum": [recall_error(n, False) for n in stored],
           "delta rule, one pass": [recall_error(n, True) for n in stored],
           "delta rule, 100 passes": [recall_error(n, True, 100) for n in stored]}
@@ -127,13 +127,14 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 
 # %% [markdown]
 # The plain sum mixes values from the second key on. (At an error of 1, zeros would be as good an answer.) The delta rule mixes them less. No
-# model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: D values. A state is small, so it must
+# model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: about D values. A state is small, so it must
 # lose something. That is one reason why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax; the state is
-# needed only at the chunk's border. One chunk of C tokens, without the delta rule (⊙ multiplies number by number):
+# needed only at the chunk's border. One chunk of C tokens, without the delta rule (e and f are columns; ⊙ multiplies number by number, and a
+# column multiplies each row by its number):
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
@@ -144,7 +145,7 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # - $f_j = \alpha_{j+1} \cdots \alpha_C$: of token j's write, until the end of the chunk. It is the last row of E.
 #
 # You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes a triangular system more;
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has it on one page. (Open it after the exercise. `1.0` below is the scale of the queries: none.)
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has it on one page. (Open it after the exercise. `1.0` leaves the queries unscaled.)
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -166,9 +167,9 @@ for length in (1, 16, 64, 256):
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.quotient",
-    "64 tokens that each keep a tenth of the state; all q and k are 1. In 32 bits, how many of "
-    "the 64 rows of (scaled Q)(scaled K)ᵀ hold a NaN or an infinity on or below the diagonal? "
-    "(The largest number is 3.4 · 10³⁸.)",
+    "64 tokens that each keep a tenth of the state; D is 1, and all q and k are 1. In 32 bits, "
+    "how many of the 64 rows of (scaled Q)(scaled K)ᵀ hold a NaN or an infinity on or below the "
+    "diagonal? (The largest number is 3.4 · 10³⁸.)",
     unit="rows",
 )
 
@@ -250,7 +251,8 @@ show(gantt.figure(run.trace), gantt.describe(run.trace))
 show(scan_view.composition(), scan_view.describe_composition())
 
 # %% [markdown]
-# (A, B) is the **transition** of a stretch. Two runs find it: from zeros, which gives B, and from the unit matrix, which gives A + B.
+# (A, B) is the **transition** of a stretch. Two runs find it: from zeros, which gives B, and from the unit matrix, which gives A + B. (Keys and values
+# have the same D here.)
 
 
 # %%
@@ -294,10 +296,13 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 # - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small
 #   matrices and not a stretch.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. A rank keeps two compositions. *all* is of
-# all its boxes; this one it sends. *before* leaves out its own box; applied to zeros, it gives the state that enters. A message m comes from
-# earlier tokens, so both go after it: all ← all ∘ m, before ← before ∘ m. In round 2, for example, rank 3 has all = {2, 3} and before = {2}. It
-# hears m = {0, 1} from rank 1 (hatched), and has all = {0, 1, 2, 3} and before = {0, 1, 2}.
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. A rank keeps two compositions:
+#
+# - *all* is of all its boxes, at first of its own alone. This one it sends.
+# - *before* leaves out its own box. At first it is the pair that changes nothing, (I, 0). At the end its B is the state that enters.
+#
+# A message m comes from earlier tokens, so both go after it: all ← all ∘ m, before ← before ∘ m. For example, rank 3 in round 2 has all = {2, 3} and
+# before = {2}. It hears m = {0, 1} from rank 1 (hatched), and has all = {0, 1, 2, 3} and before = {0, 1, 2}.
 
 # %%
 P = 8
@@ -305,7 +310,7 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# (Nothing comes before rank 0, so it knows the state that leaves it, and sends that alone. Any other rank does so once it has its check.)
+# (A rank with a check knows the very state that leaves it, and from then on sends this alone, without A. Rank 0 does so from the start.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -319,8 +324,8 @@ compare("20.rounds", len(SCANS["doubling"](100)))
 print("rounds on 100 ranks:", {name: len(hops(100)) for name, hops in SCANS.items()})
 
 # %% [markdown]
-# ringlab's `linear_attention` takes the scan by name. Does it give what one process gives? Here are its outputs and the gradients of v and of
-# the decays:
+# ringlab's `linear_attention` takes the scan by name. Does it give what one process gives? Here are its outputs and two of the gradients, those of v
+# and of the decays. (A state has 2 · 16 · 16 numbers of 8 bytes, 4,096 bytes, and A as many.)
 
 
 # %%
@@ -345,7 +350,8 @@ for scan in SCANS:
     print(f"{scan:10} as on one process: {right}, bytes sent by each rank, both ways: {sends}")
 
 # %% [markdown]
-# Rank 0 sends in the forward alone, the last rank in the backward alone, as we shall see.
+# Rank 0 sends in the forward alone, the last rank in the backward alone, as we shall see. In the all-gather, for example, rank 1 sends (A, B) to two
+# ranks forward and to one backward: 24,576 bytes.
 #
 # ## 7 · What a scan costs
 #
@@ -374,14 +380,15 @@ for scan in SCANS:
         show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# In the timeline of the doubling all ranks work side by side, and go through their stretches twice: first for the transition (*passage*), then,
-# when they know the state that enters, for the outputs (*attend*). Nobody needs the transition of the last rank. But this clock does not count bytes. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs
+# In the timeline of the doubling all ranks work side by side, and go through their stretches twice: first for the transition (*passage*; nobody
+# needs that of rank 7), then for the outputs (*attend*). The thin bars are messages that go out and come in. (Rank 0 could attend at once; ringlab lets
+# a rank finish its sends first.) But this clock does not count bytes. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs
 # before its first byte:
 
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
 start_ms, bytes_per_ms = 0.01, 50e6
-pair = layer.transition_bytes + layer.state_bytes
+pair = layer.transition_bytes + layer.state_bytes  # A, and B, which is as large as a state
 print(f"one transition (A and B): {pair / 1e6:.1f} MB,",
       f"{pair / bytes_per_ms * 1e3:.0f} µs on the link")
 for ranks in (8, 64):
@@ -394,9 +401,10 @@ own_flops = attend_flops(layer, 8_192) + passage_flops(layer, 8_192)
 print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of computing")
 
 # %% [markdown]
-# **Which scan?** On these links doubling: the all-gather saves starts of 10 µs, and sends more transitions of 84 µs. A relay's ranks send least, but
-# its hops wait for each other. And nothing hides a scan, for it lies between the two passes: beside a stretch of 8,192 tokens even doubling on 8
-# ranks takes longer than the computing.
+# **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
+# least, one state, but its hops wait for each other. And ringlab hides nothing of a scan: it lies between the two passes, and beside a stretch of 8,192
+# tokens even doubling takes longer than the computing. (It could be hidden: outputs from zeros, as $(E \odot QK^\top)V$ in section 3, do not need the state
+# that enters.)
 #
 # The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to
 # the gradient of the state that entered:
@@ -410,7 +418,7 @@ print("the gradient of the state that entered is Aᵀ dS:",
       torch.allclose(of_entering, A_1.mT @ of_leaving))
 
 # %% [markdown]
-# The pairs (Aᵀ, B′) compose like transitions. [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays
+# [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays
 # in its reverse scan: the forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
 #
 # ## 8 · The ledger
@@ -421,8 +429,8 @@ print("the gradient of the state that entered is Aᵀ dS:",
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
-    "At how many tokens in the whole sequence do the busiest rank of the ring and the busiest "
-    "rank of the doubling send equally many bytes?",
+    "Forward, on 8 ranks. At how many tokens in the whole sequence do the busiest rank of the ring "
+    "and that of the doubling send equally many bytes? (A and B have 4.2 MB.)",
     ["300", "3,000", "30,000", "300,000"],
 )
 
@@ -441,7 +449,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 
 # %% [markdown]
 # For short sequences the scan sends more, but its bytes do not grow with the length: at a million tokens the ring sends hundreds of times as
-# much. (A ring hides its bytes behind computing, though, and a scan cannot.)
+# much. (ringlab's ring hides its bytes behind computing, though, and its scan does not.)
 #
 # ## 9 · Three things left to settle
 #

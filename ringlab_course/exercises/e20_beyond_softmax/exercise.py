@@ -15,7 +15,8 @@
 # Shapes are (H, L, D) here: heads, tokens, head dim, without a batch. All numbers are float64. `check` runs the visible checks
 # in seconds.
 #
-# **Not allowed:** `ringlab.scan`, ringlab's attention, PyTorch's attention, and changing the arguments of a function.
+# **Not allowed:** `ringlab.scan`, ringlab's attention, PyTorch's attention, and writing into the
+# tensors that a function is given.
 
 # %%
 import torch
@@ -32,7 +33,7 @@ from ringlab_course import check, corpus, hint
 #
 # - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
 # - Decays may forget everything. Two of −400 make $e^{-800}$, which is 0, and $e^{800}$ overflows. A decay may also be −∞.
-# - The chunk may have no token. Then the state comes back as it was.
+# - A matrix E of the lesson is (H, L, L) here. The chunk may have no token. Then the state comes back as it was.
 
 
 # %% grade="20.chunk"
@@ -67,8 +68,8 @@ check("20.chunk")
 #
 # Whatever state S enters some tokens, the state that leaves is A S + B, with two matrices that depend on the tokens alone. `k` is
 # (H, L, D), `v` (H, L, Dv), `decay` and `beta` (H, L). Return `(A, B)`, (H, D, D) and (H, D, Dv). A loop over tokens is fine.
-# There may be no token, and a decay may be −∞. D and Dv differ, so the unit matrix is no state here. If you find A by trying, run from the unit
-# matrix with values of width D that are all zeros: the result is A.
+# There may be no token (then A = I and B = 0), and a decay may be −∞. D and Dv differ, so the unit matrix is no state here. If you find A
+# by trying, run from the unit matrix with values of width D that are all zeros: the result is A.
 
 
 # %% grade="20.transition"
@@ -99,7 +100,8 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
-#   In each round a rank sends one A and one B at most, and a hidden check counts the bytes. P is any number. A last hop that shifts everything by one rank is a round, too.
+#   In each round a rank sends one A and one B at most, and a hidden check counts the bytes. P is any number. A last hop that shifts
+#   everything by one rank is a round, too. You need not send a state alone, as the lesson's ranks do.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
