@@ -1,8 +1,8 @@
 """The table of cases that attention must pass on every transport, block backend and schedule.
 
-The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks and head dims of v. Their full
-product has thousands of cases; the table covers every pair of values of any two axes. `refusal` names the error with
-which a schedule must refuse a case that its heads or ranks rule out.
+The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks, head dims of v, and attention sinks.
+Their full product has thousands of cases; the table covers every pair of values of any two axes. `refusal` names the error
+with which a schedule must refuse a case that its heads or ranks rule out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringlab.attention import ring_attention
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
 from ringlab.conformance.covering import covering_pairs
-from ringlab.conformance.tolerance import Results, bounds, truth
+from ringlab.conformance.tolerance import Results, Scoring, bounds, truth
 from ringlab.errors import RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, dealt, per_document
 from ringlab.mask import Mask
@@ -69,12 +69,13 @@ AXES: dict[str, tuple[Any, ...]] = {
         24,
         96,
     ),  # of v; 0 as that of q and k. The others are smaller than some of those, and larger than some
+    "sinks": (False, True),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem and how it is spread over ranks. Dv: the head dim of v, D if 0."""
+    """One attention problem and how it is spread over ranks. Dv: the head dim of v, D if 0. sinks: whether heads have them."""
 
     layout: str
     P: int
@@ -84,10 +85,13 @@ class Case:
     dtype: str
     mask: str
     Dv: int = 0
+    sinks: bool = False
 
     def __str__(self) -> str:
-        of_v = f"-Dv{self.Dv}" if self.Dv else ""
-        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}{of_v}-{self.dtype}-{self.mask}"
+        of_v, sinks = f"-Dv{self.Dv}" if self.Dv else "", "-sinks" if self.sinks else ""
+        return (
+            f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}{of_v}-{self.dtype}-{self.mask}{sinks}"
+        )
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -101,6 +105,11 @@ class Case:
     def make_mask(self) -> Mask:
         """Return the mask of this case's sequence."""
         return MASKS[self.mask](self.S)
+
+    def make_sinks(self) -> Float[Tensor, " H"] | None:
+        """Return a logit for each query head, from −2 to 2, in the dtype of q; None for a case without sinks."""
+        dtype = getattr(torch, self.dtype)
+        return torch.linspace(-2.0, 2.0, self.heads[0], dtype=torch.float64).to(dtype) if self.sinks else None
 
 
 @dataclass(frozen=True)
@@ -146,9 +155,15 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @lru_cache(maxsize=16)
 def problem(case: Case) -> Problem:
     """Return the case's tensors with the oracle's results and the bounds derived from them."""
-    tensors = inputs(case)
-    true = truth(*tensors, mask=case.make_mask())
-    return Problem(*tensors, true, bounds(*tensors, mask=case.make_mask(), true=true))
+    tensors, scoring = inputs(case), scoring_of(case)
+    true = truth(*tensors, **scoring)
+    return Problem(*tensors, true, bounds(*tensors, true=true, **scoring))
+
+
+def scoring_of(case: Case) -> Scoring:
+    """Return the mask and the sinks of a case as `truth` and `bounds` take them."""
+    sinks = case.make_sinks()
+    return {"mask": case.make_mask(), "sinks": None if sinks is None else sinks.double().numpy()}
 
 
 def attend(
@@ -158,9 +173,10 @@ def attend(
 
     `scored`: softcap, dropout and seed, as `ring_attention` takes them.
     """
-    layout = case.make_layout()
+    layout, sinks = case.make_layout(), case.make_sinks()
     *qkv, dout = (layout.shard(x, ring.rank).to(device) for x in inputs(case))
     q, k, v = (x.requires_grad_() for x in qkv)
+    scored |= {} if sinks is None else {"sinks": sinks.to(device)}
     out, lse = ring_attention(
         q,
         k,

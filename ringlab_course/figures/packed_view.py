@@ -239,7 +239,7 @@ def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound:
                     look = {"ha": "center", "va": "center", "color": INK, "fontsize": 7, "bbox": box}
                     look["rotation"] = upright
                     ax.text((first + last) / 2, (low + high) / 2, f"{lengths[document]:,}", **look)
-            ax.axhline(bound, color=INK, linewidth=1, linestyle="--", label="least time")
+            ax.axhline(bound, color=INK, linewidth=1, linestyle="--", label="bound")
             ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
             ax.grid(False, axis="x")
         axes[0].set_ylabel("ms of a step")

@@ -59,7 +59,8 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # %% [markdown]
 # (A model of the time: arithmetic at these shares of the peak, memory at its full rate.) The two phases also want different divisions of the
 # ranks: prefill a ring over all of them, with weights sharded as in lesson 14 (`fsdp`); decode mostly tensor parallelism. So some servers prefill
-# and decode on different GPUs, and send the cache across. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks hold half of the cache each, and no keys go around.)
+# and decode on different GPUs, and send the cache across. (In the decode plan `ring=2` is lesson 15's CP 2: two ranks share the
+# tokens of each K/V head's cache, and no keys go around.)
 #
 # ## 1 · A prompt in chunks
 #
@@ -67,7 +68,7 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # it, whose keys and values are cached; and to itself, causally.
 #
 # In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block of keys; these blocks go around the ring
-# once, and the mask compares positions. `next_layout` deals out the next chunk in small pieces, which balances the causal work without a zig-zag. Three chunks of uneven lengths, on 4
+# once, and the mask compares positions. `next_layout` deals the next chunk out to the ranks in small pieces. Three chunks of uneven lengths, on 4
 # ranks (`page` and `interleave` come in section 3):
 
 # %%
@@ -137,12 +138,12 @@ for tokens in (512, 2_048, 8_192, 32_768):
 
 # %% [markdown]
 # Short chunks cost little here: the first token comes 4 % later, and others wait a sixtieth of the time. Most of the time is attention to the
-# prefix, and chunks do not change its amount. (The model gives short chunks the full rate of a kernel; real ones lose more.)
+# prefix, and chunks do not change its amount. (It is not the 150 s of the first cell, since the ranks are divided otherwise. The model gives short chunks the full rate of a kernel; real ones lose more.)
 #
 # ## 2 · Who should travel?
 #
-# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15 a token's keys and values were a
-# smaller message than its queries and partials, and each travelled once. In chunks the same prefix travels again for every chunk, perhaps a
+# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15 a token's keys and values were
+# fewer bytes than its queries and partials, and travelled once. In chunks the same prefix travels again for every chunk, perhaps a
 # hundred times, and the **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the
 # query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A
 # two-coloured box is a partial: its left colour says whose queries, its right colour whose keys.
@@ -263,6 +264,8 @@ def shared_to_the_last_token(ring):
 print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
 
 # %% [markdown]
+# The fork took no page. Its 71st token fits in the third page, so the page that is gone is a copy.
+#
 # A page is free when *no* sequence has it any more. If a server frees a shared page as soon as one owner ends, the next user's tokens overwrite
 # the prompt of the owner that remains.
 #
@@ -388,7 +391,8 @@ print("the new token on every rank: off by", off(total.out))
 #
 # Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. Lesson 15's TP 8 × CP 2 keeps none twice. It is a
 # grid: 8 *rows*, one for each K/V head, of 2 ranks that share its tokens. But its weights are divided by 8 only. **Helix**
-# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) has the same cache, and divides most weights by all N = 16. A token is decoded like this:
+# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) has the same cache, and divides all weights but those of queries, keys and values by all
+# N = 16. A token is decoded like this:
 #
 # 1. every rank of a row computes the queries of all the row's heads;
 # 2. it attends to its own tokens;
@@ -420,7 +424,7 @@ print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-
 cache = kv_cache_bytes(model("llama3-70b"), 2**20)
 grids = {
     "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
-    "8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
+    "Helix 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
 for name, parts in grids.items():
     print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
@@ -428,8 +432,8 @@ show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
 # The numbers are ranks; a hatched part is held twice. What do the divided weights cost? The partial sums of 16 ranks are added up in place of 8, in two
-# all-reduces a layer (*add up* in the table). TP 8 × CP 2 adds up inside a node and merges between nodes. Helix adds up over both nodes anyway, so it
-# merges inside a node. A token on 2 nodes of 8:
+# all-reduces a layer (*add up* in the table). TP 8 × CP 2 has the same parts of the cache, but its rows are ranks r and r + 8: it adds up inside a node,
+# and merges between nodes. Helix adds up over both nodes anyway, so it takes neighbours as a row, and merges inside a node. A token on 2 nodes of 8:
 
 # %%
 h100 = hardware("h100")
@@ -461,7 +465,7 @@ print("fastest:", print_ways("2 nodes of 8", h100))
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.helix",
-    "The same 16 chips, but all on one NVLink. Which way takes the least time?",
+    "The same token on the same 16 chips, but all on one NVLink. Which way takes the least time?",
     ["TP 16", "TP 8 × CP 2", "Helix 8 × 2"],
 )
 
@@ -469,15 +473,15 @@ predict(
 compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 
 # %% [markdown]
-# Helix saves 2.4 ms of reading, and on two nodes 0.8 ms of merging. It pays with adding up over 16 ranks: on two nodes 4.5 ms more, and TP 8 × CP 2
-# wins; on one network 1.1 ms more, and Helix wins.
+# Helix saves 2.4 ms of reading, and on two nodes 0.8 ms of merging. The price is adding up over 16 ranks: 4.5 ms more on two nodes, and TP 8 × CP 2 wins;
+# 1.1 ms more on one NVLink, and Helix wins.
 #
 # ## 7 · What travels
 #
 # | in | travels | how much |
 # |---|---|---|
 # | prefill, short prefix | K and V | 2KD numbers (here 4 KiB) of each token of prefix and chunk, to all ranks |
-# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers (48¼ KiB) of each token of the chunk, to and from all ranks |
+# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers (48¼ KiB) of each token of the chunk, out to all ranks and back |
 # | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
 # | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
@@ -486,7 +490,7 @@ compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 #
 # ## Recap
 #
-# - Prefill is arithmetic. Decode is reading, and on many ranks nearly as much waiting for small messages. They want different divisions of the same ranks.
+# - Prefill is arithmetic. Decode is mostly reading; on 16 ranks messages took a quarter to a half of the time. They want different divisions of the same ranks.
 # - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
 # - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.

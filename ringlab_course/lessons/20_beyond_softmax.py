@@ -82,7 +82,7 @@ compare("20.cache", cache_bytes / state_bytes)
 # other's value. So in today's models a token does four things to the state, in this order:
 #
 # 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$, often written as its logarithm $g_t \le 0$;
-# 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t$ of that (the *delta rule*);
+# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t$ of that out again (the *delta rule*);
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
@@ -133,8 +133,8 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax; the state is
-# needed only at the chunk's border. One chunk of C tokens, without the delta rule (e and f are columns; ⊙ multiplies number by number, and a
-# column multiplies each row by its number):
+# needed only at the chunk's border. One chunk of C tokens, without the delta rule (E ⊙ X multiplies number by number;
+# e and f are columns, and e ⊙ X multiplies row i of X by $e_i$):
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
@@ -144,8 +144,9 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # - $e_i = \alpha_1 \cdots \alpha_i$: of the entering state, until token i reads;
 # - $f_j = \alpha_{j+1} \cdots \alpha_C$: of token j's write, until the end of the chunk. It is the last row of E.
 #
-# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes a triangular system more;
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py) has it on one page. (Open it after the exercise. `1.0` leaves the queries unscaled.)
+# You write this chunk in the exercise. With the delta rule each write depends on those before it: row i of the writes is $\beta_i$ times $v_i$ less what
+# S and the rows before say for $k_i$. That is one triangular system more, in [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the
+# exercise.) Here are its chunks, with all four steps of section 2, beside the loop:
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -199,7 +200,7 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
 
 # %% [markdown]
 # After 39 tokens the denominator is $10^{-39}$, and one over it is more than the largest number in 32 bits. From token 46 on the numerator is 0,
-# and 0 · ∞ is NaN. Differences of running sums, $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$, do not overflow. But after a token that forgets
+# and 0 · ∞ is NaN. Differences of running sums, $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$, do not overflow below the diagonal. But after a token that forgets
 # everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms
 # between the two, and takes the exponential last.
 #
@@ -236,7 +237,7 @@ compare("20.relay", end)
 show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# One rank alone would take 8 s. The relay takes longer, as no two ranks ever work at the same time: it shares out memory, and gains no time.
+# One rank alone would take 8 s. This relay of whole stretches takes longer, as no two ranks ever work at the same time: it shares out memory, and gains no time.
 #
 # ## 5 · Say what you would do to any state
 #
@@ -380,7 +381,7 @@ for scan in SCANS:
         show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# In the timeline of the doubling all ranks work side by side, and go through their stretches twice: first for the transition (*passage*; nobody
+# The relay of stretches took 11.5 s. With transitions ready it takes 5.5 s, and doubling 3.5. In its timeline all ranks work side by side, and go through their stretches twice: first for the transition (*passage*; nobody
 # needs that of rank 7), then for the outputs (*attend*). The thin bars are messages that go out and come in. (Rank 0 could attend at once; ringlab lets
 # a rank finish its sends first.) But this clock does not count bytes. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs
 # before its first byte:
@@ -402,12 +403,12 @@ print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of 
 
 # %% [markdown]
 # **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
-# least, one state, but its hops wait for each other. And ringlab hides nothing of a scan: it lies between the two passes, and beside a stretch of 8,192
-# tokens even doubling takes longer than the computing. (It could be hidden: outputs from zeros, as $(E \odot QK^\top)V$ in section 3, do not need the state
+# least, one state, but its hops wait for each other. And ringlab hides nothing of a scan, which lies between the two passes: at 8,192 tokens a rank
+# doubling takes about as long as the computing. (It could be hidden: outputs from zeros, as $(E \odot QK^\top)V$ in section 3, do not need the state
 # that enters.)
 #
-# The backward is a scan too, **from the last token to the first**: $dS \mapsto A^\top dS + B'$, where B′ is what the stretch's own outputs add to
-# the gradient of the state that entered:
+# The backward is a scan too, **from the last token to the first**. If dS is the gradient of the state that leaves a stretch, that of the state that
+# entered is $A^\top dS + B'$. B′ comes from the stretch's own outputs, so a rank finds it without hearing from anyone. In the cell they have no gradient, so B′ is 0:
 
 # %%
 entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
@@ -459,7 +460,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # ranks between layers.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
-# document begins. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
+# document begins, as by a decay of −∞. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
 # **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a stretch
 # these three lie on another rank. So every rank but the last sends its last three tokens to the next, a *halo*, and in the backward their
@@ -468,9 +469,9 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # ## Recap
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
-# - A token forgets, corrects, writes and reads. The state holds about D values: that is its price.
-# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. Add up the
-#   logarithms of decays, then take the exponential: it never overflows.
+# - A token forgets, corrects, writes and reads. The state can hold about D values: that is its price.
+# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. For each pair of
+#   tokens add up the logarithms of the decays between them, then take the exponential: nothing overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
 #   round, doubling ⌈log₂ P⌉ rounds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -81,6 +82,12 @@ def test_a_mask_that_is_dropped_or_another_is_noticed(mask: str) -> None:
     for other in sorted(set(MASKS) - {mask}):
         measured = errors(truth(*tensors, mask=MASKS[other](case.S)), expected.true)
         assert all(measured[name] > 10 * expected.bounds[name] for name in NAMES), other
+
+
+def test_sinks_that_are_dropped_are_noticed() -> None:
+    case = Case("zigzag", 2, 64, 2, 16, "float32", "causal", sinks=True)
+    measured = errors(problem(replace(case, sinks=False)).true, problem(case).true)
+    assert all(measured[name] > 10 * problem(case).bounds[name] for name in NAMES)
 
 
 @pytest.mark.parametrize("block", blocks())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import EVERY_THIRD, Case, attend, covering, inputs, join, refusal
+from ringlab.conformance.cases import EVERY_THIRD, Case, attend, covering, inputs, join, refusal, scoring_of
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules, TileRules
@@ -49,7 +49,7 @@ def expected(case: Case, kind: str) -> tuple[Results, dict[str, float]]:
     drawn = None
     if "dropout" in said:
         drawn = factors(1, case.heads[0], case.S, said["dropout"], said["seed"])
-    how = {"mask": case.make_mask(), "softcap": said.get("softcap"), "factors": drawn}
+    how = {**scoring_of(case), "softcap": said.get("softcap"), "factors": drawn}
     true = truth(*tensors, **how)
     return true, bounds(*tensors, true=true, **how)
 
