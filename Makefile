@@ -62,8 +62,8 @@ check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 check-all: style types
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not brief" --ignore=tests/course tests
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not brief" --nbval tests/course notebooks solutions
+	$(RUN) -m pytest $(PYTEST_ARGS) --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests/course notebooks solutions
 
 style:
 	$(RUN) -m ruff check .

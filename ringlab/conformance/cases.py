@@ -89,9 +89,7 @@ class Case:
 
     def __str__(self) -> str:
         of_v, sinks = f"-Dv{self.Dv}" if self.Dv else "", "-sinks" if self.sinks else ""
-        return (
-            f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}{of_v}-{self.dtype}-{self.mask}{sinks}"
-        )
+        return f"{self.layout}-P{self.P}-S{self.S}-gqa{self.group}-D{self.D}{of_v}-{self.dtype}-{self.mask}{sinks}"
 
     @property
     def heads(self) -> tuple[int, int]:

@@ -151,9 +151,9 @@ class Target:
         return [layout for layout in named if callable(layout)]
 
     @cached_property
-    def required(self) -> set[str]:
+    def required(self) -> frozenset[str]:
         """Return the names of the parameters that have no default."""
-        return required(self.function)
+        return frozenset(required(self.function))
 
     def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
         """Return q, k and v stacked under the names of the packed parameters that the function has."""

@@ -36,6 +36,11 @@ class WrongAnswer:
     hunks: str
 
     @property
+    def submission(self) -> str:
+        """Its name among all answers, as 05/wrong_step_overflows."""
+        return f"{self.stage[:2]}/wrong_{self.name}"
+
+    @property
     def finder(self) -> str:
         """The check that must find it, as 05.forward:values."""
         return f"{self.stage}:{self.check}"

@@ -1,4 +1,4 @@
-"""Packed documents: the pairs of tokens that see each other, and who owns which part of which document."""
+"""Packed documents: the pairs of tokens that see each other or should, labels, and who owns which part of which document."""
 
 from __future__ import annotations
 
@@ -53,10 +53,14 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
         aspect="equal",
         xlabel="key: place in the row",
     )
-    ax.set_title(f"{layout.name.replace('_', ' ')}, {layout.P} ranks")
+    ax.set_title(f"{_titled(layout)}, {layout.P} ranks")
     ax.set_xticks(range(0, layout.S, 2))
     ax.set_yticks(range(0, layout.S, 2))
     ax.grid(False)
+
+
+def _titled(layout: Layout) -> str:
+    return layout.name.replace("_", " ").replace("zigzag", "zig-zag")
 
 
 def owners(layout: Layout) -> np.ndarray:
@@ -84,7 +88,7 @@ def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
 
 _PAIRS: dict[str, dict[str, Any]] = {
     "right": {"facecolor": BLUE, "edgecolor": PAPER},
-    "of another document": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
+    "too many": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
     "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "..."},
 }
 """A pair that is seen and should be; one that is seen and should not be; one that should be seen and is not."""
@@ -97,7 +101,7 @@ def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
         drawn = new_figure((4.6, 4.4))
         ax = drawn.subplots()
         for query, key in np.argwhere(right | seen):
-            kind = "lost" if not seen[query, key] else "right" if right[query, key] else "of another document"
+            kind = "lost" if not seen[query, key] else "right" if right[query, key] else "too many"
             ax.add_patch(_box((key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind]))
         ax.set(
             xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), aspect="equal",
@@ -115,7 +119,7 @@ def describe_mistaken(right: np.ndarray, seen: np.ndarray) -> str:
     wrong = np.flatnonzero((right != seen).any(axis=1)).tolist()
     return (
         f"Of the pairs that should be seen, {int((right & seen).sum())} are and {int((right & ~seen).sum())} are lost; "
-        f"{int((seen & ~right).sum())} pairs are of two documents. Wrong queries: {', '.join(map(str, wrong))}."
+        f"{int((seen & ~right).sum())} pairs are seen that should not be. Wrong queries: {', '.join(map(str, wrong))}."
     )
 
 
@@ -143,7 +147,7 @@ def labels(
             for bound in np.cumsum([0, *documents]):
                 ax.plot([bound - 0.5] * 2, [-0.25, 1.25], color=INK, linewidth=1.6, clip_on=False)
             ax.set(xlim=(-0.5, layout.S - 0.5), ylim=(-0.25, 1.25), yticks=[], xticks=range(layout.S))
-            ax.set_ylabel(layout.name.replace("zigzag", "zig-zag"), rotation=0, ha="right", va="center")
+            ax.set_ylabel(_titled(layout), rotation=0, ha="right", va="center")
             ax.grid(False)
             ax.spines[:].set_visible(False)
         axes[-1].set_xlabel("place in the row; thick lines are the bounds of documents")
@@ -253,12 +257,20 @@ def _pieces(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int
     for rank, parts in enumerate(ranks):
         at = 0.0
         for document, ms in parts:
-            before = next((each for each in found if each[1:4] == (rank - 1, document, at)), None)
+            before = next((each for each in found if _goes_on(each, rank, document, at, at + ms)), None)
             if before is not None:
                 found.remove(before)
             found.append((rank if before is None else before[0], rank, document, at, at + ms))
             at += ms
     return found
+
+
+def _goes_on(
+    piece: tuple[int, int, int, float, float], rank: int, document: int, low: float, high: float
+) -> bool:
+    """Return whether this part of a document stands beside a piece of it, at the same height."""
+    _, last, other, *edges = piece
+    return (last, other) == (rank - 1, document) and np.allclose(edges, (low, high), atol=1e-6)
 
 
 def describe_groups(placed: Placed, titles: Sequence[str]) -> str:

@@ -1,16 +1,27 @@
-"""Serving: pages of a cache, the bytes of a prefill by who travels, and which rank reads which part of the cache."""
+"""Serving: pages of a cache, masks of a chunk, who travels and in how many bytes, and which rank has which part of the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, QUIET, RULE, WIDE, new_figure, rank_colour, styled
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    QUIET,
+    RULE,
+    SKY,
+    WIDE,
+    new_figure,
+    rank_colour,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SKY = rank_colour(1)
 
 
 def pages(
@@ -175,7 +186,7 @@ def hand_over(P: int) -> Figure:
     """Return which partials (heads × tokens) each of P ranks has after it attended, and after the hand-over."""
     with styled():
         drawn = new_figure((8.0, 4.0))
-        axes = drawn.subplots(2, P)
+        axes = drawn.subplots(2, P, squeeze=False)
         for rows, what in ((0, "attended"), (1, "handed over")):
             for rank in range(P):
                 ax = axes[rows][rank]
@@ -212,12 +223,13 @@ def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> 
         drawn = new_figure((8.0, 3.2))
         axes = drawn.subplots(1, len(grids), sharey=True, squeeze=False)[0]
         for ax, (name, parts) in zip(axes, grids.items(), strict=True):
+            columns = sorted({token for _, _, token, _ in parts})
             for part in dict.fromkeys(parts):
                 head, heads, token, tokens = part
                 ranks = [rank for rank, other in enumerate(parts) if other == part]
                 alone = len(ranks) == 1
                 look = {
-                    "facecolor": (BLUE, SKY)[token > 0] if alone else "#E8ECF0",
+                    "facecolor": (BLUE, SKY, GREEN, ORANGE)[columns.index(token) % 4] if alone else "#E8ECF0",
                     "edgecolor": PAPER,
                     "linewidth": 2,
                 }

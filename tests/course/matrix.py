@@ -1,8 +1,9 @@
 """Every check of its stage on every wrong answer: `python -m tests.course.matrix`.
 
 Writes to benchmarks/results/judge/kill_matrix.json which checks find a wrong answer, and which of these name its mistake.
-The site's page of checks and tests/course/test_kill_matrix.py read it. Nothing is run again unless a wrong answer, or the
-contract it is for, has changed; `--all` runs everything. Takes about 20 minutes on two cores.
+The site's page of checks and tests/course/test_kill_matrix.py read it. Nothing is run again unless a wrong answer, the
+contract it is for, or what is said about mistakes has changed, or a run had faults; `--all` runs everything. Takes about 20
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.checking.reports import StageReport, run_in_process
-from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of
-from tests.course.seeds import arguments, contract_digest, digest, names_of, sweep
+from ringlab_course.checking.wrong_answers import WrongAnswer, entries, namespace_of
+from tests.course import seeds
 from tests.course.submissions_of import submission
 from tools.website.kill_matrix import RESULTS
 
@@ -26,9 +27,28 @@ VALUES = "values"
 
 
 @cache
+def told_digest(stage: str) -> str:
+    """Return a hash of all that is said about the mistakes of a stage: the checks that find them, their names and texts."""
+    told = [
+        (each.name, each.fields, each.text)
+        for each in entries(stage[:2])
+        if each.fields["stage"] in (stage, stage[:2])
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def is_fresh(name: str, known: dict[str, Any] | None) -> bool:
+    """Return whether the entry of a wrong answer is of what it is today."""
+    return (
+        known is not None
+        and seeds.is_fresh(name, known, 1)
+        and known.get("told") == told_digest(submission(name).expected.stage)
+    )
+
+
 def reported(wrong: WrongAnswer) -> StageReport:
     """Return what all checks of its stage say of a wrong answer."""
-    space = namespace_of(wrong.source, f"{wrong.stage[:2]}/wrong_{wrong.name}.py")
+    space = namespace_of(wrong.source, f"{wrong.submission}.py")
     return run_in_process(load_stage(wrong.stage), space, tier="all", seed=SEED)
 
 
@@ -36,18 +56,20 @@ def entry(name: str) -> dict[str, Any]:
     """Return one entry of the results.
 
     failed: checks that find the answer; naming: those of them that name its mistake. message: VALUES, or a hash of the message
-    of the check that must find it. faults: checks that broke, or held though they must not.
+    of the check that must find it. told: a hash of what is said about mistakes. faults: checks that broke; the check that must
+    find the answer, if it holds.
     """
     wrong = submission(name).expected
     checks = reported(wrong).checks
     failed = [check for check in checks if not check.ok]
     message = next((str(check.message) for check in failed if check.id == wrong.check), "")
     faults = [f"{check.id} broke" for check in checks if check.broken]
-    faults += [] if message else [f"{wrong.check} holds"]
+    faults += [] if any(check.id == wrong.check for check in failed) else [f"{wrong.check} holds"]
     of_values = wrong.misconception is None and "wrong values" in message
     return {
-        "submission": digest(name),
-        "contract": contract_digest(name[:2]),
+        "submission": seeds.digest(name),
+        "contract": seeds.contract_digest(name[:2]),
+        "told": told_digest(wrong.stage),
         "seeds": 1,
         "faults": {str(SEED): faults} if faults else {},
         "failed": [check.id for check in failed],
@@ -61,11 +83,11 @@ def entry(name: str) -> dict[str, Any]:
 def main() -> None:
     """Run what the results do not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    chosen = arguments(parser, RESULTS)
+    chosen = seeds.arguments(parser, RESULTS)
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    names = [name for name in names_of(chosen, seeds=1) if "/wrong_" in name]
-    sweep(names, entry, chosen.output, chosen.jobs, "python -m tests.course.matrix")
+    names = [name for name in seeds.names_of(chosen, is_fresh) if "/wrong_" in name]
+    seeds.sweep(names, entry, chosen.output, chosen.jobs, "python -m tests.course.matrix")
 
 
 if __name__ == "__main__":

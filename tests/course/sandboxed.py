@@ -24,6 +24,7 @@ from tests.course.seeds import (
     arguments,
     contract_digest,
     digest,
+    is_fresh,
     is_solution,
     names_of,
     namespace_of,
@@ -99,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     chosen = arguments(parser, RESULTS)
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    names = names_of(chosen, seeds=1)
+    names = names_of(chosen, lambda name, entry: is_fresh(name, entry, 1))
     sweep(names, entry, chosen.output, chosen.jobs, "python -m tests.course.sandboxed")
 
 

@@ -122,7 +122,8 @@ def sweep(
     names: list[str], entry: Callable[[str], dict[str, Any]], output: Path, jobs: int, command: str
 ) -> None:
     """Write `entry(name)` of every name into the results at `output`, as they come."""
-    known = read(output)
+    known = {name: entry for name, entry in read(output).items() if name in wants()}
+    write(output, known, command)
     with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:
         for number, (name, found) in enumerate(zip(names, pool.map(entry, names), strict=True), 1):
             known[name] = found
@@ -175,11 +176,11 @@ def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespa
     return parser.parse_args()
 
 
-def names_of(chosen: argparse.Namespace, seeds: int) -> list[str]:
-    """Return what a sweep has to run: what was asked for and is not known."""
+def names_of(chosen: argparse.Namespace, fresh: Callable[[str, dict[str, Any] | None], bool]) -> list[str]:
+    """Return what a sweep has to run: what was asked for and whose entry is not `fresh`."""
     known = read(chosen.output)
     names = [name for name in wants() if name.startswith(tuple(chosen.only))]
-    return [name for name in names if chosen.all or not is_fresh(name, known.get(name), seeds)]
+    return [name for name in names if chosen.all or not fresh(name, known.get(name))]
 
 
 def main() -> None:
@@ -191,7 +192,7 @@ def main() -> None:
     chosen = arguments(parser, RESULTS)
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    names = names_of(chosen, chosen.seeds)
+    names = names_of(chosen, lambda name, entry: is_fresh(name, entry, chosen.seeds))
     sweep(names, _Entry(chosen.seeds), chosen.output, chosen.jobs, "python -m tests.course.seeds")
 
 

@@ -83,7 +83,7 @@ def _submissions() -> dict[str, Submission]:
     for exercise in exercise_ids():
         found += [Submission(f"{exercise}/right_{name}") for name in right_answers(exercise)]
         wrong = sorted(wrong_answers(exercise), key=lambda each: each.name)
-        found += [Submission(f"{exercise}/wrong_{each.name}", each) for each in wrong]
+        found += [Submission(each.submission, each) for each in wrong]
     return {each.name: each for each in found}
 
 

@@ -1,40 +1,75 @@
 """Each check can fail and is worth having, and each mistake has its own message: by the committed runs of all checks.
 
-tests/course/test_submissions.py runs the check that must find it on every wrong answer, today.
+tests/course/test_submissions.py runs the check that must find it on every wrong answer, today; here those that must find none
+are run, each on one answer that it found.
 """
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import wrong_answers
-from tests.course import matrix, seeds
-from tests.course.submissions_of import submissions
+from tests.course import matrix
+from tests.course.submissions_of import cases, submission, submissions
 from tools.website import kill_matrix
 from tools.website.misconceptions import TOGETHER
 
 FEWEST_WRONG = 6
-SAMPLE = (
-    "00/wrong_dealt_heads",
-    "02/wrong_chunk_for_split",
-    "05/wrong_step_adds_partials",
-    "13/wrong_launch_counts_machines",
-)
+
+
+def unnamed():
+    """Return a wrong answer, by name, for each check that must find none: the first one that it found."""
+    found = {}
+    for exercise_id in exercise_ids():
+        named = {wrong.finder for wrong in wrong_answers(exercise_id)}
+        for stage in load_exercise(exercise_id).stages:
+            for row in kill_matrix.rows(stage.id):
+                for check in row.failed:
+                    if f"{stage.id}:{check}" not in named:
+                        found.setdefault(f"{stage.id}:{check}", submission(row.wrong.submission))
+    return found
 
 
 def test_what_was_run_is_every_wrong_answer_and_contract_as_they_are():
     """`python -m tests.course.matrix` runs what is not there, or was changed since."""
     entries = kill_matrix.entries()
     assert set(entries) == {each.name for each in submissions("*/wrong_*")}, "python -m tests.course.matrix"
-    stale = [name for name, entry in entries.items() if not seeds.is_fresh(name, entry, 1)]
+    assert not {name: entry["faults"] for name, entry in entries.items() if entry["faults"]}
+    stale = [name for name, entry in entries.items() if not matrix.is_fresh(name, entry)]
     assert not stale, f"changed: {', '.join(stale[:9])}: python -m tests.course.matrix"
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-def test_what_was_run_is_what_the_checks_say_today(name):
-    today, known = matrix.entry(name), kill_matrix.entries()[name]
+@pytest.mark.parametrize("wrong", cases(dict.fromkeys(unnamed().values())))
+def test_what_was_run_is_what_the_checks_say_today(wrong):
+    today, known = matrix.entry(wrong.name), kill_matrix.entries()[wrong.name]
     assert {**today, "message": ""} == {**known, "message": ""}
+
+
+def said(*checks):
+    """Stand in for what the checks of 00.axes say."""
+    return lambda wrong: SimpleNamespace(checks=checks)
+
+
+def test_an_entry_tells_of_a_check_that_broke_and_of_one_that_holds(monkeypatch):
+    wrong = submissions("00/wrong_*")[0]
+    finder, other = wrong.expected.check, "another"
+    held = SimpleNamespace(id=finder, ok=True, broken=False, message="", misconception=None)
+    broke = SimpleNamespace(id=other, ok=False, broken=True, message="", misconception=None)
+    monkeypatch.setattr(matrix, "reported", said(held, broke))
+    assert matrix.entry(wrong.name)["faults"] == {"1": [f"{other} broke", f"{finder} holds"]}
+    silent = SimpleNamespace(id=finder, ok=False, broken=False, message="", misconception=None)
+    monkeypatch.setattr(matrix, "reported", said(silent))
+    assert matrix.entry(wrong.name)["faults"] == {}
+
+
+def test_an_entry_is_stale_when_what_is_said_about_mistakes_changes(monkeypatch):
+    name, entry = next(iter(kill_matrix.entries().items()))
+    assert matrix.is_fresh(name, entry) and not matrix.is_fresh(name, None)
+    monkeypatch.setattr(matrix, "told_digest", lambda stage: "another")
+    assert not matrix.is_fresh(name, entry)
 
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
@@ -43,7 +78,7 @@ def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
     assert len(wrong_answers(exercise_id)) >= FEWEST_WRONG
     by_message = {}
     for wrong in wrong_answers(exercise_id):
-        message = kill_matrix.entries()[f"{exercise_id}/wrong_{wrong.name}"]["message"]
+        message = kill_matrix.entries()[wrong.submission]["message"]
         other = by_message.setdefault(message, wrong)
         variants = wrong.misconception == other.misconception and wrong.misconception is not None
         assert other is wrong or message == matrix.VALUES or variants, (

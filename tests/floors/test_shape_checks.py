@@ -15,6 +15,7 @@ from jaxtyping import TypeCheckError
 
 from ringlab import blocks
 from tests import shapes
+from tests.conftest import CHECKOUT, UNCHECKED
 from tools.house import imports
 
 
@@ -51,6 +52,10 @@ def test_every_block_is_checked() -> None:
     for name in ("naive", "blockwise", "native"):
         kind = type(blocks.get_block(name, inputs()[0]))
         assert f"{kind.__module__}.{kind.__qualname__}.forward" in shapes.seen
+
+
+def test_shapes_go_unchecked_only_in_tests_that_are_there() -> None:
+    assert all((CHECKOUT / each).exists() for each in UNCHECKED)
 
 
 @pytest.mark.parametrize("module", dict(imports.modules()))

@@ -63,10 +63,12 @@ def rows(stage_id: str) -> tuple[Row, ...]:
 
 
 def _row(wrong: WrongAnswer) -> Row:
-    name = f"{wrong.stage[:2]}/wrong_{wrong.name}"
-    if name not in entries():
-        raise CourseError(f"a run of {name} in {RESULTS}", "none", "python -m tests.course.matrix")
-    return Row(wrong, tuple(entries()[name]["failed"]), tuple(entries()[name]["naming"]))
+    run = entries().get(wrong.submission)
+    if run is None:
+        raise CourseError(
+            f"a run of {wrong.submission} in {RESULTS}", "none", "python -m tests.course.matrix"
+        )
+    return Row(wrong, tuple(run["failed"]), tuple(run["naming"]))
 
 
 def alone(stage: Stage) -> dict[str, list[str]]:

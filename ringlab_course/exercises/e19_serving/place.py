@@ -40,12 +40,14 @@ def _by(rank: Number = _rank, slot: Number = _slot) -> Callable[[Any, int, int],
 
 truth = _by()
 MISTAKES = (
-    mistake("deals_single_tokens", _by(lambda t, n, P: t % P, lambda t, n, P: t // P)),
-    mistake("no_second_turn", _by(lambda t, n, P: t // n, lambda t, n, P: t % n)),
-    mistake("slot_in_the_sequence", _by(slot=lambda t, n, P: t)),
-    mistake("slot_in_the_piece", _by(slot=lambda t, n, P: t % n)),
-    mistake("counts_all_pieces", _by(slot=lambda t, n, P: t // n * n + t % n - t // n % P * n)),
-    mistake("piece_of_the_rank", _by(slot=lambda t, n, P: t // (n * P))),
+    mistake("deals_single_tokens", _by(lambda t, size, P: t % P, lambda t, size, P: t // P)),
+    mistake("no_second_turn", _by(lambda t, size, P: t // size, lambda t, size, P: t % size)),
+    mistake("slot_in_the_sequence", _by(slot=lambda t, size, P: t)),
+    mistake("slot_in_the_piece", _by(slot=lambda t, size, P: t % size)),
+    mistake(
+        "counts_all_pieces", _by(slot=lambda t, size, P: t // size * size + t % size - t // size % P * size)
+    ),
+    mistake("piece_of_the_rank", _by(slot=lambda t, size, P: t // (size * P))),
 )
 
 
