@@ -8,7 +8,7 @@ from ringlab_course.builder.sources import Target
 from ringlab_course.catalogue import LESSONS, PARTS, Lesson
 from ringlab_course.checking.contract import Exercise
 
-from . import misconceptions, moving_ring
+from . import misconceptions, moving_ring, playground
 from .links import escape, table, toctree
 from .notebooks import stage_anchor
 
@@ -72,7 +72,8 @@ def _map(lessons: list[Lesson]) -> str:
 
 
 def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
-    trees = [
+    trees = [toctree([playground.NAME], "Play")]
+    trees += [
         toctree([f"notebooks/{lesson.slug}" for lesson in lessons if lesson.part == part], part)
         for part in PARTS
         if any(lesson.part == part for lesson in lessons)

@@ -29,10 +29,18 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
         _close_rooms(cell)
+    _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
     text = _RUN_IT.format(path=f"notebooks/{target.path.name}", exercise=then)
     notebook.cells.insert(1, nbformat.v4.new_markdown_cell(text))
     return notebook
+
+
+def _keep_one_title(notebook: NotebookNode) -> None:
+    """Make the titles of a lesson's parts headings of the second level: a page has one title, by which lists call it."""
+    for cell in notebook.cells[1:]:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.MULTILINE)
 
 
 def _close_rooms(cell: NotebookNode) -> None:

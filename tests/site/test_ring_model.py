@@ -1,0 +1,94 @@
+"""The playground's numbers are the simulator's: the same settings, drawn at random, in Chromium and in Python."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringlab.cost.hardware import hardware, hardware_names
+from ringlab.cost.simulate import simulate
+from ringlab.cost.sizes import Attention
+from ringlab.layout import get_layout
+from tests.browser.window import Window
+from tools.website import playground
+
+SETTINGS = 600
+RELATIVE = 1e-12
+"""Both add up at most some hundreds of doubles, each with a rounding of 1.1e-16."""
+MODEL = Path(playground.__file__).parent / "static" / "ring_model.js"
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """Return a setting as the playground's controls make it."""
+    draw = random.Random(seed)
+    few = [P for P in playground.RANKS if P <= 8]  # the simulator's time grows as P²
+    P = draw.choice(few if draw.random() < 0.85 else playground.RANKS)
+    heads = draw.choice(playground.HEADS)
+    machine = playground.machine(hardware(draw.choice(playground.MACHINES)))
+    speed = 2.0 ** draw.randint(*playground.SPEEDS)
+    for link in ("inside", "between"):
+        machine[link] = {**machine[link], "bandwidth": machine[link]["bandwidth"] * speed}
+    return {
+        "layout": draw.choice(playground.LAYOUTS),
+        "causal": draw.random() < 0.8,
+        "schedule": draw.choice(playground.SCHEDULES),
+        "P": P,
+        "S": 2 ** draw.randint(*playground.TOKENS) + draw.choice([0, 0, 0, 1, 77]),
+        "H": heads,
+        "K": draw.choice([K for K in playground.KV_HEADS if K <= heads]),
+        "D": playground.HEAD_DIM,
+        "machine": machine,
+        "speed": speed,
+    }
+
+
+def right(setting: dict[str, Any]) -> dict[str, Any]:
+    """Return what ringlab's simulator says of it."""
+    known = hardware(setting["machine"]["name"])
+    faster = {
+        link: replace(getattr(known, link), bytes_per_s=setting["machine"][link]["bandwidth"])
+        for link in ("inside", "between")
+    }
+    sizes = Attention(H=setting["H"], K=setting["K"], D=setting["D"], causal=setting["causal"])
+    layout = get_layout(setting["layout"], setting["S"], setting["P"])
+    found = simulate(sizes, layout, replace(known, **faster), schedule=setting["schedule"])
+    return {
+        "makespan": found.makespan_s,
+        "exposed": found.exposed_s,
+        "busyFraction": found.busy_fraction,
+        "busy": found.busy_s.tolist(),
+        "bytesSent": int(found.recording.program.sent_bytes.sum()),
+        "peak": int(found.peak_bytes.max()),
+    }
+
+
+@pytest.fixture(scope="module")
+def page(browser: Window) -> Window:
+    """An empty page with the model."""
+    browser.page.goto("about:blank")
+    browser.page.add_script_tag(path=str(MODEL))
+    return browser
+
+
+def test_six_hundred_settings_give_the_numbers_of_the_simulator(page: Window) -> None:
+    settings = [drawn(seed) for seed in range(SETTINGS)]
+    found = page.page.evaluate("settings => settings.map(ringModel.simulate)", settings)
+    for setting, got in zip(settings, found, strict=True):
+        expected = right(setting)
+        scale = expected["makespan"]
+        for name, value in expected.items():
+            if name == "busy":
+                assert got[name] == pytest.approx(value, rel=RELATIVE), (name, setting)
+            else:
+                near = pytest.approx(value, rel=RELATIVE, abs=RELATIVE * scale if name == "exposed" else None)
+                assert got[name] == near, (name, setting)
+
+
+def test_all_machines_of_the_playground_are_known_and_have_no_measured_times() -> None:
+    """A machine with measured times has other prices than a peak, which the model does not know."""
+    assert set(playground.MACHINES) <= set(hardware_names())
+    assert not any(hardware(name).block_times for name in playground.MACHINES)

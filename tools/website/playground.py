@@ -1,0 +1,69 @@
+"""The playground's page: what its controls offer, and machines and models as ringlab's tables have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ringlab.cost.hardware import Hardware, hardware
+from ringlab.cost.models import model
+
+TEXT = Path(__file__).parent / "text" / "play.md"
+NAME = "play"
+RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+TOKENS = (12, 24)
+"""The least and the most tokens, as powers of 2."""
+HEADS = (8, 16, 32, 64, 128)
+KV_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+HEAD_DIM = 128
+LAYOUTS = ("contiguous", "striped", "zigzag")
+SCHEDULES = ("ring", "allgather")
+MACHINES = ("h100", "a100", "h200", "b200", "h800", "laptops")
+SPEEDS = (-6, 2)
+"""The slowest and the fastest link over the machine's own, as powers of 2."""
+DTYPE = "bfloat16"
+MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "qwen3-32b", "gpt3-175b")
+
+
+def machine(known: Hardware) -> dict[str, Any]:
+    """Return a machine as ring_model.js takes it: FLOP/s that kernels reach forward, links, bytes of memory."""
+    links = {
+        name: {"name": link.name, "bandwidth": link.bytes_per_s, "latency": link.latency_s}
+        for name, link in (("inside", known.inside), ("between", known.between))
+    }
+    return {
+        "name": known.name,
+        "title": known.title,
+        "perNode": known.ranks_per_node,
+        "memory": known.memory_bytes,
+        "peak": known.peak(DTYPE),
+        "reached": known.reached.attention_forward,
+        "flops": known.peak(DTYPE) * known.reached.attention_forward,
+        **links,
+    }
+
+
+def choices() -> dict[str, Any]:
+    """Return all that the controls offer, ready for JSON."""
+    models = {name: model(name) for name in MODELS}
+    return {
+        "ranks": RANKS,
+        "tokens": TOKENS,
+        "heads": HEADS,
+        "kvHeads": KV_HEADS,
+        "headDim": HEAD_DIM,
+        "speeds": SPEEDS,
+        "machines": [machine(hardware(name)) for name in MACHINES],
+        "models": [
+            {"name": name, "title": it.title, "heads": it.H, "kvHeads": it.K}
+            for name, it in models.items()
+            if it.D == HEAD_DIM
+        ],
+    }
+
+
+def page() -> str:
+    """Return the playground's page."""
+    data = json.dumps(choices()).replace("</", "<\\/")
+    return TEXT.read_text(encoding="utf-8").replace("{choices}", data)

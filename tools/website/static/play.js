@@ -1,0 +1,432 @@
+// The playground: controls, and views of what ring_model.js says of them. The state stands in the address.
+"use strict";
+
+(() => {
+  const root = document.getElementById("playground");
+  if (!root) return;
+  const offered = JSON.parse(document.getElementById("playground-choices").textContent);
+  const COLOURS = ["#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#BBBBBB"];
+  const colour = (rank) => COLOURS[rank % COLOURS.length];
+  const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+  const SECONDS = 8; // that playing a whole timeline takes
+
+  const STORIES = [
+    {
+      name: "Why zig-zag?",
+      state: { layout: "contiguous", mask: "causal", schedule: "ring", P: 8, S: 17, H: 32, K: 8, machine: "h100", speed: 0 },
+      text: "Contiguous shards under a causal mask: the first rank's tokens see almost nothing, the last rank's see everything. All wait for the last rank. Now choose zig-zag: each rank gets one early and one late piece, and all work equally.",
+    },
+    {
+      name: "When the link is too slow",
+      state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 8, S: 14, H: 32, K: 8, machine: "h100", speed: -4 },
+      text: "With few tokens and a slow link, a block arrives later than the computation on the one before has ended: the hatched time is exposed communication. Move the tokens up: computation grows as the square of the tokens, messages only with their number, and the waiting disappears.",
+    },
+    {
+      name: "Two nodes",
+      state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 16, S: 16, H: 32, K: 8, machine: "h100", speed: 0 },
+      text: "Two of the sixteen hops cross from one node to the other, over a slower link, and the whole ring goes at its pace. Make the sequence longer, or use fewer K/V heads: then the slow hops hide, too.",
+    },
+    {
+      name: "All at once",
+      state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 20, H: 32, K: 8, machine: "h100", speed: 0 },
+      text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks.",
+    },
+  ];
+  const CONTROLS = [
+    { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]] },
+    { key: "mask", label: "Mask", kind: "radio", values: [["causal", "causal"], ["full", "full"]] },
+    { key: "schedule", label: "Schedule", kind: "radio", values: [["ring", "ring"], ["allgather", "all-gather"]] },
+    { key: "P", label: "Ranks", kind: "range", values: offered.ranks, shown: String },
+    { key: "S", label: "Tokens", kind: "range", values: span(offered.tokens), shown: (n) => tokens(2 ** n) },
+    { key: "H", label: "Query heads", kind: "range", values: offered.heads, shown: String },
+    { key: "K", label: "K/V heads", kind: "range", values: offered.kvHeads, shown: String },
+    { key: "machine", label: "Machine", kind: "select", values: offered.machines.map((each) => [each.name, each.title]) },
+    { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: speed },
+  ];
+
+  function span([least, most]) {
+    return Array.from({ length: most - least + 1 }, (_, n) => least + n);
+  }
+
+  function speed(n) {
+    if (n === 0) return "the machine's own";
+    return n < 0 ? `1/${2 ** -n} of the machine's` : `${2 ** n} times the machine's`;
+  }
+
+  function tokens(n) {
+    return n >= 2 ** 20 ? `${n / 2 ** 20}Mi` : `${n / 2 ** 10}Ki`;
+  }
+
+  // Three significant digits, with a unit.
+  function short(value, units) {
+    let n = 0;
+    while (n < units.length - 1 && value >= 999.5) [value, n] = [value / 1000, n + 1];
+    return `${value >= 99.95 || value === 0 ? Math.round(value) : value.toPrecision(3)} ${units[n]}`;
+  }
+  const time = (s) => short(s * 1e6, ["µs", "ms", "s"]);
+  const bytes = (n) => short(n, ["B", "kB", "MB", "GB", "TB"]);
+
+  const percent = (share) => `${share < 0.1 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
+
+  const XML = "http://www.w3.org/2000/svg";
+  function make(name, attributes = {}, ...children) {
+    const svg = ["svg", "g", "rect", "path", "circle", "line", "text", "pattern", "defs", "title"].includes(name);
+    const found = svg ? document.createElementNS(XML, name) : document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
+    found.append(...children);
+    return found;
+  }
+
+  // The state and the address.
+
+  let state = { ...STORIES[0].state };
+  let story = STORIES[0];
+
+  function read() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const next = { ...STORIES[0].state };
+    for (const control of CONTROLS) {
+      const value = asked.get(control.key);
+      const known = control.values.map((each) => (Array.isArray(each) ? each[0] : each));
+      const found = known.find((each) => String(each) === value);
+      if (found !== undefined) next[control.key] = found;
+    }
+    return next;
+  }
+
+  function write() {
+    const said = new URLSearchParams(Object.entries(state));
+    history.replaceState(null, "", `#${said}`);
+  }
+
+  function setting() {
+    const machine = offered.machines.find((each) => each.name === state.machine);
+    const faster = (link) => ({ ...link, bandwidth: link.bandwidth * 2 ** state.speed });
+    return {
+      layout: state.layout, causal: state.mask === "causal", schedule: state.schedule,
+      P: state.P, S: 2 ** state.S, H: state.H, K: Math.min(state.K, state.H), D: offered.headDim,
+      machine: { ...machine, inside: faster(machine.inside), between: faster(machine.between) },
+    };
+  }
+
+  // Controls.
+
+  const inputs = {};
+
+  function control(each) {
+    const id = `play-${each.key}`;
+    if (each.kind === "radio") {
+      const box = make("fieldset", {}, make("legend", {}, each.label));
+      for (const [value, label] of each.values) {
+        const input = make("input", { type: "radio", name: id, value, id: `${id}-${value}` });
+        input.addEventListener("change", () => change(each.key, value));
+        box.append(make("label", { for: input.id }, input, ` ${label}`));
+      }
+      inputs[each.key] = () => (box.querySelector(`[value="${state[each.key]}"]`).checked = true);
+      return box;
+    }
+    if (each.kind === "select") {
+      const input = make("select", { id }, ...each.values.map(([value, label]) => make("option", { value }, label)));
+      input.addEventListener("change", () => change(each.key, input.value));
+      inputs[each.key] = () => (input.value = state[each.key]);
+      return make("div", { class: "play-control" }, make("label", { for: id }, each.label), input);
+    }
+    const input = make("input", { type: "range", id, min: 0, max: each.values.length - 1, step: 1 });
+    const said = make("output", { for: id });
+    input.addEventListener("input", () => change(each.key, each.values[input.value]));
+    inputs[each.key] = () => {
+      input.value = each.values.indexOf(state[each.key]);
+      said.textContent = each.shown(state[each.key]);
+      input.setAttribute("aria-valuetext", said.textContent);
+    };
+    return make("div", { class: "play-control" }, make("label", { for: id }, each.label, " ", said), input);
+  }
+
+  function change(key, value) {
+    state = { ...state, [key]: value };
+    if (key === "K" && state.K > state.H) state.H = state.K;
+    if (key === "H" && state.K > state.H) state.K = state.H;
+    update();
+  }
+
+  // Views. Each returns an element; those that follow the time have a function that moves them to it.
+
+  const HATCH = "play-hatch";
+
+  function svg(width, height, words, ...children) {
+    const hatch = make("pattern", { id: HATCH, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      make("line", { x1: 0, y1: 0, x2: 0, y2: 6, class: "play-wait" }));
+    return make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words }, make("defs", {}, hatch), ...children);
+  }
+
+  function ringView(s, found) {
+    const size = 300, middle = size / 2, radius = s.P > 24 ? 128 : 112;
+    const side = Math.min(26, (2 * Math.PI * radius) / s.P / 1.7);
+    const at = (place, r = radius) => {
+      const angle = (2 * Math.PI * place) / s.P - Math.PI / 2;
+      return [middle + r * Math.cos(angle), middle + r * Math.sin(angle)];
+    };
+    const square = (attributes) => make("rect", { width: side, height: side, rx: 3, ...attributes });
+    const put = (box, [x, y]) => {
+      box.setAttribute("x", x - side / 2);
+      box.setAttribute("y", y - side / 2);
+    };
+    const picture = svg(size, size, `A ring of ${s.P} ranks. Each square is a block of keys and values, in the colour of the rank that it belongs to.`);
+    picture.append(make("circle", { cx: middle, cy: middle, r: radius, class: "play-way" }));
+    const centre = make("text", { x: middle, y: middle, class: "play-centre" });
+    const here = [], moving = [];
+    for (let rank = 0; rank < s.P; rank += 1) {
+      const box = square({ "data-rank": rank, class: "play-here" });
+      put(box, at(rank));
+      here.push(box);
+      const other = square({ class: "play-moving", width: side * 0.62, height: side * 0.62 });
+      moving.push(other);
+      picture.append(box, other);
+      if (s.P <= 16) {
+        const [x, y] = at(rank, radius + side / 2 + 13);
+        picture.append(make("text", { x, y: y + 4, class: "play-name" }, String(rank)));
+      }
+    }
+    picture.append(centre);
+    const follow = (now) => {
+      let computing = 0;
+      here.forEach((box, rank) => {
+        const begins = found.begins[rank];
+        let step = begins.length - 1;
+        while (step > 0 && begins[step] > now) step -= 1;
+        const began = begins[step] <= now;
+        const busy = began && now < begins[step] + found.compute[rank][step];
+        computing += busy;
+        box.setAttribute("fill", colour((rank - step + s.P) % s.P));
+        box.classList.toggle("play-idle", !busy);
+        const goes = s.schedule === "ring" && began && step < s.P - 1 && now < begins[step + 1];
+        moving[rank].setAttribute("visibility", goes ? "visible" : "hidden");
+        if (goes) {
+          const share = (now - begins[step]) / Math.max(begins[step + 1] - begins[step], 1e-30);
+          const [x, y] = at(rank + 0.25 + 0.5 * share);
+          moving[rank].setAttribute("x", x - side * 0.31);
+          moving[rank].setAttribute("y", y - side * 0.31);
+          moving[rank].setAttribute("fill", colour((rank - step + s.P) % s.P));
+        }
+      });
+      centre.textContent = `${computing} of ${s.P} compute`;
+    };
+    return [picture, follow];
+  }
+
+  function timeline(s, found) {
+    const width = 640, left = 44, row = Math.max(4, Math.min(18, 260 / s.P)), gap = row > 8 ? 3 : 1;
+    const height = s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
+    const words = `Timeline of ${s.P} ranks: it ends after ${time(found.makespan)}, and ranks compute ${Math.round(100 * found.busyFraction)} percent of the time.`;
+    const picture = svg(width, height, words);
+    for (let rank = 0; rank < s.P; rank += 1) {
+      const y = rank * (row + gap), group = make("g", { "data-rank": rank });
+      group.append(make("rect", { x: left, y, width: found.makespan * scale, height: row, fill: `url(#${HATCH})`, class: "play-row" }));
+      found.begins[rank].forEach((begin, step) => {
+        const seconds = found.compute[rank][step];
+        if (seconds * scale < 0.05) return;
+        group.append(make("rect", { x: left + begin * scale, y, width: Math.max(0.4, seconds * scale), height: row, fill: colour((rank - step + s.P) % s.P), class: "play-work" }));
+      });
+      if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: left - 6, y: y + row / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
+      picture.append(group);
+    }
+    picture.append(make("text", { x: left, y: height - 6, class: "play-axis" }, "0"), make("text", { x: width - 8, y: height - 6, class: "play-axis play-end" }, time(found.makespan)));
+    const line = make("line", { y1: 0, y2: height - 20, class: "play-now" });
+    picture.append(line);
+    return [picture, (now) => ["x1", "x2"].forEach((x) => line.setAttribute(x, left + now * scale))];
+  }
+
+  function workView(s, found) {
+    const most = Math.max(...found.busy), width = 300, bar = Math.max(3, Math.min(18, 200 / s.P)), gap = bar > 8 ? 3 : 1;
+    const least = Math.min(...found.busy);
+    const words = `Seconds that each rank computes: from ${time(least)} to ${time(most)}.`;
+    const picture = svg(width, s.P * (bar + gap) + 4, words);
+    found.busy.forEach((seconds, rank) => {
+      const y = rank * (bar + gap);
+      const slowest = seconds > most * (1 - 1e-9);
+      const group = make("g", { "data-rank": rank });
+      group.append(make("rect", { x: 44, y, width: (seconds / most) * (width - 48), height: bar, fill: colour(rank), class: slowest && least < most * 0.995 ? "play-slowest" : "" }));
+      if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: 38, y: y + bar / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
+      picture.append(group);
+    });
+    return picture;
+  }
+
+  function memoryView(s, found) {
+    const rank = found.lengths.indexOf(Math.max(...found.lengths)), held = found.held[rank];
+    const parts = [["its own q, k and v", found.inputs[rank], "#0072B2"], ["blocks of others", held.blocks, "#56B4E9"], ["float32 sums", held.sums, "#009E73"], ["results", held.out, "#E69F00"]];
+    const sum = parts.reduce((total, [, n]) => total + n, 0), room = s.machine.memory, width = 632;
+    const picture = svg(640, 62, `Memory of a rank: ${bytes(sum)} of ${bytes(room)}.`);
+    let x = 4;
+    for (const [, n, fill] of parts) {
+      picture.append(make("rect", { x, y: 4, width: (n / sum) * width, height: 22, fill }));
+      x += (n / sum) * width;
+    }
+    picture.append(make("rect", { x: 4, y: 34, width, height: 8, class: "play-room" }));
+    picture.append(make("rect", { x: 4, y: 34, width: Math.max(1, Math.min(1, sum / room) * width), height: 8, class: "play-share" }));
+    picture.append(make("text", { x: 4, y: 57 }, `${bytes(sum)}, ${percent(sum / room)} of ${bytes(room)}`));
+    const legend = make("ul", { class: "play-legend" }, ...parts.map(([name, n, fill]) => make("li", {}, make("span", { style: `background:${fill}` }), `${name}: ${bytes(n)}`)));
+    return make("div", {}, picture, legend);
+  }
+
+  function figures(s, found) {
+    const sum = Math.max(...found.inputs) + found.peak, fits = sum <= s.machine.memory;
+    const rows = [
+      ["ends after", time(found.makespan)],
+      ["ranks compute", `${(100 * found.busyFraction).toFixed(1)} % of the time`],
+      ["exposed communication", time(Math.max(0, found.exposed))],
+      ["hops of a block", String(s.P - 1)],
+      ["bytes sent, all ranks", bytes(found.bytesSent)],
+      ["memory of a rank", `${bytes(sum)}: ${fits ? "fits" : "does not fit"}`],
+    ];
+    return make("dl", { class: "play-figures" }, ...rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  }
+
+  function toml(machine) {
+    const rate = (link) => `"${link.bandwidth / 1e9} GB/s"`;
+    const link = (name) => `[mine.${name}]\nname = "a link"\nbandwidth = ${rate(machine[name])}\nlatency = "${machine[name].latency * 1e6} us"\nsource = "the playground"\n`;
+    return `[mine]\ntitle = "${machine.title}, other links"\nranks_per_node = ${machine.perNode}\nmemory = "${machine.memory / 2 ** 20} MiB"\n` +
+      `memory_bandwidth = "1 TB/s"\nsource = "the playground"\n[mine.flops]\nbfloat16 = "${machine.peak / 1e12} TFLOP/s"\n` +
+      link("inside") + link("between") + `[mine.reached]\nattention_forward = "${machine.reached * 100} %"\nsource = "the playground"\n`;
+  }
+
+  function commands(s) {
+    const where = state.speed === 0 ? s.machine.name : "mine.toml";
+    const words = ["ringlab simulate", `--tokens ${tokens(s.S)}`, `--ranks ${s.P}`, `--heads ${s.H}`, `--kv-heads ${s.K}`, `--hardware ${where}`, `--layout ${s.layout}`, `--schedule ${s.schedule}`];
+    if (!s.causal) words.push("--full");
+    const model = offered.models.find((each) => each.heads === s.H && each.kvHeads === s.K);
+    const nodes = Math.ceil(s.P / s.machine.perNode);
+    const lines = [words.join(" ")];
+    if (model) lines.push(`ringlab plan --model ${model.name} --tokens ${tokens(s.S)} --hardware ${where} --nodes ${nodes}`);
+    const box = make("div", {}, make("pre", { tabindex: 0, "aria-label": "Commands" }, lines.join("\n")));
+    if (state.speed !== 0) box.append(make("p", {}, "with this machine in ", make("code", {}, "mine.toml"), ":"), make("pre", { tabindex: 0, "aria-label": "mine.toml" }, toml(s.machine)));
+    return box;
+  }
+
+  function table(s, found) {
+    const head = make("tr", {}, ...["Rank", "Tokens", "Computes", "Waits", "Memory"].map((name) => make("th", { scope: "col" }, name)));
+    const rows = found.busy.map((seconds, rank) => {
+      const last = s.P - 1, end = found.begins[rank][last] + found.compute[rank][last];
+      const held = found.inputs[rank] + Object.values(found.held[rank]).reduce((sum, n) => sum + n, 0);
+      return make("tr", {}, make("th", { scope: "row" }, String(rank)), ...[found.lengths[rank].toLocaleString("en"), time(seconds), time(Math.max(0, end - seconds)), bytes(held)].map((text) => make("td", {}, text)));
+    });
+    return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
+  }
+
+  // The page.
+
+  const stories = make("div", { class: "play-stories", role: "group", "aria-label": "Examples" });
+  const note = make("p", { class: "play-note", "aria-live": "polite" });
+  const headline = make("p", { class: "play-headline", "aria-live": "polite" });
+  const slots = Object.fromEntries(["ring", "timeline", "work", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
+  const playing = make("button", { type: "button", class: "play-button" }, "Play");
+  const scrub = make("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, id: "play-time" });
+  let follow = [], ran = null, started = null;
+
+  function moveTo(share) {
+    follow.forEach((each) => each(share * ran.makespan));
+    scrub.value = Math.round(share * 1000);
+    scrub.setAttribute("aria-valuetext", time(share * ran.makespan));
+  }
+
+  function stop() {
+    started = null;
+    playing.textContent = "Play";
+  }
+
+  function frame(at) {
+    if (started === null) return;
+    const share = Math.min(1, (at - started) / (SECONDS * 1000));
+    moveTo(share);
+    if (share < 1) requestAnimationFrame(frame);
+    else stop();
+  }
+
+  playing.addEventListener("click", () => {
+    if (STILL.matches) return moveTo(scrub.value >= 1000 ? 0 : Math.min(1, Number(scrub.value) / 1000 + 0.05));
+    if (started !== null) return stop();
+    const from = scrub.value >= 1000 ? 0 : scrub.value / 1000;
+    started = performance.now() - from * SECONDS * 1000;
+    playing.textContent = "Pause";
+    requestAnimationFrame(frame);
+  });
+  scrub.addEventListener("input", () => {
+    stop();
+    moveTo(scrub.value / 1000);
+  });
+
+  function fill(name, ...children) {
+    slots[name].replaceChildren(...children);
+  }
+
+  function update() {
+    Object.values(inputs).forEach((show) => show());
+    write();
+    const s = setting();
+    ran = ringModel.simulate(s);
+    const [ring, followRing] = ringView(s, ran);
+    const [lines, followLines] = timeline(s, ran);
+    follow = [followRing, followLines];
+    fill("ring", ring);
+    fill("timeline", lines);
+    fill("work", workView(s, ran));
+    fill("memory", memoryView(s, ran));
+    fill("figures", figures(s, ran));
+    fill("commands", commands(s));
+    fill("table", table(s, ran));
+    const waiting = 100 * (1 - ran.busyFraction);
+    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}. ` +
+      (waiting < 0.5 ? "All ranks compute all the time." : `Ranks wait ${waiting.toFixed(0)} % of the time` + (ran.exposed > 0.005 * ran.makespan ? ", for messages or for each other." : ", for ranks with more to compute."));
+    moveTo(scrub.value / 1000);
+  }
+
+  for (const each of STORIES) {
+    const button = make("button", { type: "button" }, each.name);
+    button.addEventListener("click", () => {
+      story = each;
+      state = { ...each.state };
+      tell();
+      scrub.value = 0;
+      update();
+    });
+    each.button = button;
+    stories.append(button);
+  }
+
+  function tell() {
+    note.textContent = story.text;
+    STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(each === story)));
+  }
+
+  function light(rank) {
+    root.querySelectorAll("[data-rank]").forEach((each) => each.classList.toggle("play-dim", rank !== null && each.dataset.rank !== rank));
+  }
+  root.addEventListener("pointerover", (event) => light(event.target.closest("[data-rank]")?.dataset.rank ?? null));
+  root.addEventListener("pointerleave", () => light(null));
+
+  const titled = (level, text, ...children) => make("section", {}, make("p", { class: "play-title", role: "heading", "aria-level": level }, text), ...children);
+  const time_ = make("div", { class: "play-player" }, playing, make("label", { for: "play-time" }, "Time"), scrub);
+  root.replaceChildren(
+    stories, note,
+    make("div", { class: "play-controls" }, ...CONTROLS.map(control)),
+    headline,
+    make("div", { class: "play-views" }, make("div", {}, slots.ring, time_), slots.timeline),
+    slots.figures,
+    make("div", { class: "play-pair" }, titled(2, "Work of each rank", slots.work), titled(2, "Memory of a rank, for this layer", slots.memory)),
+    titled(2, "The same on a command line", slots.commands),
+    make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
+  );
+  state = read();
+  const same = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value));
+  if (same) story = same;
+  tell();
+  if (!same) {
+    note.textContent = "";
+    STORIES.forEach((each) => each.button.setAttribute("aria-pressed", "false"));
+  }
+  addEventListener("hashchange", () => {
+    state = read();
+    update();
+  });
+  update();
+})();
