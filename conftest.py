@@ -111,9 +111,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def group_of(nodeid: str) -> str:
-    """Return the tests that one worker runs together: those of a file; in a sweep of answers, those of an exercise."""
+    """Return the tests that one worker runs together: those of a file; in a sweep of answers, those of an exercise.
+
+    The files that look at the built pages are one group: a worker builds the pages once.
+    """
     file, _, rest = nodeid.partition("::")
+    if file.endswith(_PAGES):
+        return "pages"
     return file + (rest.rpartition("[")[2][:2] if "[" in rest and file.endswith(_SWEEPS) else "")
 
 
+_PAGES = ("site/test_site.py", "site/test_playground.py")
 _SWEEPS = ("course/test_submissions.py", "course/test_kill_matrix.py")

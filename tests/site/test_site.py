@@ -20,6 +20,7 @@ from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
 from tools.website import links, misconceptions
 
+pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).resolve().parents[2]
 EVERY = targets(CHECKOUT)
 LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]

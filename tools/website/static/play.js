@@ -28,7 +28,7 @@
     },
     {
       name: "All at once",
-      state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 20, H: 32, K: 8, machine: "h100", speed: 0 },
+      state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 15, H: 32, K: 8, machine: "h100", speed: 0 },
       text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks.",
     },
   ];
