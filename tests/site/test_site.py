@@ -19,6 +19,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
 from tools.website import links, misconceptions
+from tools.website.notebooks import NONE_MADE
 
 pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -152,10 +153,13 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     pictures = re.findall(r"<img [^>]*>", page.read_text(encoding="utf-8").split("<article", 1)[1])
     text = text_of(page)
     assert len(pictures) == len(drawn) and all(re.search(r'alt="[^"]{20}', tag) for tag in pictures)
-    assert all(output.text.splitlines()[0] in text for output in outputs if output.output_type == "stream")
+    printed = [output.text.replace(NONE_MADE, "") for output in outputs if output.output_type == "stream"]
+    assert all(each.splitlines()[0] in text for each in printed) and NONE_MADE not in text
     asked = [str(output.data["text/plain"]) for output in outputs if "text/html" in output.get("data", {})]
     assert all(question.splitlines()[0] in text for question in asked if question.startswith("Predict:"))
-    assert ROOM not in page.read_text(encoding="utf-8")  # which would be empty: nobody can answer here
+    assert ROOM not in page.read_text(
+        encoding="utf-8"
+    )  # of a notebook, where no script can keep the answer back
     for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
         assert junk not in text
 
@@ -225,6 +229,55 @@ def test_the_search_works_without_a_network(site: Path, address: str, browser: W
     # Results come one by one, and not in an order that this test is about.
     browser.page.locator("ul.search li a", has_text="Striped and zig-zag").first.wait_for()
     assert browser.complaints == []
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES])
+def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
+    site: Path, browser: Window, slug: str
+) -> None:
+    notebook = nbformat.read(CHECKOUT / "notebooks" / f"{slug}.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    asked = sum(
+        str(output.get("data", {}).get("text/plain", "")).startswith("Predict:") for output in outputs
+    )
+    page = browser.page
+    page.goto((site / f"notebooks/{slug}.html").as_uri())
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    forms = page.locator("form.question")
+    assert forms.count() == asked
+    measured = "[...document.querySelectorAll('.tag_measured')].filter(e => e.checkVisibility()).length"
+    assert page.evaluate(measured) == 0
+    for number in range(asked):
+        form = forms.nth(number)
+        if form.locator("input[type=number]").count():
+            form.locator("input").fill("7")
+        else:
+            form.locator("input").first.check()
+        form.get_by_role("button", name="Compare").click()
+        assert "You predicted" in form.inner_text()
+        assert page.evaluate(measured) <= number + 1  # two that are asked together are shown together
+    assert page.evaluate(measured) == page.locator(".tag_measured").count() > 0
+    page.reload()
+    assert page.locator(".kept-back").count() == 0
+    page.evaluate("localStorage.clear()")
+
+
+@pytest.mark.needs_chromium
+def test_all_answers_can_be_shown_and_a_link_shows_the_place_it_leads_to(site: Path, browser: Window) -> None:
+    page, lesson = browser.page, (site / "notebooks/03_tiled_attention.html").as_uri()
+    page.goto(lesson)
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    last = page.evaluate("[...document.querySelectorAll('.kept-back[id], .kept-back [id]')].at(-1).id")
+    page.goto(f"{lesson}#{last}")
+    page.wait_for_function(f"document.getElementById('{last}').closest('.kept-back') === null")
+    page.get_by_role("button", name="Show all answers").click()
+    assert page.locator(".kept-back").count() == 0
+    page.goto((site / "notebooks/06_what_it_costs.html").as_uri())
+    assert page.locator(".kept-back").count() == 0
+    page.evaluate("localStorage.clear()")
 
 
 @pytest.mark.needs_chromium

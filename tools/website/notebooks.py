@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from ringlab_course.notebook.predictions import ROOM
 
 from .links import slug
 
+NONE_MADE = " (no prediction was made)"
 _HEADING = re.compile(r"^## ", re.MULTILINE)
 _RUN_IT = """\
 :::{{admonition}} Read it here, or run it
 :class: tip
-What the cells print and draw below was recorded. Where a picture moves or a prediction is asked for, a still stands
-here. To play them, and to predict before you see: `make lab`, then open `{path}`.{exercise}
+What the cells print and draw below was recorded, and where a picture moves a still stands here. Questions can be answered here, before
+you see what was measured. To change the code: `make lab`, then open `{path}`.{exercise}
 :::"""
 
 
@@ -28,7 +31,8 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     notebook = nbformat.read(target.path, as_version=4)
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
-        _close_rooms(cell)
+        _ask(cell)
+        _mark_answer(cell)
     _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
     text = _RUN_IT.format(path=f"notebooks/{target.path.name}", exercise=then)
@@ -43,11 +47,29 @@ def _keep_one_title(notebook: NotebookNode) -> None:
             cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.MULTILINE)
 
 
-def _close_rooms(cell: NotebookNode) -> None:
-    """Show a question as text: on a page nobody can answer it, so the empty room below it is of no use."""
+def _ask(cell: NotebookNode) -> None:
+    """Show a question in place of the call that asks it. static/questions.js makes a form of it, and keeps back what follows."""
     for output in cell.get("outputs", []):
         if f"height: {ROOM}" in output.get("data", {}).get("text/html", ""):
-            del output.data["text/html"]
+            key = ast.literal_eval(_call(cell.source).args[0])
+            text = html.escape(output.data["text/plain"])
+            output.data["text/html"] = f'<div data-question="{html.escape(key)}"><pre>{text}</pre></div>'
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
+
+
+def _mark_answer(cell: NotebookNode) -> None:
+    """Tag a cell that compares a prediction, and leave out that none was made: the page says what was."""
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream" and NONE_MADE in output.text:
+            output.text = output.text.replace(NONE_MADE, "")
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "measured"]
+
+
+def _call(source: str) -> ast.Call:
+    """The call of predict() that a cell consists of."""
+    (statement,) = ast.parse(source).body
+    assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return statement.value
 
 
 def exercise_page(target: Target, root: Path) -> NotebookNode:
