@@ -215,7 +215,7 @@
   }
 
   function timeline(s, found) {
-    const width = 640, left = 44, row = Math.max(4, Math.min(18, 260 / s.P)), gap = row > 8 ? 3 : 1;
+    const width = 640, left = 52, row = Math.max(4, Math.min(18, 260 / s.P)), gap = row > 8 ? 3 : 1;
     const height = s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
     const words = `Timeline of ${s.P} ranks: it ends after ${time(found.makespan)}, and ranks compute ${Math.round(100 * found.busyFraction)} percent of the time.`;
     const picture = svg(width, height, words);
@@ -245,8 +245,8 @@
       const y = rank * (bar + gap);
       const slowest = seconds > most * (1 - 1e-9);
       const group = make("g", { "data-rank": rank });
-      group.append(make("rect", { x: 44, y, width: (seconds / most) * (width - 48), height: bar, fill: colour(rank), class: slowest && least < most * 0.995 ? "play-slowest" : "" }));
-      if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: 38, y: y + bar / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
+      group.append(make("rect", { x: 52, y, width: (seconds / most) * (width - 56), height: bar, fill: colour(rank), class: slowest && least < most * 0.995 ? "play-slowest" : "" }));
+      if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: 46, y: y + bar / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
       picture.append(group);
     });
     return picture;
