@@ -52,6 +52,24 @@ def test_the_address_is_the_state(site: Path, browser: Window, page: Any) -> Non
     assert page.evaluate("location.hash") == STATE
 
 
+def test_a_change_is_compared_with_what_was_before(page: Any) -> None:
+    page.get_by_label("zig-zag").check()
+    assert "before 50.9 ms (1.87 times as fast)" in page.locator(".play-headline").inner_text()
+    assert page.locator("button[aria-pressed=true]").count() == 0
+
+
+def test_every_rank_stands_in_a_table_with_names(page: Any) -> None:
+    page.get_by_text("Every rank in numbers").click()
+    assert page.locator(".play-table thead").is_visible()
+    assert page.locator(".play-table tbody tr").first.inner_text().split("\t")[:2] == ["0", "16,384"]
+
+
+def test_a_click_into_the_timeline_moves_the_time(page: Any) -> None:
+    box = page.locator(".play-timeline svg").bounding_box()
+    page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + 20)
+    assert 400 < int(page.locator("#play-time").input_value()) < 700
+
+
 def test_an_address_with_nonsense_opens_the_first_example(site: Path, page: Any) -> None:
     page.goto((site / "play.html").as_uri() + "#P=9&S=<img src=x onerror=alert(1)>&machine=none&layout=")
     page.reload()
@@ -133,7 +151,7 @@ def test_nothing_is_cut_at_any_width(browser: Window, page: Any, width: int, sch
     resize(browser, width)
     page.get_by_role("button", name="Two nodes").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    outside = "[...document.querySelectorAll('#playground *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
+    outside = "[...document.querySelectorAll('#playground *:not(.play-table *)')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
     assert page.evaluate(outside) == 0
     page.emulate_media(color_scheme="light")
     resize(browser, 1280)

@@ -29,7 +29,7 @@
     {
       name: "All at once",
       state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 15, H: 32, K: 8, machine: "h100", speed: 0 },
-      text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks.",
+      text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks beside its own.",
     },
   ];
   const CONTROLS = [
@@ -41,7 +41,7 @@
     { key: "H", label: "Query heads", kind: "range", values: offered.heads, shown: String },
     { key: "K", label: "K/V heads", kind: "range", values: offered.kvHeads, shown: String },
     { key: "machine", label: "Machine", kind: "select", values: offered.machines.map((each) => [each.name, each.title]) },
-    { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: speed },
+    { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: (n) => `${speed(n)}, ${bytes(machine().inside.bandwidth * 2 ** n)}/s in a node` },
   ];
 
   function span([least, most]) {
@@ -66,6 +66,7 @@
   const time = (s) => short(s * 1e6, ["µs", "ms", "s"]);
   const bytes = (n) => short(n, ["B", "kB", "MB", "GB", "TB"]);
 
+  const within = (share) => Math.max(0, Math.min(1, share));
   const percent = (share) => `${share < 0.1 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
 
   const XML = "http://www.w3.org/2000/svg";
@@ -99,13 +100,16 @@
     history.replaceState(null, "", `#${said}`);
   }
 
+  function machine() {
+    return offered.machines.find((each) => each.name === state.machine);
+  }
+
   function setting() {
-    const machine = offered.machines.find((each) => each.name === state.machine);
     const faster = (link) => ({ ...link, bandwidth: link.bandwidth * 2 ** state.speed });
     return {
       layout: state.layout, causal: state.mask === "causal", schedule: state.schedule,
       P: state.P, S: 2 ** state.S, H: state.H, K: Math.min(state.K, state.H), D: offered.headDim,
-      machine: { ...machine, inside: faster(machine.inside), between: faster(machine.between) },
+      machine: { ...machine(), inside: faster(machine().inside), between: faster(machine().between) },
     };
   }
 
@@ -173,6 +177,10 @@
     };
     const picture = svg(size, size, `A ring of ${s.P} ranks. Each square is a block of keys and values, in the colour of the rank that it belongs to.`);
     picture.append(make("circle", { cx: middle, cy: middle, r: radius, class: "play-way" }));
+    for (let first = 0; s.P > s.machine.perNode && first < s.P; first += s.machine.perNode) {
+      const [[x1, y1], [x2, y2]] = [at(first - 0.5, radius - 16), at(first - 0.5, radius + 16)];
+      picture.append(make("line", { x1, y1, x2, y2, class: "play-border" }));
+    }
     const centre = make("text", { x: middle, y: middle, class: "play-centre" });
     const here = [], moving = [];
     for (let rank = 0; rank < s.P; rank += 1) {
@@ -216,11 +224,11 @@
 
   function timeline(s, found) {
     const width = 640, left = 52, row = Math.max(4, Math.min(18, 260 / s.P)), gap = row > 8 ? 3 : 1;
-    const height = s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
+    const height = 5 + s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
     const words = `Timeline of ${s.P} ranks: it ends after ${time(found.makespan)}, and ranks compute ${Math.round(100 * found.busyFraction)} percent of the time.`;
     const picture = svg(width, height, words);
     for (let rank = 0; rank < s.P; rank += 1) {
-      const y = rank * (row + gap), group = make("g", { "data-rank": rank });
+      const y = 5 + rank * (row + gap), group = make("g", { "data-rank": rank });
       group.append(make("rect", { x: left, y, width: found.makespan * scale, height: row, fill: `url(#${HATCH})`, class: "play-row" }));
       found.begins[rank].forEach((begin, step) => {
         const seconds = found.compute[rank][step];
@@ -233,16 +241,31 @@
     picture.append(make("text", { x: left, y: height - 6, class: "play-axis" }, "0"), make("text", { x: width - 8, y: height - 6, class: "play-axis play-end" }, time(found.makespan)));
     const line = make("line", { y1: 0, y2: height - 20, class: "play-now" });
     picture.append(line);
+    picture.addEventListener("pointerdown", (event) => {
+      const box = picture.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * width;
+      stop();
+      moveTo(within((x - left) / (width - left - 8)));
+    });
     return [picture, (now) => ["x1", "x2"].forEach((x) => line.setAttribute(x, left + now * scale))];
+  }
+
+  function tokensView(s) {
+    const width = 640, parts = { contiguous: s.P, zigzag: 2 * s.P, striped: s.P * Math.max(2, Math.round(96 / s.P)) }[s.layout];
+    const owner = (n) => (s.layout === "zigzag" && n >= s.P ? 2 * s.P - 1 - n : n % s.P);
+    const picture = svg(width, 18, `The sequence from its first token to its last, in the colours of the ranks that hold it: ${s.layout}.`);
+    for (let n = 0; n < parts; n += 1) {
+      picture.append(make("rect", { x: (n * width) / parts, y: 1, width: width / parts, height: 16, fill: colour(owner(n)), "data-rank": owner(n) }));
+    }
+    return picture;
   }
 
   function workView(s, found) {
     const most = Math.max(...found.busy), width = 300, bar = Math.max(3, Math.min(18, 200 / s.P)), gap = bar > 8 ? 3 : 1;
     const least = Math.min(...found.busy);
     const words = `Seconds that each rank computes: from ${time(least)} to ${time(most)}.`;
-    const picture = svg(width, s.P * (bar + gap) + 4, words);
+    const picture = svg(width, s.P * (bar + gap) + 10, words);
     found.busy.forEach((seconds, rank) => {
-      const y = rank * (bar + gap);
+      const y = 5 + rank * (bar + gap);
       const slowest = seconds > most * (1 - 1e-9);
       const group = make("g", { "data-rank": rank });
       group.append(make("rect", { x: 52, y, width: (seconds / most) * (width - 56), height: bar, fill: colour(rank), class: slowest && least < most * 0.995 ? "play-slowest" : "" }));
@@ -254,7 +277,7 @@
 
   function memoryView(s, found) {
     const rank = found.lengths.indexOf(Math.max(...found.lengths)), held = found.held[rank];
-    const parts = [["its own q, k and v", found.inputs[rank], "#0072B2"], ["blocks of others", held.blocks, "#56B4E9"], ["float32 sums", held.sums, "#009E73"], ["results", held.out, "#E69F00"]];
+    const parts = [["its own q, k and v", found.inputs[rank], "#0a5b8c"], ["two blocks of others, or all", held.blocks, "#4f93bd"], ["sums in float32", held.sums, "#9cc4de"], ["results", held.out, "#c9b79c"]];
     const sum = parts.reduce((total, [, n]) => total + n, 0), room = s.machine.memory, width = 632;
     const picture = svg(640, 62, `Memory of a rank: ${bytes(sum)} of ${bytes(room)}.`);
     let x = 4;
@@ -275,11 +298,17 @@
       ["ends after", time(found.makespan)],
       ["ranks compute", `${(100 * found.busyFraction).toFixed(1)} % of the time`],
       ["exposed communication", time(Math.max(0, found.exposed))],
-      ["hops of a block", String(s.P - 1)],
+      ["computing on a block", time(found.busy.reduce((total, n) => total + n, 0) / s.P / s.P)],
+      ["slowest hop of a block", time(slowestHop(s, found))],
       ["bytes sent, all ranks", bytes(found.bytesSent)],
       ["memory of a rank", `${bytes(sum)}: ${fits ? "fits" : "does not fit"}`],
     ];
     return make("dl", { class: "play-figures" }, ...rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  }
+
+  function slowestHop(s, found) {
+    const slow = s.P > s.machine.perNode ? s.machine.between : s.machine.inside;
+    return (Math.max(...found.lengths) * 4 * s.K * s.D) / slow.bandwidth + slow.latency;
   }
 
   function toml(machine) {
@@ -304,11 +333,10 @@
   }
 
   function table(s, found) {
-    const head = make("tr", {}, ...["Rank", "Tokens", "Computes", "Waits", "Memory"].map((name) => make("th", { scope: "col" }, name)));
+    const head = make("tr", {}, ...["Rank", "Tokens", "Computes", "Waits", "Memory"].map((name) => make("th", { scope: "col" }, make("p", {}, name))));
     const rows = found.busy.map((seconds, rank) => {
-      const last = s.P - 1, end = found.begins[rank][last] + found.compute[rank][last];
       const held = found.inputs[rank] + Object.values(found.held[rank]).reduce((sum, n) => sum + n, 0);
-      return make("tr", {}, make("th", { scope: "row" }, String(rank)), ...[found.lengths[rank].toLocaleString("en"), time(seconds), time(Math.max(0, end - seconds)), bytes(held)].map((text) => make("td", {}, text)));
+      return make("tr", {}, make("th", { scope: "row" }, String(rank)), ...[found.lengths[rank].toLocaleString("en"), time(seconds), time(Math.max(0, found.makespan - seconds)), bytes(held)].map((text) => make("td", {}, text)));
     });
     return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
@@ -318,10 +346,10 @@
   const stories = make("div", { class: "play-stories", role: "group", "aria-label": "Examples" });
   const note = make("p", { class: "play-note", "aria-live": "polite" });
   const headline = make("p", { class: "play-headline", "aria-live": "polite" });
-  const slots = Object.fromEntries(["ring", "timeline", "work", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
+  const slots = Object.fromEntries(["tokens", "ring", "timeline", "work", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
   const playing = make("button", { type: "button", class: "play-button" }, "Play");
   const scrub = make("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, id: "play-time" });
-  let follow = [], ran = null, started = null;
+  let follow = [], ran = null, started = null, before = null;
 
   function moveTo(share) {
     follow.forEach((each) => each(share * ran.makespan));
@@ -359,7 +387,21 @@
     slots[name].replaceChildren(...children);
   }
 
+  function compared() {
+    const times = before === null ? 1 : before / ran.makespan;
+    if (Math.abs(times - 1) < 0.005) return "";
+    return `, before ${time(before)} (${times > 1 ? `${times.toPrecision(3)} times as fast` : `${(1 / times).toPrecision(3)} times as long`})`;
+  }
+
+  function waiting() {
+    const share = 100 * (1 - ran.busyFraction), uneven = Math.min(...ran.busy) < 0.98 * Math.max(...ran.busy);
+    if (share < 0.5) return "All ranks compute all the time.";
+    const causes = [uneven && "for ranks with more to compute", ran.exposed > 0.005 * ran.makespan && "for messages"].filter(Boolean);
+    return `Ranks wait ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, ${causes.join(" and ")}.`;
+  }
+
   function update() {
+    STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(Object.entries(each.state).every(([key, value]) => state[key] === value))));
     Object.values(inputs).forEach((show) => show());
     write();
     const s = setting();
@@ -367,6 +409,7 @@
     const [ring, followRing] = ringView(s, ran);
     const [lines, followLines] = timeline(s, ran);
     follow = [followRing, followLines];
+    fill("tokens", tokensView(s));
     fill("ring", ring);
     fill("timeline", lines);
     fill("work", workView(s, ran));
@@ -374,9 +417,8 @@
     fill("figures", figures(s, ran));
     fill("commands", commands(s));
     fill("table", table(s, ran));
-    const waiting = 100 * (1 - ran.busyFraction);
-    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}. ` +
-      (waiting < 0.5 ? "All ranks compute all the time." : `Ranks wait ${waiting.toFixed(0)} % of the time` + (ran.exposed > 0.005 * ran.makespan ? ", for messages or for each other." : ", for ranks with more to compute."));
+    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${waiting()}`;
+    before = ran.makespan;
     moveTo(scrub.value / 1000);
   }
 
@@ -384,6 +426,7 @@
     const button = make("button", { type: "button" }, each.name);
     button.addEventListener("click", () => {
       story = each;
+      before = null;
       state = { ...each.state };
       tell();
       scrub.value = 0;
@@ -395,7 +438,6 @@
 
   function tell() {
     note.textContent = story.text;
-    STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(each === story)));
   }
 
   function light(rank) {
@@ -409,6 +451,7 @@
   root.replaceChildren(
     stories, note,
     make("div", { class: "play-controls" }, ...CONTROLS.map(control)),
+    titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
     headline,
     make("div", { class: "play-views" }, make("div", {}, slots.ring, time_), slots.timeline),
     slots.figures,
@@ -420,10 +463,7 @@
   const same = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value));
   if (same) story = same;
   tell();
-  if (!same) {
-    note.textContent = "";
-    STORIES.forEach((each) => each.button.setAttribute("aria-pressed", "false"));
-  }
+  if (!same) note.textContent = "";
   addEventListener("hashchange", () => {
     state = read();
     update();

@@ -59,7 +59,12 @@
       part.classList.toggle("kept-back", Boolean(keepers.get(part)?.size));
     }
     question.form.querySelectorAll("input, button").forEach((each) => (each.disabled = true));
-    question.said.textContent = answer === "" ? "Not answered." : `You predicted: ${answer}. Below is what was measured.`;
+    question.said.textContent = answer === "" ? "Not answered." : `You predicted: ${answer}. ${measured(question)}`;
+  }
+
+  function measured(question) {
+    const found = question.hidden.flatMap((part) => (part.matches(".tag_measured") ? part.textContent.match(/^measured: .*$/gm) ?? [] : []));
+    return found.length === 1 ? `Measured: ${found[0].slice(10)}.` : "Below is what was measured.";
   }
 
   function ask(question, number) {
