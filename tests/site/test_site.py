@@ -60,6 +60,14 @@ def test_the_first_page_lists_every_lesson(site: Path) -> None:
     assert "make lab" in text and "make test" in text
 
 
+@pytest.mark.parametrize("name", ["index.html", "play.html"])
+def test_a_page_that_is_sent_around_says_what_it_is(site: Path, name: str) -> None:
+    text = (site / name).read_text(encoding="utf-8")
+    (said,) = re.findall(r'<meta content="([^"]+)" name="description"', text)
+    assert 60 < len(said) < 170
+    assert 'property="og:title"' in text and 'property="og:description"' in text
+
+
 def test_every_document_is_a_page_that_the_navigation_leads_to(site: Path) -> None:
     navigation = set(links.Page(site / "index.html").links)
     for path in (CHECKOUT / "docs").rglob("*.md"):
