@@ -17,7 +17,7 @@ from tests.site.test_site import resize, strangers
 from tools.website import playground
 
 pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
-STATE = "#layout=zigzag&mask=full&schedule=allgather&P=4&S=14&H=16&K=2&machine=a100&speed=-3"
+STATE = "#layout=zigzag&mask=full&schedule=allgather&P=4&S=14&H=64&K=8&machine=a100&speed=-3"
 
 
 @pytest.fixture
@@ -130,8 +130,10 @@ def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, st
     texts = page.locator(".play-commands pre").all_inner_texts()
     if state:
         (tmp_path / "mine.toml").write_text(texts[1])
-    command = texts[0].splitlines()[0].split()
-    assert command[0] == "ringlab"
+    (command, plan) = (line.split() for line in texts[0].splitlines() if not line.startswith("#"))
+    assert command[:2] == ["ringlab", "simulate"] and plan[:2] == ["ringlab", "plan"]
+    planned = subprocess.run([sys.executable, "-m", *plan], cwd=tmp_path, capture_output=True, text=True)
+    assert planned.returncode in (0, 1) and "needed:" not in planned.stderr, planned.stderr  # 1: does not fit
     run = [sys.executable, "-m", *command, "--json"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -160,5 +162,15 @@ def test_nothing_is_cut_at_any_width(browser: Window, page: Any, width: int, sch
 def test_its_machines_are_those_of_the_tables() -> None:
     offered = playground.choices()
     assert {each["name"] for each in offered["machines"]} == set(playground.MACHINES)
+
+
+def test_it_offers_the_layouts_and_schedules_that_are_compared_with_the_simulator(page: Any) -> None:
+    for name, values in (("layout", playground.LAYOUTS), ("schedule", playground.SCHEDULES)):
+        shown = page.locator(f"input[name=play-{name}]")
+        assert shown.evaluate_all("all => all.map(each => each.value)") == list(values)
+
+
+def test_its_machines_have_memory_and_its_models_heads_of_its_size() -> None:
+    offered = playground.choices()
     assert all(each["memory"] > 0 and each["flops"] > 0 for each in offered["machines"])
     assert [each["name"] for each in offered["models"]] == list(playground.MODELS)

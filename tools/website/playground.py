@@ -15,6 +15,7 @@ RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (12, 24)
 """The least and the most tokens, as powers of 2."""
 HEADS = (8, 16, 32, 64, 128)
+"""Of queries."""
 KV_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 HEAD_DIM = 128
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -37,6 +38,7 @@ def machine(known: Hardware) -> dict[str, Any]:
         "title": known.title,
         "perNode": known.ranks_per_node,
         "memory": known.memory_bytes,
+        "memoryBandwidth": known.memory_bytes_per_s,
         "peak": known.peak(DTYPE),
         "reached": known.reached.attention_forward,
         "flops": known.peak(DTYPE) * known.reached.attention_forward,

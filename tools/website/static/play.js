@@ -315,7 +315,7 @@
     const rate = (link) => `"${link.bandwidth / 1e9} GB/s"`;
     const link = (name) => `[mine.${name}]\nname = "a link"\nbandwidth = ${rate(machine[name])}\nlatency = "${machine[name].latency * 1e6} us"\nsource = "the playground"\n`;
     return `[mine]\ntitle = "${machine.title}, other links"\nranks_per_node = ${machine.perNode}\nmemory = "${machine.memory / 2 ** 20} MiB"\n` +
-      `memory_bandwidth = "1 TB/s"\nsource = "the playground"\n[mine.flops]\nbfloat16 = "${machine.peak / 1e12} TFLOP/s"\n` +
+      `memory_bandwidth = "${machine.memoryBandwidth / 1e9} GB/s"\nsource = "the playground"\n[mine.flops]\nbfloat16 = "${machine.peak / 1e12} TFLOP/s"\n` +
       link("inside") + link("between") + `[mine.reached]\nattention_forward = "${machine.reached * 100} %"\nsource = "the playground"\n`;
   }
 
@@ -325,8 +325,8 @@
     if (!s.causal) words.push("--full");
     const model = offered.models.find((each) => each.heads === s.H && each.kvHeads === s.K);
     const nodes = Math.ceil(s.P / s.machine.perNode);
-    const lines = [words.join(" ")];
-    if (model) lines.push(`ringlab plan --model ${model.name} --tokens ${tokens(s.S)} --hardware ${where} --nodes ${nodes}`);
+    const lines = ["# the numbers above", words.join(" ")];
+    if (model) lines.push("# a training step of a whole model with these heads, on as many nodes", `ringlab plan --model ${model.name} --tokens ${tokens(s.S)} --hardware ${where} --nodes ${nodes}`);
     const box = make("div", {}, make("pre", { tabindex: 0, "aria-label": "Commands" }, lines.join("\n")));
     if (state.speed !== 0) box.append(make("p", {}, "with this machine in ", make("code", {}, "mine.toml"), ":"), make("pre", { tabindex: 0, "aria-label": "mine.toml" }, toml(s.machine)));
     return box;
@@ -456,7 +456,7 @@
     make("div", { class: "play-views" }, make("div", {}, slots.ring, time_), slots.timeline),
     slots.figures,
     make("div", { class: "play-pair" }, titled(2, "Work of each rank", slots.work), titled(2, "Memory of a rank, for this layer", slots.memory)),
-    titled(2, "The same on a command line", slots.commands),
+    titled(2, "On a command line", slots.commands),
     make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
   );
   state = read();
