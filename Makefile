@@ -12,6 +12,7 @@ RUN := .venv/bin/python
 PYTHON ?=
 LAB_ARGS ?=
 PYTEST_ARGS ?= -n 3
+SWEEP_PART ?=
 export PYTHON
 # glibc gives every thread a heap of its own and keeps it: virtual ranks are threads, and a test run starts thousands.
 export MALLOC_ARENA_MAX = 2
@@ -61,9 +62,10 @@ check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval notebooks tests/course
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
+check-all: PARTS = $(if $(SWEEP_PART),--sweep-part $(SWEEP_PART))
 check-all: style types
-	$(RUN) -m pytest $(PYTEST_ARGS) --ignore=tests/course tests
-	$(RUN) -m pytest $(PYTEST_ARGS) --nbval tests/course notebooks solutions
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) --nbval tests/course notebooks solutions
 
 style:
 	$(RUN) -m ruff check .

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
-from tests import needs, shapes
+from tests import needs, shapes, sweeps
 from tests.thorough import guard_of
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -52,6 +52,12 @@ TIMELESS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.t
 hypothesis.settings.register_profile("ci", derandomize=True, database=None, **TIMELESS)
 hypothesis.settings.register_profile("developer", **TIMELESS)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sweep-part", type=int, help="run part N of each long sweep that tests/sweeps.py lists"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,10 +114,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what cannot run on this machine, with the remedy as the reason.
+    """Leave to other commits their parts of the sweeps, and skip what cannot run on this machine, with the remedy as the reason.
 
-    RINGLAB_REQUIRE_ALL=1 forbids that, but for what no package can bring.
+    RINGLAB_REQUIRE_ALL=1 forbids skips, but for what no package can bring.
     """
+    if (part := config.option.sweep_part) is not None:
+        others = sweeps.left_to_other_parts([item.nodeid for item in items], part)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
     for item in items:
         if guard_of(item.nodeid):
             item.add_marker(pytest.mark.thorough)
@@ -138,6 +148,8 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line that nobody overlooks for each thing whose tests did not run, and the most memory that was held."""
+    if (part := terminalreporter.config.option.sweep_part) is not None:
+        terminalreporter.write_line(f"of each long sweep (tests/sweeps.py) only part {part} was run")
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)

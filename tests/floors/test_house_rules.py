@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.sweeps import SWEEPS, left_to_other_parts
 from tests.thorough import THOROUGH, guard_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -93,8 +95,8 @@ _GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[
 _ONLY_HERE = re.compile(r"only here: \w+")
 
 
-@pytest.mark.parametrize("start", THOROUGH)
-def test_a_thorough_test_exists(start: str) -> None:
+@pytest.mark.parametrize("start", [*THOROUGH, *SWEEPS])
+def test_a_test_that_is_listed_exists(start: str) -> None:
     name, _, function = start.partition("::")
     assert (CHECKOUT / name).exists()
     assert not function or f"def {function.partition('[')[0]}" in (CHECKOUT / name).read_text()
@@ -109,6 +111,42 @@ def test_its_guard_exists_and_is_not_thorough(start: str) -> None:
         assert (CHECKOUT / file).exists()
         assert not function or f"def {function.partition('[')[0]}" in (CHECKOUT / file).read_text()
         assert guard_of(name) is None
+
+
+@pytest.mark.parametrize("first", [0, 731])
+def test_parts_of_a_sweep_make_the_whole_and_nothing_is_run_twice(first: int) -> None:
+    (start, parts), *_ = [each for each in SWEEPS.items() if each[0].startswith("tests/")]
+    swept = [f"{start}[{index}]" for index in range(4 * parts + 1)]
+    alone = ["tests/laws/test_merge_laws.py::test_x", "tests/cost/test_simulate.py::test_y"]
+    runs = [set(swept + alone) - left_to_other_parts(swept + alone, first + part) for part in range(parts)]
+    assert all(set(alone) < run for run in runs)
+    assert sorted(nodeid for run in runs for nodeid in run - set(alone)) == sorted(swept)
+
+
+def test_cells_of_a_notebook_are_in_one_part() -> None:
+    cells = [f"solutions/{name}.ipynb::Cell {cell}" for name in "abcdefg" for cell in range(3)]
+    left = left_to_other_parts(cells, 1)
+    assert left and len({nodeid[:11] for nodeid in left}) * 3 == len(left)
+
+
+def test_pytest_runs_the_part_that_it_is_asked_for() -> None:
+    def collected(*options: str) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            *options,
+            "tests/cost/test_simulate.py",
+        ]
+        run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return [line for line in run.stdout.splitlines() if "::" in line]
+
+    whole, part = collected(), collected("--sweep-part", "5")
+    left = left_to_other_parts(whole, 5)
+    assert left and part == [nodeid for nodeid in whole if nodeid not in left]
 
 
 def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config) -> None:
