@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
@@ -146,3 +147,62 @@ def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]
         for name, values in errors.items()
     )
     return f"Error of a value read back, with {stored[0]} to {stored[-1]} keys stored: {ends}."
+
+
+def survival(alphas: Sequence[float]) -> Figure:
+    """Return which fraction of the entering state and of each token's write survives until each token reads, and to the end.
+
+    alphas: the decay of each token of the chunk, as a factor.
+    """
+    C = len(alphas)
+    with styled():
+        drawn = new_figure((6.4, 0.55 * (C + 2) + 0.9))
+        ax = drawn.subplots()
+        for reader, fractions in enumerate(_surviving(alphas)):
+            for source, fraction in enumerate(fractions):
+                left, top = source + 0.25 * (source > 0), reader + 0.25 * (reader == C)
+                face = {"color": BLUE, "alpha": 0.12 + 0.7 * fraction} if fraction else {"color": PAPER}
+                ax.barh(top, 0.94, left=left, height=0.94, align="edge", **face)
+                ax.text(
+                    left + 0.5, top + 0.5, f"{fraction:.3g}", ha="center", va="center", color=INK, fontsize=9
+                )
+        names = {0.5: "state S\nthat enters", **{j + 1.75: f"write of\ntoken {j + 1}" for j in range(C)}}
+        for x, name in names.items():
+            ax.text(x, -0.15, name, ha="center", va="bottom", color=INK, fontsize=8.5)
+        for i in range(C):
+            ax.text(
+                -0.2,
+                i + 0.5,
+                f"token {i + 1} (α = {alphas[i]:g}) reads",
+                ha="right",
+                va="center",
+                color=INK,
+                fontsize=8.5,
+            )
+        ax.text(-0.2, C + 0.75, "state S′ that leaves", ha="right", va="center", color=INK, fontsize=8.5)
+        for x, y, letter in ((0.5, C + 1.6, "e"), (C + 1.55, C / 2, "E"), (C + 1.55, C + 0.75, "f")):
+            ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
+        ax.set(xlim=(-2.9, C + 1.9), ylim=(C + 1.9, -0.9))
+        ax.set_axis_off()
+    return drawn
+
+
+def describe_survival(alphas: Sequence[float]) -> str:
+    """Return the fractions in words."""
+    *reads, leaves = _surviving(alphas)
+    each = "; ".join(
+        f"token {i} reads {state:.3g} of the state and {', '.join(f'{x:.3g}' for x in of[:i])} of the writes so far"
+        for i, (state, *of) in enumerate(reads, start=1)
+    )
+    kept = ", ".join(f"{x:.3g}" for x in leaves[1:])
+    return f"What survives in a chunk: {each}; {leaves[0]:.3g} of the state and {kept} of the writes leave the chunk."
+
+
+def _surviving(alphas: Sequence[float]) -> list[list[float]]:
+    """Return for each token, and last for the state that leaves, the fractions of the state and of each write."""
+    C = len(alphas)
+    rows = [
+        [prod(alphas[: i + 1]), *(prod(alphas[j + 1 : i + 1]) if j <= i else 0.0 for j in range(C))]
+        for i in range(C)
+    ]
+    return [*rows, rows[-1]]

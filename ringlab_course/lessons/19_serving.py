@@ -389,19 +389,36 @@ print("the new token on every rank: off by", off(total.out))
 #
 # ## 6 · More ranks than K/V heads
 #
-# Llama 3 70B has 8 K/V heads, so on 16 ranks tensor parallelism alone keeps each of them twice. Lesson 15's TP 8 × CP 2 keeps none twice. It is a
-# grid: 8 *rows*, one for each K/V head, of 2 ranks that share its tokens. But its weights are divided by 8 only. **Helix**
-# ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) has the same cache, and divides all weights but those of queries, keys and values by all
-# N = 16. A token is decoded like this:
+# Llama 3 70B has 8 K/V heads. How can 16 ranks share its cache and its weights? Three ways:
 #
-# 1. every rank of a row computes the queries of all the row's heads;
-# 2. it attends to its own tokens;
-# 3. inside the row, each rank gets the partials of *its* 1/N of all heads, and merges them;
-# 4. the output projection and the feed-forward are divided among all N.
+# | | K/V cache on a rank | weights on a rank, of the feed-forward | partials are merged with | hidden states are added up over |
+# |---|---|---|---|---|
+# | **TP 16** | 1/8: each part lies on two ranks | 1/16 | nobody | 16 ranks |
+# | **TP 8 × CP 2** (lesson 15) | 1/16 | 1/8 | one rank, on the other node | 8 ranks, of one node |
+# | **Helix 8 × 2** ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) | 1/16 | 1/16 | one rank, a neighbour | 16 ranks |
+#
+# Helix reads least: it divides the cache as the second way, and the weights as the first. Its price is the sum over 16 ranks, two all-reduces a layer.
+# In the picture the numbers are ranks, and a hatched part is held twice:
+
+# %%
+cache = kv_cache_bytes(model("llama3-70b"), 2**20)
+grids = {
+    "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
+    "Helix 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
+}
+for name, parts in grids.items():
+    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
+show(serving_view.shares(grids), serving_view.describe_shares(grids))
+
+# %% [markdown]
+# So Helix has 8 *rows*, one for each K/V head, of two ranks that share its tokens. A row decodes a token like this:
+#
+# 1. both ranks compute the queries of all the row's heads (these weights alone are divided by 8);
+# 2. each attends to its own tokens;
+# 3. each hands over the partials of the heads that the other will merge, half of the row's, as in section 4;
+# 4. the output projection and the feed-forward go on with 16 parts.
 #
 # A small grid of 2 × 2 ranks, heads × tokens, with our 2 K/V heads:
-
-
 # %%
 def on_grid(ring):
     """One decoded token on a grid of 2 × 2: this rank's heads, and the tokens in its cache."""
@@ -418,22 +435,7 @@ print("tokens in each rank's cache:", [length for _, length in run.results], "of
 print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-5))
 
 # %% [markdown]
-# And here is Llama 3 70B on 16 ranks:
-
-# %%
-cache = kv_cache_bytes(model("llama3-70b"), 2**20)
-grids = {
-    "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
-    "Helix 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
-}
-for name, parts in grids.items():
-    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
-show(serving_view.shares(grids), serving_view.describe_shares(grids))
-
-# %% [markdown]
-# The numbers are ranks; a hatched part is held twice. What do the divided weights cost? The partial sums of 16 ranks are added up in place of 8, in two
-# all-reduces a layer (*add up* in the table). TP 8 × CP 2 has the same parts of the cache, but its rows are ranks r and r + 8: it adds up inside a node,
-# and merges between nodes. Helix adds up over both nodes anyway, so it takes neighbours as a row, and merges inside a node. A token on 2 nodes of 8:
+# And the time of a token of Llama 3 70B, on 2 nodes of 8:
 
 # %%
 h100 = hardware("h100")
@@ -473,8 +475,8 @@ predict(
 compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 
 # %% [markdown]
-# Helix saves 2.4 ms of reading, and on two nodes 0.8 ms of merging. The price is adding up over 16 ranks: 4.5 ms more on two nodes, and TP 8 × CP 2 wins;
-# 1.1 ms more on one NVLink, and Helix wins.
+# Beside TP 8 × CP 2, Helix saves 2.4 ms of reading weights, and on two nodes 0.8 ms of merging. Adding up over 16 ranks costs it 4.5 ms more on two
+# nodes, where TP 8 × CP 2 wins, but only 1.1 ms more on one NVLink, where Helix wins.
 #
 # ## 7 · What travels
 #

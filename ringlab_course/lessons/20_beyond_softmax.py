@@ -132,21 +132,25 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 #
 # ## 3 · Chunk by chunk
 #
-# A loop over tokens leaves a GPU idle. But within a chunk of, say, 64 tokens the weights can be computed at once, as for softmax; the state is
-# needed only at the chunk's border. One chunk of C tokens, without the delta rule (E ⊙ X multiplies number by number;
-# e and f are columns, and e ⊙ X multiplies row i of X by $e_i$):
+# A loop over tokens leaves a GPU idle. So cut the sequence into *chunks* of, say, 64 tokens. Inside a chunk the weights are computed at once, as for
+# softmax; only from chunk to chunk does the state travel. For this one must know how much of everything survives the decays. Here is a chunk of four
+# tokens. A row says what fraction a token reads of the state that enters and of each write:
+
+# %%
+alphas = (0.5, 0.9, 0.8, 0.5)
+show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
+
+# %% [markdown]
+# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the later ones: the triangle **E**. For
+# example, token 4 reads 0.9 · 0.8 · 0.5 = 0.36 of token 1's write. The state that leaves keeps what the last token reads: the row **f** is the last row
+# of E. With them a chunk of C tokens, for now without the delta rule, is a few products of matrices:
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# Each factor says which fraction survives the decays:
+# (⊙ multiplies number by number; with e and f, as columns, it multiplies row i by $e_i$ or $f_i$.)
 #
-# - $E_{ij} = \alpha_{j+1} \cdots \alpha_i$: of token j's write, until token i reads. $E_{ii}$ is 1, and above the diagonal E is 0;
-# - $e_i = \alpha_1 \cdots \alpha_i$: of the entering state, until token i reads;
-# - $f_j = \alpha_{j+1} \cdots \alpha_C$: of token j's write, until the end of the chunk. It is the last row of E.
-#
-# You write this chunk in the exercise. With the delta rule each write depends on those before it: row i of the writes is $\beta_i$ times $v_i$ less what
-# S and the rows before say for $k_i$. That is one triangular system more, in [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the
-# exercise.) Here are its chunks, with all four steps of section 2, beside the loop:
+# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes one triangular system more. It is in
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the exercise.) Here are its chunks, with all four steps of section 2, beside the loop:
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -162,8 +166,8 @@ for length in (1, 16, 64, 256):
     print(f"chunks of {length:3} tokens: the same outputs and the same state: {same}")
 
 # %% [markdown]
-# The decays hide a trap. $E_{ij}$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could scale the rows of Q by
-# the numerator, the rows of K by one over the denominator, and would need no matrix E.
+# The decays hide a trap. $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could
+# scale row i of Q by the numerator and row j of K by one over the denominator, and would need no matrix E.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -325,34 +329,27 @@ compare("20.rounds", len(SCANS["doubling"](100)))
 print("rounds on 100 ranks:", {name: len(hops(100)) for name, hops in SCANS.items()})
 
 # %% [markdown]
-# ringlab's `linear_attention` takes the scan by name. Does it give what one process gives? Here are its outputs and two of the gradients, those of v
-# and of the decays. (A state has 2 · 16 · 16 numbers of 8 bytes, 4,096 bytes, and A as many.)
+# ringlab's `linear_attention` takes the scan by name. Does it give what one process gives? (A state has 2 · 16 · 16 numbers of 8 bytes, 4,096
+# bytes, and A as many.)
 
 
 # %%
-def on_ranks(ring, layout, scan, parts, dout):
-    """This rank's outputs, and the gradients of v and of the decays."""
-    own = [layout.shard(x, ring.rank, dim=2).clone().requires_grad_() for x in parts]
+def on_ranks(ring, layout, scan):
+    """This rank's outputs."""
+    own = [layout.shard(x, ring.rank, dim=2) for x in parts]
     how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
-    out = linear_attention(*own[:3], scale=1.0, **how)
-    gradients = torch.autograd.grad(out, (own[2], own[3]), layout.shard(dout, ring.rank, dim=2))
-    return out.detach(), *gradients
+    return linear_attention(*own[:3], scale=1.0, validate=False, **how)
 
 
-parts, dout = (q, k, v, decay, beta), torch.cos(torch.arange(2.0 * N * D)).view(1, 2, N, D).double()
-leaves = v.clone().requires_grad_(), decay.clone().requires_grad_()
-whole, _ = plain.by_chunks(q, k, *leaves, beta, nothing, 1.0, 64)
-expected = whole.detach(), *torch.autograd.grad(whole, leaves, dout)
+parts, quarters = (q, k, v, decay, beta), contiguous(N, 4)
 for scan in SCANS:
-    run = VirtualCluster(4).run(on_ranks, contiguous(N, 4), scan, parts, dout)
-    found = [contiguous(N, 4).unshard(x, dim=2) for x in zip(*run.results, strict=True)]
-    right = all(torch.allclose(x, y) for x, y in zip(found, expected, strict=True))
+    run = VirtualCluster(4).run(on_ranks, quarters, scan)
+    same = torch.allclose(quarters.unshard(run.results, dim=2), by_token)
     sends = [run.trace.bytes_sent(rank) for rank in range(4)]
-    print(f"{scan:10} as on one process: {right}, bytes sent by each rank, both ways: {sends}")
+    print(f"{scan:10} as on one process: {same}, bytes sent by each rank: {sends}")
 
 # %% [markdown]
-# Rank 0 sends in the forward alone, the last rank in the backward alone, as we shall see. In the all-gather, for example, rank 1 sends (A, B) to two
-# ranks forward and to one backward: 24,576 bytes.
+# In the all-gather, for example, rank 1 sends (A, B) to two ranks, 16,384 bytes. The last rank sends nothing: nobody comes after it.
 #
 # ## 7 · What a scan costs
 #
@@ -367,24 +364,19 @@ class Clock(Costs):
         return 0.0 if label == "compose passages" else 1.0  # a product of small matrices
 
 
-def forward_alone(ring, layout, scan):
-    own = [layout.shard(x, ring.rank, dim=2) for x in parts]
-    how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
-    return linear_attention(*own[:3], validate=False, **how)
-
-
 for scan in SCANS:
-    run = VirtualCluster(P, costs=Clock()).run(forward_alone, contiguous(N, P), scan)
+    run = VirtualCluster(P, costs=Clock()).run(on_ranks, contiguous(N, P), scan)
     end = max(event.end for event in run.trace.computes())
     print(f"{scan:10} 8 ranks are done after {end:g} s")
     if scan == "doubling":
         show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# The relay of stretches took 11.5 s. With transitions ready it takes 5.5 s, and doubling 3.5. In its timeline all ranks work side by side, and go through their stretches twice: first for the transition (*passage*; nobody
-# needs that of rank 7), then for the outputs (*attend*). The thin bars are messages that go out and come in. (Rank 0 could attend at once; ringlab lets
-# a rank finish its sends first.) But this clock does not count bytes. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s, if a message takes 10 µs
-# before its first byte:
+# The relay of whole stretches took 11.5 s. With transitions ready it takes 5.5 s, and doubling 3.5. In the timeline all ranks work side by side, and go
+# through their stretches twice: first for the transition (*passage*; nobody needs rank 7's), then for the outputs (*attend*). The thin bars are messages.
+#
+# This clock does not count bytes, of which an all-gather sends most. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s whose
+# messages take 10 µs before their first byte:
 
 # %%
 layer = LinearAttention(H=32, D=128, Dv=128, delta=True)  # states and transitions in 32 bits
@@ -402,27 +394,56 @@ own_flops = attend_flops(layer, 8_192) + passage_flops(layer, 8_192)
 print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of computing")
 
 # %% [markdown]
-# **Which scan?** On these links doubling. On 8 ranks the all-gather saves two starts, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
-# least, one state, but its hops wait for each other. And ringlab hides nothing of a scan, which lies between the two passes: at 8,192 tokens a rank
-# doubling takes about as long as the computing. (It could be hidden: outputs from zeros, as $(E \odot QK^\top)V$ in section 3, do not need the state
-# that enters.)
+# So on these links doubling is fastest. The all-gather saves two starts on 8 ranks, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
+# least, one state, but its hops wait for each other. ringlab hides nothing of a scan, which lies between the two passes: at 8,192 tokens a rank doubling
+# takes about as long as the computing.
 #
-# The backward is a scan too, **from the last token to the first**. If dS is the gradient of the state that leaves a stretch, that of the state that
-# entered is $A^\top dS + B'$. B′ comes from the stretch's own outputs, so a rank finds it without hearing from anyone. In the cell they have no gradient, so B′ is 0:
+# ## 8 · Backward
+#
+# Gradients come from later tokens, so the backward is a scan **from the last rank to the first**. A stretch hands its gradient on like a state: what it
+# receives is dS, the gradient of the state that leaves it, and what it passes on is the gradient of the state that entered,
+#
+# $$A^\top dS + B' .$$
+#
+# The first part comes through the state that leaves. The second, B′, comes through the stretch's own outputs, so a rank finds it without hearing
+# from anyone. Autograd agrees:
 
 # %%
 entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
-_, leaving = plain.by_chunks(*stretch(1), entering, 1.0, 64)
-of_leaving = torch.randn(leaving.shape, generator=draw, dtype=torch.float64)
-(of_entering,) = torch.autograd.grad(leaving, entering, of_leaving)
-print("the gradient of the state that entered is Aᵀ dS:",
-      torch.allclose(of_entering, A_1.mT @ of_leaving))
+out, leaving = plain.by_chunks(*stretch(1), entering, 1.0, 64)
+dout, dstate = (torch.randn(x.shape, generator=draw, dtype=torch.float64) for x in (out, leaving))
+(B_prime,) = torch.autograd.grad(out, entering, dout, retain_graph=True)
+(found,) = torch.autograd.grad((out, leaving), entering, (dout, dstate))
+print("the gradient of the state that entered is Aᵀ dS + B′:",
+      torch.allclose(found, A_1.mT @ dstate + B_prime))
 
 # %% [markdown]
-# [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays
-# in its reverse scan: the forward was exact, and the gradients were right on the last rank only, since nobody comes after it.
+# So (Aᵀ, B′) is a transition again, and all three scans work backward too. On four ranks, the gradients of the values and of the decays:
+
+
+# %%
+def gradients_on_ranks(ring, layout, scan, dout):
+    """This rank's gradients of v and of the decays."""
+    own = [layout.shard(x, ring.rank, dim=2).clone().requires_grad_() for x in parts]
+    how = {"ring": ring, "layout": layout, "decay": own[3], "beta": own[4], "scan": scan}
+    out = linear_attention(*own[:3], scale=1.0, **how)
+    return torch.autograd.grad(out, (own[2], own[3]), layout.shard(dout, ring.rank, dim=2))
+
+
+dout = torch.randn(by_token.shape, generator=draw, dtype=torch.float64)
+leaves = v.clone().requires_grad_(), decay.clone().requires_grad_()
+whole, _ = plain.by_chunks(q, k, *leaves, beta, nothing, 1.0, 64)
+expected = torch.autograd.grad(whole, leaves, dout)
+for scan in SCANS:
+    run = VirtualCluster(4).run(gradients_on_ranks, quarters, scan, dout)
+    found = [quarters.unshard(x, dim=2) for x in zip(*run.results, strict=True)]
+    print(f"{scan:10} the gradients of one process:", all(map(torch.allclose, found, expected)))
+
+# %% [markdown]
+# [One library](https://github.com/fla-org/flash-linear-attention/issues/1115) once loaded wrong decays in its reverse scan. The forward was exact,
+# and the gradients were right on the last rank only, since nobody comes after it.
 #
-# ## 8 · The ledger
+# ## 9 · The ledger
 #
 # What does a layer send? In the ring, K and V of every token pass every rank. The scan sends transitions and states only. Here are the softmax layer
 # of section 1, and the layer above with the delta rule and doubling, forward, on 8 ranks, for the rank that sends most.
@@ -452,7 +473,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # For short sequences the scan sends more, but its bytes do not grow with the length: at a million tokens the ring sends hundreds of times as
 # much. (ringlab's ring hides its bytes behind computing, though, and its scan does not.)
 #
-# ## 9 · Three things left to settle
+# ## 10 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a
 # zig-zag each rank has two stretches, and the state passes through 2P of them; in a striped layout every token would be a stretch, and ringlab

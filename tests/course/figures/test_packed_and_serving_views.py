@@ -29,6 +29,7 @@ FIGURES = {
     "chunk masks": lambda: serving_view.chunk_masks(5, 3),
     "shares": lambda: serving_view.shares({"grid": [(0, 1, n / 4, 1 / 4) for n in range(4)]}),
     "composition": lambda: scan_view.composition(),
+    "survival": lambda: scan_view.survival([0.5, 0.9, 0.8]),
 }
 
 
@@ -66,3 +67,22 @@ def test_one_rank_hands_nothing_over_and_is_drawn_all_the_same():
 def test_four_shares_of_the_tokens_have_four_colours():
     (axes,) = serving_view.shares({"grid": [(0, 1, n / 4, 1 / 4) for n in range(4)]}).axes
     assert len({box.get_facecolor() for box in axes.patches}) == 4
+
+
+def test_what_survives_is_what_a_loop_over_tokens_keeps():
+    alphas, C = [0.5, 0.9, 0.8], 3
+    fractions, read = [1.0, *[0.0] * C], []  # of the entering state, and of each write
+    for token, alpha in enumerate(alphas):
+        fractions = [alpha * each for each in fractions]
+        fractions[token + 1] = 1.0
+        read.append(fractions)
+    drawn = [float(text.get_text()) for text in scan_view.survival(alphas).axes[0].texts if _is_number(text)]
+    assert drawn == pytest.approx([each for row in [*read, fractions] for each in row], abs=1e-3)
+    assert (
+        "token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far"
+        in scan_view.describe_survival(alphas)
+    )
+
+
+def _is_number(text):
+    return text.get_text().replace(".", "", 1).isdigit()
