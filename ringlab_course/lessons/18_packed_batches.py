@@ -33,7 +33,7 @@ from ringlab.viz.style import show
 # %% [markdown]
 # ## 1 · A rectangle of documents
 #
-# Here are 24 documents with lengths as in real text: many short ones, a few long ones. (The logarithm of a length is normally
+# Here are 24 documents, many short ones and a few long ones, as is common in text. (The logarithm of a length is normally
 # distributed.) The simplest batch gives each document a line, filled up to the longest with *padding*, tokens that mean nothing.
 
 # %%
@@ -156,7 +156,8 @@ compare("18.leak", len(moved(causal, 6)))
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# It looks right, if each rank has 1/P of every document. Two ranks then cut their 8 tokens each at the same bounds:
+# (`cp_size` is P.) This takes for granted that each rank has 1/P of every document. Contiguous shards do not, and still both ranks cut their 8
+# tokens at the same bounds:
 
 # %%
 P = 2
@@ -274,12 +275,13 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
           f"{np.count_nonzero(blocks_seen(layout))} of 9 blocks hold a visible pair")
 
 # %% [markdown]
-# A rank skips a block of which its queries see no key. It passes it on all the same, because a later rank may need it.
+# A rank skips a block of which its queries see no key, and passes it on all the same: a later rank may need it.
 #
 # ## 5 · Labels
 #
 # The label of a token is the next token of **its document**. Two borders matter. The last token of a document has no next token, and gets no
-# label. The next token of the last of a *run*, of neighbours in a shard, is on another rank. Three ways to make labels:
+# label. A *run* is a stretch of the row that one rank holds without a gap. The token after the last one of a run is on another rank. Three ways to
+# make labels:
 #
 # - *shift the row*, ignoring documents, then cut;
 # - *cut first*, then shift on each rank, within documents;
@@ -331,8 +333,8 @@ show(packed_view.labels(*drawn), packed_view.describe_labels(*drawn))
 # wrong label, or lost its own.
 #
 # - *Shift the row* invents a label at the end of every document but the last: the model is to guess how an unrelated text begins.
-# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every run. A
-#   contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run. (Four tokens have no label to lose.)
+# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every
+#   run, unless a document ends there too. A contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run.
 #
 # So shift in the whole row, within documents, and let labels travel with their tokens. The same holds for loss weights and everything else
 # that belongs to a token.
@@ -437,8 +439,8 @@ for length in (72, 432, 5_526):  # three of the 24
     print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
 
 # %% [markdown]
-# The long document gains from every rank, until the ring crosses to a second node. The shortest takes 4.1 ms on one rank and still 2.3 ms on
-# eight, most of it waiting for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
+# The long document gains from every rank, until the ring crosses to a second node. 72 tokens take 4.1 ms on one rank. An eighth of that would be 0.5
+# ms, but eight ranks take 2.3: most of it is waiting for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -459,8 +461,8 @@ compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.ma
 
 # %% [markdown]
 # In time it has less: every token also passes the linear layers. Which degree for which document? `compare_assignments` looks for degrees with which all ranks end at about the same time, and no rank holds
-# more than `capacity` tokens: *dynamic*. It puts beside them *static*, the same degree for every document, the fastest that keeps within `capacity`; and *bound*, a
-# time that no assignment can beat. (Static is not the packed row: here, too, each document goes around by itself.)
+# more than `capacity` tokens: *dynamic*. It puts two beside them. *Static* is the same degree for every document, the fastest that keeps within `capacity`. (It is not
+# the packed row: here, too, each document goes around by itself.) *Bound* is the time of all documents, each on one rank, divided by 16: nobody waits.
 
 # %%
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
@@ -478,11 +480,11 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
 
 # %% [markdown]
 # Each column is a rank, and each block a document, as wide as the ranks that share it. (Colours repeat.) Under *static* two rings of eight share
-# the documents out. On eight ranks 432 tokens do not take six times as long as 72: what both have in common is waiting for hops. Under *dynamic* 21
+# the documents out. On eight ranks 432 tokens take only about twice as long as 72, because most of both times is waiting for hops. Under *dynamic* 21
 # documents are on one rank each. Every rank does its documents in the order of falling degree, so ranks that share several meet in the same order, and
 # none waits for ever. With documents 16 times as long, hops hide behind longer computations, and both assignments take the same time.
 #
-# In bytes the difference is larger. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the whole row would
+# In traffic the difference is larger. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the whole row would
 # go around:
 
 # %%
@@ -555,8 +557,8 @@ for name, spoil in faults.items():
         print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
 
 # %% [markdown]
-# Three losses that nobody would doubt, and no error. (The decoder is untrained, so its loss is near ln 256 = 5.55 whatever the bug. In the trained model of
-# section 3 the same leak was a factor of 1.83.) The comparison with documents computed alone finds all three. (ringlab compares position
+# Three losses that nobody would doubt, and no error. (The decoder is untrained, so its loss is near ln 256 = 5.55 whatever the bug. In the published
+# ring of section 3 the same leak gave 1.83 times the loss.) The comparison with documents computed alone finds all three. (ringlab compares position
 # ids with layout and mask, and refuses wrong ones; most code does not. Under *mask without documents* positions count through the row, or that
 # would be refused, too.)
 #
@@ -576,7 +578,7 @@ for name, spoil in faults.items():
 # tell a mean over tokens from one over documents.</details>
 #
 # <details><summary>2. In section 5, why did cutting first spoil one label with contiguous shards and all twelve with striped ones?</summary>A
-# label is lost or replaced at the end of every run of neighbours, and in a striped shard no two tokens are neighbours.</details>
+# label is lost or replaced at the end of every run, unless a document ends there too, and in a striped shard every token is a run.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>

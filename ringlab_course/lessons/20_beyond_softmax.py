@@ -128,13 +128,13 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 # %% [markdown]
 # The plain sum mixes values from the second key on. (At an error of 1, zeros would be as good an answer.) The delta rule mixes them less. No
 # model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: about D values. A state is small, so it must
-# lose something. That is one reason why hybrids keep some layers with softmax.
+# lose something: one reason why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. So cut the sequence into *chunks* of, say, 64 tokens. Inside a chunk the weights are computed at once, as for
-# softmax; only from chunk to chunk does the state travel. For this one must know how much of everything survives the decays. Here is a chunk of four
-# tokens. A row says what fraction a token reads of the state that enters and of each write:
+# softmax; only from chunk to chunk does the state travel. So we need to know what fraction of the entering state, and of each write, is left when a
+# token reads. Here is a chunk of four tokens. A row says what fraction a token reads of the state that enters and of each write:
 
 # %%
 alphas = (0.5, 0.9, 0.8, 0.5)
@@ -149,8 +149,8 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 #
 # (⊙ multiplies number by number; with e and f, as columns, it multiplies row i by $e_i$ or $f_i$.)
 #
-# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes one triangular system more. It is in
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the exercise.) Here are its chunks, with all four steps of section 2, beside the loop:
+# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes one triangular system more, in
+# [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the exercise.) Its chunks, with all four steps of section 2, beside the loop:
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -241,7 +241,7 @@ compare("20.relay", end)
 show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# One rank alone would take 8 s. This relay of whole stretches takes longer, as no two ranks ever work at the same time: it shares out memory, and gains no time.
+# One rank alone would take 8 s. The relay takes longer, as no two ranks ever work at the same time: it shares out memory, and gains no time.
 #
 # ## 5 · Say what you would do to any state
 #
@@ -295,13 +295,13 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 #
 # All ranks compute their transitions at the same time. Then they scan, in one of three ways:
 #
-# - **all-gather**: a rank sends its transition to all ranks after it, in one round, and composes those that it received;
-# - **doubling**: in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on, so after each round it knows
+# - **all-gather** ([arXiv 2502.07563](https://arxiv.org/abs/2502.07563)): a rank sends its transition to all ranks after it, in one round, and composes those that it received;
+# - **doubling** (Hillis and Steele, 1986): in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on, so after each round it knows
 #   of twice as many ranks;
-# - **relay**: a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small
+# - **relay** ([arXiv 2404.02882](https://arxiv.org/abs/2404.02882)): a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small
 #   matrices and not a stretch.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. A rank keeps two compositions:
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. In the first two scans a rank keeps two compositions:
 #
 # - *all* is of all its boxes, at first of its own alone. This one it sends.
 # - *before* leaves out its own box. At first it is the pair that changes nothing, (I, 0). At the end its B is the state that enters.
@@ -315,7 +315,7 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# (A rank with a check knows the very state that leaves it, and from then on sends this alone, without A. Rank 0 does so from the start.)
+# A rank with a check knows the very state that leaves it, and from then on sends this alone, without A. Rank 0 does so from the start.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -349,7 +349,7 @@ for scan in SCANS:
     print(f"{scan:10} as on one process: {same}, bytes sent by each rank: {sends}")
 
 # %% [markdown]
-# In the all-gather, for example, rank 1 sends (A, B) to two ranks, 16,384 bytes. The last rank sends nothing: nobody comes after it.
+# In the all-gather, for example, rank 1 sends (A, B) to two ranks, 16,384 bytes.
 #
 # ## 7 · What a scan costs
 #
@@ -372,8 +372,9 @@ for scan in SCANS:
         show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# The relay of whole stretches took 11.5 s. With transitions ready it takes 5.5 s, and doubling 3.5. In the timeline all ranks work side by side, and go
-# through their stretches twice: first for the transition (*passage*; nobody needs rank 7's), then for the outputs (*attend*). The thin bars are messages.
+# The relay of whole stretches took 11.5 s, and one rank alone would take 8. With transitions ready the relay takes 5.5 s, doubling 3.5, the all-gather 2.5. In the timeline all ranks work side by side, and go
+# through their stretches twice: first for the transition (*passage*; nobody needs rank 7's), then for the outputs (*attend*). The thin bars are
+# messages. (In ringlab a rank finishes its sends first.)
 #
 # This clock does not count bytes, of which an all-gather sends most. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s whose
 # messages take 10 µs before their first byte:
@@ -395,18 +396,18 @@ print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of 
 
 # %% [markdown]
 # So on these links doubling is fastest. The all-gather saves two starts on 8 ranks, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
-# least, one state, but its hops wait for each other. ringlab hides nothing of a scan, which lies between the two passes: at 8,192 tokens a rank doubling
-# takes about as long as the computing.
+# least, one state, but its hops wait for each other. ringlab hides nothing of a scan, which lies between the two passes. With 8,192 tokens on each rank,
+# doubling takes about as long as the computing on 8 ranks, and two and a half times as long on 64.
 #
 # ## 8 · Backward
 #
-# Gradients come from later tokens, so the backward is a scan **from the last rank to the first**. A stretch hands its gradient on like a state: what it
-# receives is dS, the gradient of the state that leaves it, and what it passes on is the gradient of the state that entered,
+# Gradients come from later tokens, so the backward is a scan **from the last rank to the first**. A stretch receives dS, the
+# gradient of the state that leaves it. It passes on the gradient of the state that entered,
 #
 # $$A^\top dS + B' .$$
 #
-# The first part comes through the state that leaves. The second, B′, comes through the stretch's own outputs, so a rank finds it without hearing
-# from anyone. Autograd agrees:
+# The first part comes through the state that leaves. The second, B′, comes through the stretch's own outputs. These are linear in the state that
+# entered, so B′ does not depend on that state, and a rank finds it without hearing from anyone. Autograd agrees:
 
 # %%
 entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
@@ -476,16 +477,14 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # ## 10 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a
-# zig-zag each rank has two stretches, and the state passes through 2P of them; in a striped layout every token would be a stretch, and ringlab
-# refuses it. But the softmax layers of a hybrid want a zig-zag. So either the other layers pay for two stretches on a rank, or tokens change
-# ranks between layers.
+# zig-zag each rank has two stretches, so the chain has 2P links instead of P; in a striped layout every token would be a stretch, and ringlab
+# refuses it. But the softmax layers of a hybrid want a zig-zag: either the other layers pay for two stretches on a rank, or tokens change ranks.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
 # document begins, as by a decay of −∞. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
-# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. At the edge of a stretch
-# these three lie on another rank. So every rank but the last sends its last three tokens to the next, a *halo*, and in the backward their
-# gradient comes back.
+# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. So every
+# rank but the last sends its last three tokens to the next, a *halo*, and in the backward their gradient comes back.
 #
 # ## Recap
 #
@@ -494,8 +493,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. For each pair of
 #   tokens add up the logarithms of the decays between them, then take the exponential: nothing overflows.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
-# - In a relay of whole stretches no two ranks work at the same time. With transitions computed first, a relay is P − 1 short hops, an all-gather one
-#   round, doubling ⌈log₂ P⌉ rounds.
+# - With transitions computed first, a relay is P − 1 short hops, an all-gather one round, doubling ⌈log₂ P⌉ rounds.
 # - The backward is a scan from the end. The bytes depend on heads, head dims, the scan and the number of ranks, not on the length.
 #
 # ## Self-check
@@ -504,7 +502,7 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 # writes row i of the state, and that row decays by itself. Its diagonal has D numbers for each head.</details>
 #
 # <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
-# the delta rule: then every A is 1.</details>
+# the delta rule: then every A is the unit matrix.</details>
 #
 # <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing or wrong?</summary>The reverse scan: it brings
 # the gradient of the state from later ranks.</details>
