@@ -1,7 +1,7 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
 # make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs this
-# make site   build the course as web pages that load nothing from anywhere, into build/site
+# make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS=--address=https://… where they will be)
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
 # All but make gpu use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
@@ -11,6 +11,7 @@ SHELL := /bin/sh
 RUN := .venv/bin/python
 PYTHON ?=
 LAB_ARGS ?=
+SITE_ARGS ?=
 PYTEST_ARGS ?= -n 3
 SWEEP_PART ?=
 export PYTHON
@@ -49,7 +50,7 @@ test-all: setup-test
 	@$(MAKE) --no-print-directory check-all
 
 site: setup-site
-	@$(RUN) -m tools.website
+	@$(RUN) -m tools.website $(SITE_ARGS)
 
 slides: setup-site
 	@$(RUN) tools/slides.py docs/labs.md build/slides.html

@@ -36,6 +36,7 @@ SWEEPS = {
     "tests/course/test_submissions.py::test_the_solution": 3,
     "tests/course/test_unearned.py::": 4,
     "tests/packaging/test_guide.py::test_a_program": 3,
+    "tests/site/test_accessible.py::test_a_page": 12,
     "tests/substrates/test_case_table.py::test_virtual_ranks": 4,
     "tests/substrates/test_case_table_triton.py::": 4,
     "tests/substrates/test_plain_ring.py::test_virtual_ranks": 3,

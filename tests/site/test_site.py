@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+import matplotlib.image
 import nbformat
 import pytest
 
@@ -18,7 +20,8 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
-from tools.website import links, misconceptions
+from tools.website import address as where
+from tools.website import links, misconceptions, preview
 from tools.website.notebooks import NONE_MADE
 
 pytestmark = pytest.mark.slow
@@ -66,6 +69,24 @@ def test_a_page_that_is_sent_around_says_what_it_is(site: Path, name: str) -> No
     (said,) = re.findall(r'<meta content="([^"]+)" name="description"', text)
     assert 60 < len(said) < 170
     assert 'property="og:title"' in text and 'property="og:description"' in text
+
+
+def test_pages_that_know_their_address_have_a_sitemap_and_a_picture_for_previews(
+    site: Path, tmp_path: Path
+) -> None:
+    assert not (site / "sitemap.xml").exists() and 'rel="canonical"' not in (site / "index.html").read_text()
+    for name in ("index.html", "docs/labs.html", "search.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(site / name, tmp_path / name)
+    where.write(tmp_path, "https://ringlab.example/course")
+    listed = re.findall("<loc>(.*?)</loc>", (tmp_path / "sitemap.xml").read_text())
+    assert listed == [f"https://ringlab.example/course/{name}" for name in ("docs/labs.html", "index.html")]
+    head = (tmp_path / "docs/labs.html").read_text().partition("</head>")[0]
+    assert f'<link rel="canonical" href="{listed[0]}">' in head
+    (picture,) = re.findall('"og:image" content="https://ringlab.example/course/(.*?)"', head)
+    assert matplotlib.image.imread(site / picture).shape[:2] == (preview.HEIGHT, preview.WIDTH)
+    with pytest.raises(SystemExit, match="needed: an address"):
+        where.write(tmp_path, "ringlab.example")
 
 
 def test_every_document_is_a_page_that_the_navigation_leads_to(site: Path) -> None:
@@ -188,7 +209,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:
     def loads(name: str) -> bool:
-        return any("mathjax" in link for link in links.Page(site / name).loads)
+        return any("formulas.js" in link for link in links.Page(site / name).loads)
 
     assert loads("notebooks/02_online_softmax.html")
     assert not loads("index.html") and not loads("docs/kill-matrix.html")
@@ -226,6 +247,22 @@ def test_a_request_that_leaves_is_noticed(site: Path, browser: Window, tmp_path:
     browser.page.goto(page.as_uri())
     browser.page.wait_for_load_state("networkidle")
     assert strangers(browser) == ["http://ringlab.invalid/x"]
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("ring_attention", "ring_attention"),
+        ("runs that own each of the 8 positions exactly once", "What an error says"),
+        ("The keys travelled, but the values did not", "Misconceptions 05"),
+    ],
+)
+def test_the_search_finds_a_symbol_an_error_and_a_misconception(
+    site: Path, address: str, browser: Window, query: str, page: str
+) -> None:
+    browser.page.goto(f"{address}/search.html?q={quote(query)}")
+    browser.page.locator("ul.search li a", has_text=page).first.wait_for()
 
 
 @pytest.mark.needs_chromium
@@ -291,11 +328,34 @@ def test_all_answers_can_be_shown_and_a_link_shows_the_place_it_leads_to(site: P
 @pytest.mark.needs_chromium
 def test_formulas_are_drawn(site: Path, browser: Window) -> None:
     browser.page.goto((site / "notebooks/02_online_softmax.html").as_uri())
-    browser.page.wait_for_selector("mjx-container svg")
-    browser.page.wait_for_function("MathJax.startup.promise.then(() => true)")
-    drawn = browser.page.locator("mjx-container svg").count()
+    browser.page.wait_for_selector("html[data-formulas=drawn]")
+    drawn = browser.page.locator("article .math > .katex, article .math > .katex-display").count()
     assert drawn == browser.page.locator("article .math").count() > 10
-    assert browser.page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    assert browser.page.locator(".katex math").count() == drawn  # for those who listen
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.slow
+def test_every_formula_of_the_course_can_be_drawn(site: Path, browser: Window) -> None:
+    for page in sorted(site.rglob("*.html")):
+        if "formulas.js" not in page.read_text(encoding="utf-8"):
+            continue
+        browser.page.goto(page.as_uri())
+        browser.page.wait_for_selector("html[data-formulas=drawn]")
+        wrong = browser.page.locator(".katex-error").evaluate_all("all => all.map(each => each.title)")
+        assert wrong == [], page.name
+
+
+def test_no_page_loads_much_at_first(site: Path) -> None:
+    """A formula's program and fonts come with the first formula; pictures that are far down come when they are near."""
+    code = sum((site / "_static/katex" / name).stat().st_size for name in ("katex.min.js", "katex.min.css"))
+    fonts = 100_000  # of a page; all twenty are three times as much
+    for path in site.rglob("*.html"):
+        page = links.Page(path)
+        loads = [urlsplit(link).path for link in page.loads if not urlsplit(link).scheme]
+        files = {(path.parent / load).resolve() for load in loads if load}
+        drawn = code + fonts if any("formulas.js" in load for load in loads) else 0
+        assert path.stat().st_size + sum(file.stat().st_size for file in files) + drawn < 1.5e6, path.name
 
 
 @pytest.mark.needs_chromium

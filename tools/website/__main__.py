@@ -11,16 +11,17 @@ from pathlib import Path
 
 from ringlab_course.builder.build import find_root
 
-from . import links, stage
+from . import accessible, address, links, preview, stage
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
 """Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
 
 
-def build(folder: Path, root: Path | None = None) -> list[str]:
+def build(folder: Path, root: Path | None = None, at: str = "") -> list[str]:
     """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
+    at: the address that the pages will have on the web, if it is known: search engines and previews ask for whole addresses.
     Raises: SystemExit where Sphinx fails or warns, or `folder` holds something else.
     """
     folder = folder.resolve()
@@ -45,6 +46,10 @@ def build(folder: Path, root: Path | None = None) -> list[str]:
         command += ["-c", str(SETTINGS), "-d", str(cache), str(sources), str(built)]
         if status := subprocess.run(command).returncode:
             raise SystemExit(status)
+        accessible.mend(built)
+        preview.write(built)
+        if at:
+            address.write(built, at)
         (built / OURS).touch()
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,9 +61,14 @@ def main() -> None:
     """Build, look at every link, and say where the pages are; the exit status is 1 where one is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tools.website", description="Build the pages.")
     parser.add_argument("folder", nargs="?", type=Path, help="build/site unless named")
+    parser.add_argument(
+        "--address",
+        default="",
+        help="where the pages will be, https://…: adds a sitemap and the preview's picture",
+    )
     chosen = parser.parse_args()
     folder = chosen.folder or find_root() / "build" / "site"
-    found = build(folder)
+    found = build(folder, at=chosen.address)
     for line in found:
         print(line, file=sys.stderr)
     if found:

@@ -24,8 +24,8 @@ nb_ipywidgets_js: dict[
 ] = {}  # widgets stand as pictures; their code would come from a CDN
 nb_merge_streams = True
 
-mathjax_path = "mathjax/tex-svg.js"
-mathjax3_config = {"options": {"enableMenu": False}}
+mathjax_path = "formulas.js"  # Sphinx loads it where a page has formulas; it draws them with KaTeX
+myst_update_mathjax = False
 
 html_theme = "furo"
 html_title = "ringlab"

@@ -8,7 +8,7 @@ from ringlab_course.builder.sources import Target
 from ringlab_course.catalogue import LESSONS, PARTS, Lesson
 from ringlab_course.checking.contract import Exercise
 
-from . import misconceptions, moving_ring, playground
+from . import errors, misconceptions, moving_ring, playground
 from .links import escape, table, toctree
 from .notebooks import stage_anchor
 
@@ -43,7 +43,7 @@ def front(lessons: list[Target], documents: list[str]) -> str:
         len(stage.misconceptions) for exercise in misconceptions.exercises() for stage in exercise.stages
     )
     filled = text.format(
-        moving_ring=moving_ring.picture(),
+        playground=playground.embedded(moving_ring.picture(), brief=True),
         first=here[0].slug,
         first_id=here[0].id,
         first_minutes=here[0].minutes,
@@ -67,7 +67,7 @@ def _map(lessons: list[Lesson]) -> str:
             if lesson.part == part
         ]
         if rows:
-            parts.append(f"### {part}\n\n{table(('', 'Afterwards you can', 'Time'), rows)}")
+            parts.append(f"### {part}\n\n{table(('Lesson', 'Afterwards you can', 'Time'), rows)}")
     return "\n\n".join(parts)
 
 
@@ -86,7 +86,7 @@ def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
     teaching = [f"docs/{name}" for name in TEACHING if name in documents]
     trees.append(toctree(["exercises/index", "misconceptions/index"], "Practice"))
     trees.append(toctree([f"docs/{name}" for name in guide], "Guide"))
-    trees.append(toctree(["api/index", *reference], "Reference"))
+    trees.append(toctree(["api/index", errors.NAME, *reference], "Reference"))
     return [*trees, toctree(teaching, "For instructors")]
 
 

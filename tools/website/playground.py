@@ -1,4 +1,4 @@
-"""The playground's page: what its controls offer, and machines and models as ringlab's tables have them."""
+"""The playground, on a page of its own and in brief on the first: what its controls offer, and machines and models as ringlab's tables have them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ MACHINES = ("h100", "a100", "h200", "b200", "h800", "laptops")
 SPEEDS = (-6, 2)
 """The slowest and the fastest link over the machine's own, as powers of 2."""
 DTYPE = "bfloat16"
+PROGRAMS = ("ring_model", "play_views", "play")
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "qwen3-32b", "gpt3-175b")
 
 
@@ -67,5 +68,22 @@ def choices() -> dict[str, Any]:
 
 def page() -> str:
     """Return the playground's page."""
+    without = "<p>The playground needs JavaScript. <code>ringlab simulate</code> prints the same numbers.</p>"
+    return TEXT.read_text(encoding="utf-8").replace(
+        "{playground}", embedded(f"<noscript>{without}</noscript>")
+    )
+
+
+def embedded(fallback: str, brief: bool = False) -> str:
+    """Return the HTML of the playground, for a page at the root of the site.
+
+    fallback: HTML that it replaces once its program runs.
+    brief: whether it has only the controls and views of the first page.
+    """
     data = json.dumps(choices()).replace("</", "<\\/")
-    return TEXT.read_text(encoding="utf-8").replace("{choices}", data)
+    programs = "".join(f'<script src="_static/{name}.js"></script>\n' for name in PROGRAMS)
+    return (
+        f'<div id="playground" class="playground"{" data-brief" if brief else ""}>\n{fallback}\n</div>\n'
+        '<link rel="stylesheet" href="_static/play.css">\n'
+        f'<script type="application/json" id="playground-choices">{data}</script>\n{programs}'
+    )

@@ -12,7 +12,7 @@ import nbformat
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import targets
 
-from . import api, front, kill_matrix, misconceptions, notebooks, playground
+from . import api, errors, front, kill_matrix, misconceptions, notebooks, playground
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -40,9 +40,10 @@ def _texts(root: Path) -> Iterator[tuple[str, str]]:
     known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
-    known |= {f"{playground.NAME}.md"}
+    known |= {f"{playground.NAME}.md", f"{errors.NAME}.md"}
     yield "index.md", only_known_links(front.front(lessons, [*documents]), "", known)
     yield f"{playground.NAME}.md", playground.page()
+    yield f"{errors.NAME}.md", errors.page(root)
     practice = {target.slug[:2]: target.slug for target in exercises}
     for target in lessons:
         lesson = notebooks.lesson_page(target, practice.get(target.slug[:2]))

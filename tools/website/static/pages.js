@@ -6,3 +6,6 @@ document.addEventListener("click", (event) => {
   const drawer = document.getElementById("__toc");
   if (drawer && event.target.closest(".toc-drawer a")) drawer.checked = false;
 });
+
+// Code and tables that are wider than their column can be scrolled with keys.
+for (const wide of document.querySelectorAll("pre, .table-wrapper")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;

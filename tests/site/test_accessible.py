@@ -1,0 +1,63 @@
+"""Every page as axe-core sees it, in light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from ringlab_course.builder.build import find_root
+from ringlab_course.builder.sources import targets
+from tests.browser.window import Window
+from tools.website import accessible
+
+ROOT = find_root()
+NOTEBOOKS = [target for target in targets(ROOT) if target.kind in ("lesson", "exercise")]
+OF_NOTEBOOKS = [f"{target.path.parent.name}/{target.slug}.html" for target in NOTEBOOKS]
+OF_DOCUMENTS = [
+    path.relative_to(ROOT).with_suffix(".html").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))
+]
+KINDS = [
+    "index.html",
+    "play.html",
+    "errors.html",
+    "search.html",
+    "api/ringlab.html",
+    "misconceptions/index.html",
+]
+"""One page of each kind that is neither a notebook nor a document."""
+
+
+def violations(browser: Window, page: Path, scheme: Any) -> list[str]:
+    """Return what axe-core finds on a page, and where first."""
+    browser.page.emulate_media(color_scheme=scheme)
+    browser.page.goto(page.as_uri())
+    found = Axe().run(browser.page, options={"resultTypes": ["violations"]}).response["violations"]
+    browser.page.emulate_media(color_scheme="light")
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*KINDS, *OF_NOTEBOOKS, *OF_DOCUMENTS])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_can_be_listened_to(site: Path, browser: Window, name: str, scheme: str) -> None:
+    assert violations(browser, site / name, scheme) == []
+
+
+@pytest.mark.needs_chromium
+def test_a_picture_without_words_is_noticed(browser: Window, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<html lang="en"><title>a</title><main><h1>a</h1><img src="data:image/gif;base64,"></main></html>'
+    )
+    assert [each.split(":")[0] for each in violations(browser, page, "light")] == ["image-alt"]
+
+
+def test_parameters_of_a_signature_are_a_list_and_other_descriptions_stay() -> None:
+    parameters = '<dl>\n<dd><em class="sig-param">q</em>,</dd>\n<dd><em class="sig-param">k</em>,</dd>\n</dl>'
+    others = "<dl>\n<dt>a</dt>\n<dd>b</dd>\n</dl>"
+    mended = accessible.mended(parameters + others)
+    assert mended.count('role="listitem"') == 2 and mended.endswith(others)

@@ -1,0 +1,38 @@
+"""Small things that Sphinx and its theme leave out of a page's HTML, for those who listen to it.
+
+tests/site/test_accessible.py looks at the pages with axe-core.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_CAPTION = 'class="caption" role="heading"'
+_DRAWERS = {'<aside class="sidebar-drawer">': "All pages", '<aside class="toc-drawer">': "On this page"}
+_RESULTS = '<div id="search-results"></div>'
+_EMPTY_HEAD = re.compile(r"<th class=\"head[^\"]*\">(?:<p>\s*</p>)?</th>")
+_PARAMETERS = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
+
+
+def mend(folder: Path) -> None:
+    """Mend every page of the built site."""
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(mended(text), encoding="utf-8")
+
+
+def mended(html: str) -> str:
+    """Return a page with names for its side columns, levels for its captions, a heading for the search, lists that are lists."""
+    html = html.replace(_CAPTION, f'{_CAPTION} aria-level="2"')
+    for drawer, name in _DRAWERS.items():
+        html = html.replace(drawer, f'{drawer[:-1]} aria-label="{name}">')
+    html = html.replace(_RESULTS, f"<h1>Search</h1>\n{_RESULTS}")
+    html = _EMPTY_HEAD.sub("<td></td>", html)
+    return _PARAMETERS.sub(_as_list, html)
+
+
+def _as_list(found: re.Match[str]) -> str:
+    """The parameters of a signature, which Sphinx writes as descriptions of nothing."""
+    lines = found[1].replace("<dd>", '<div role="listitem">').replace("</dd>", "</div>")
+    return f'<div class="sig-lines" role="list">\n{lines}</div>'

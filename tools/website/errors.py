@@ -1,0 +1,86 @@
+"""The page of errors: what each of ringlab's errors can say, read from the code that raises it.
+
+A reader pastes an error's text into the search. Values that a message fills in stand as an ellipsis.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ringlab import errors
+
+from .links import escape, table
+
+TEXT = Path(__file__).parent / "text" / "errors.md"
+NAME = "errors"
+FILLED = "…"
+
+
+class Message(NamedTuple):
+    """One place that raises an error."""
+
+    error: str
+    needed: str
+    remedy: str
+    module: str
+
+
+def messages(root: Path) -> list[Message]:
+    """Return the messages in the package `ringlab` of the checkout at `root`, once each."""
+    found: dict[Message, None] = {}
+    for path in sorted((root / "ringlab").rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        found.update(dict.fromkeys(_raised(ast.parse(path.read_text(encoding="utf-8")), module)))
+    return list(found)
+
+
+def _raised(tree: ast.Module, module: str) -> Iterator[Message]:
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
+            continue
+        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
+        if name not in _classes():
+            continue
+        said = dict(zip(("needed", "got", "remedy"), call.args, strict=False))
+        said |= {word.arg: word.value for word in call.keywords if word.arg}
+        needed, remedy = _text(said.get("needed")), _text(said.get("remedy"))
+        if needed.strip(FILLED + " "):
+            yield Message(name, needed, remedy, module.removesuffix(".__init__"))
+
+
+def _classes() -> dict[str, type[errors.RinglabError]]:
+    known = inspect.getmembers(errors, inspect.isclass)
+    return {name: each for name, each in known if issubclass(each, errors.RinglabError)}
+
+
+def _text(node: ast.expr | None) -> str:
+    """Return a text as it stands in the code; an ellipsis for what is only known when it is raised."""
+    if node is None:
+        return ""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return FILLED
+
+
+def page(root: Path) -> str:
+    """Return the page."""
+    said = messages(root)
+    parts = []
+    for name, each in _classes().items():
+        rows = [
+            (escape(message.needed), escape(message.remedy), f"`{message.module}`")
+            for message in said
+            if message.error == name
+        ]
+        if rows:
+            about = inspect.getdoc(each) or ""
+            parts.append(f"## {name}\n\n{about}\n\n{table(('needed', 'remedy', 'raised in'), sorted(rows))}")
+    return TEXT.read_text(encoding="utf-8") + "\n" + "\n\n".join(parts) + "\n"
