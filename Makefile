@@ -59,9 +59,11 @@ gpu:
 	@sh tools/gpu_check.sh
 
 # Without setting up. Two runs, as the course and the reference need other packages: a process that loads all of them is large.
+check: THIS = $(or $(SWEEP_PART),$(shell git rev-list --count HEAD 2>/dev/null))
+check: PARTS = $(if $(THIS),--sweep-part $(THIS))
 check: style
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval notebooks tests/course
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --nbval notebooks tests/course
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --ignore=tests/course tests
 
 check-all: PARTS = $(if $(SWEEP_PART),--sweep-part $(SWEEP_PART))
 check-all: style types

@@ -1,8 +1,8 @@
-"""Long sweeps, of which CI makes a part on every commit, and the next part on the next.
+"""Long sweeps, of which CI and `make test` make a part on every commit, and the next part on the next.
 
 A key is the beginning of a test's name, as pytest prints it. Its value is the number of successive commits that make the whole
-sweep. `pytest --sweep-part N` runs part N of each; `.ci/run` gives the number of commits, so one commit always gets the same
-tests. Without the option, as in `make test-all` and in the nightly run, every sweep is whole.
+sweep. `pytest --sweep-part N` runs part N of each. `.ci/run` and `make test` give the number of commits, so one commit always gets
+the same tests. Without the option, as in `make test-all` and in the nightly run, every sweep is whole.
 
 A test belongs here if it is one of many of a kind: a wrong answer of hundreds, a mutant, a row of the case table. A test that is
 the only one of its kind runs on every commit.

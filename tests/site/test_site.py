@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 import ringlab
-from ringlab_course.builder.sources import targets
+from ringlab_course.builder.sources import prepare, targets
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
@@ -115,6 +115,18 @@ def solution_lines(source: str) -> set[str]:
     outside = re.sub(r"# BEGIN SOLUTION.*?# END SOLUTION", "", source, flags=re.DOTALL)
     lines = {line.strip() for part in inside for line in part.splitlines()}
     return {line for line in lines if len(line) > 30 and line not in outside}
+
+
+def test_a_notebook_can_be_downloaded_as_it_is_in_a_checkout(site: Path) -> None:
+    for target in [*LESSON_PAGES, *EXERCISE_PAGES]:
+        page = site / target.path.parent.name / f"{target.slug}.html"
+        (link,) = [each for each in links.Page(page).links if each.endswith(".ipynb")]
+        text = (
+            nbformat.writes(prepare(target, CHECKOUT))
+            if target in EXERCISE_PAGES
+            else target.path.read_text()
+        )
+        assert (page.parent / link).read_text() == text
 
 
 def test_no_page_gives_a_solution_away(site: Path) -> None:

@@ -143,7 +143,7 @@ check("18.ring")
 # %% [markdown]
 # ## 18.weights · Weights of the loss
 #
-# A mean over tokens gives a document in which a thousand tokens count a thousand times the say of one in which a single token does. Here
+# In a mean over tokens, a document with a thousand counted tokens weighs a thousand times as much as one with a single counted token. Here
 # each document counts once: the loss is the mean, over documents, of the mean over the document's tokens that count. Documents of which
 # no token counts are left out.
 #

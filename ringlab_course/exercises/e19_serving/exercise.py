@@ -203,7 +203,7 @@ check("19.travel")
 #
 # When all stages hold, run `serve()` in a new cell. It computes a prompt of real text in chunks on 4 virtual ranks and on 4 processes, with
 # the cache shared out by your `place`, decodes the last token, and compares it with attention in float64. Chunks are zig-zag shards; a chunk's
-# keys move from there to the cache for nothing here. A real server would send them, or compute the chunk where the cache wants it.
+# keys move from there to the cache without being sent or counted. A real server would send them, or compute the chunk where the cache wants it.
 
 
 # %%

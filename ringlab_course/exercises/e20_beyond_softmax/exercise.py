@@ -68,8 +68,8 @@ check("20.chunk")
 #
 # Whatever state S enters some tokens, the state that leaves is A S + B, with two matrices that depend on the tokens alone. `k` is
 # (H, L, D), `v` (H, L, Dv), `decay` and `beta` (H, L). Return `(A, B)`, (H, D, D) and (H, D, Dv). A loop over tokens is fine.
-# There may be no token (then A = I and B = 0), and a decay may be −∞. D and Dv differ, so the unit matrix is no state here. If you find A
-# by trying, run from the unit matrix with values of width D that are all zeros: the result is A.
+# There may be no token (then A = I and B = 0), and a decay may be −∞. D and Dv differ, so the unit matrix is no state here. If you use
+# a loop over tokens for A too, begin it with the unit matrix and give it values of width D that are all zeros: the state that leaves is A.
 
 
 # %% grade="20.transition"
@@ -105,7 +105,8 @@ check("20.transition")
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
-#   `torch.empty_like(x)`. Post what a rank sends and what it receives in a round in one call.
+#   `torch.empty_like(x)`. Post what a rank sends and what it receives in a round in one call. A rank that does neither makes no call in that
+#   round. No tag is needed.
 
 
 # %% grade="20.scan"

@@ -71,7 +71,7 @@
     const id = `question-${number}`;
     const fields = question.choices.length
       ? question.choices.map((choice) => make("label", {}, make("input", { type: "radio", name: id, value: choice, required: "" }), ` ${choice}`))
-      : [make("label", {}, make("input", { type: "number", step: "any", name: id, required: "" }), ` ${question.unit}`)];
+      : [make("label", {}, make("input", { type: "number", step: "any", name: id, required: "", "aria-label": `Your answer ${question.unit}`.trim() }), ` ${question.unit}`)];
     question.said = make("p", { "aria-live": "polite" });
     const skip = make("button", { type: "button", class: "plain" }, "Show it without an answer");
     question.form = make("form", { class: "question" }, make("fieldset", {}, make("legend", {}, `Predict: ${question.text}`), ...fields),
