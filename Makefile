@@ -1,6 +1,6 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
-# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs this
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI makes the sweeps in parts
 # make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS=--address=https://… where they will be)
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
@@ -59,11 +59,9 @@ gpu:
 	@sh tools/gpu_check.sh
 
 # Without setting up. Two runs, as the course and the reference need other packages: a process that loads all of them is large.
-check: THIS = $(or $(SWEEP_PART),$(shell git rev-list --count HEAD 2>/dev/null))
-check: PARTS = $(if $(THIS),--sweep-part $(THIS))
 check: style
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --nbval notebooks tests/course
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval notebooks tests/course
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 check-all: PARTS = $(if $(SWEEP_PART),--sweep-part $(SWEEP_PART))
 check-all: style types

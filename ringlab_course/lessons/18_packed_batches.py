@@ -462,7 +462,8 @@ compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.ma
 # %% [markdown]
 # In time it has less: every token also passes the linear layers. Which degree for which document? `compare_assignments` looks for degrees with which all ranks end at about the same time, and no rank holds
 # more than `capacity` tokens: *dynamic*. It puts two beside them. *Static* is the same degree for every document, the fastest that keeps within `capacity`. (It is not
-# the packed row: here, too, each document goes around by itself.) *Bound* is the time of all documents, each on one rank, divided by 16: nobody waits.
+# the packed row: here, too, each document goes around by itself.) *Bound* is the work of all documents, each
+# on as few ranks as hold it, divided by 16: no assignment beats it.
 
 # %%
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
@@ -480,7 +481,7 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
 
 # %% [markdown]
 # Each column is a rank, and each block a document, as wide as the ranks that share it. (Colours repeat.) Under *static* two rings of eight share
-# the documents out. On eight ranks 432 tokens take only about twice as long as 72, because most of both times is waiting for hops. Under *dynamic* 21
+# the documents out. On eight ranks 432 tokens take only about twice as long as 72: waiting for hops grows less than computing. Under *dynamic* 21
 # documents are on one rank each. Every rank does its documents in the order of falling degree, so ranks that share several meet in the same order, and
 # none waits for ever. With documents 16 times as long, hops hide behind longer computations, and both assignments take the same time.
 #

@@ -95,6 +95,11 @@ _GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[
 _ONLY_HERE = re.compile(r"only here: \w+")
 
 
+@pytest.mark.parametrize("start", SWEEPS)
+def test_a_sweep_is_of_cases(start: str) -> None:
+    assert start.endswith("[") or start == "solutions/"
+
+
 @pytest.mark.parametrize("start", [*THOROUGH, *SWEEPS])
 def test_a_test_that_is_listed_exists(start: str) -> None:
     name, _, function = start.partition("::")

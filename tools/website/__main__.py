@@ -22,8 +22,10 @@ def build(folder: Path, root: Path | None = None, at: str = "") -> list[str]:
     """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
     at: the address that the pages will have on the web, if it is known: search engines and previews ask for whole addresses.
-    Raises: SystemExit where Sphinx fails or warns, or `folder` holds something else.
+    Raises: SystemExit where Sphinx fails or warns, `folder` holds something else, or `at` is no whole address.
     """
+    if at:
+        address.check(at)
     folder = folder.resolve()
     if folder.exists() and any(folder.iterdir()) and not (folder / OURS).exists():
         raise SystemExit(

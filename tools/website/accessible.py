@@ -16,9 +16,18 @@ _PARAMETERS = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</d
 
 
 def mend(folder: Path) -> None:
-    """Mend every page of the built site."""
-    for page in folder.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
+    """Mend every page of the built site.
+
+    Raises: ValueError if something to mend is on no page: then Sphinx or its theme writes it differently.
+    """
+    pages = {page: page.read_text(encoding="utf-8") for page in folder.rglob("*.html")}
+    for sign in (_CAPTION, *_DRAWERS, _RESULTS):
+        if not any(sign in text for text in pages.values()):
+            raise ValueError(f"needed: a page with {sign}\n   got: none of {len(pages)}")
+    for pattern in (_EMPTY_HEAD, _PARAMETERS):
+        if not any(pattern.search(text) for text in pages.values()):
+            raise ValueError(f"needed: a page with {pattern.pattern}\n   got: none of {len(pages)}")
+    for page, text in pages.items():
         page.write_text(mended(text), encoding="utf-8")
 
 

@@ -11,13 +11,14 @@ from .preview import HEIGHT, NAME, WIDTH
 NOT_FOR_SEARCH = ("search.html", "genindex.html", "py-modindex.html")
 
 
-def write(site: Path, address: str) -> None:
-    """Write sitemap.xml, and into every page its address and its picture for previews.
-
-    Raises: SystemExit for an address that is not whole.
-    """
+def check(address: str) -> None:
+    """Raise SystemExit for an address that is not whole."""
     if not address.startswith(("https://", "http://")):
         raise SystemExit(f"needed: an address such as https://ringlab.example/\n   got: {address}")
+
+
+def write(site: Path, address: str) -> None:
+    """Write sitemap.xml, and into every page its address and its picture for previews."""
     base = address.rstrip("/") + "/"
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     listed = [urljoin(base, quote(page)) for page in pages if page not in NOT_FOR_SEARCH]

@@ -18,6 +18,7 @@ from .links import escape, table
 TEXT = Path(__file__).parent / "text" / "errors.md"
 NAME = "errors"
 FILLED = "…"
+Named = dict[str, ast.expr]
 
 
 class Message(NamedTuple):
@@ -34,11 +35,12 @@ def messages(root: Path) -> list[Message]:
     found: dict[Message, None] = {}
     for path in sorted((root / "ringlab").rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
-        found.update(dict.fromkeys(_raised(ast.parse(path.read_text(encoding="utf-8")), module)))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found.update(dict.fromkeys(_raised(tree, module.removesuffix(".__init__"), _named(tree))))
     return list(found)
 
 
-def _raised(tree: ast.Module, module: str) -> Iterator[Message]:
+def _raised(tree: ast.Module, module: str, named: Named) -> Iterator[Message]:
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
             continue
@@ -47,9 +49,18 @@ def _raised(tree: ast.Module, module: str) -> Iterator[Message]:
             continue
         said = dict(zip(("needed", "got", "remedy"), call.args, strict=False))
         said |= {word.arg: word.value for word in call.keywords if word.arg}
-        needed, remedy = _text(said.get("needed")), _text(said.get("remedy"))
+        needed, remedy = (_text(said.get(part), named) for part in ("needed", "remedy"))
         if needed.strip(FILLED + " "):
-            yield Message(name, needed, remedy, module.removesuffix(".__init__"))
+            yield Message(name, needed, remedy, module)
+
+
+def _named(tree: ast.Module) -> Named:
+    """Return the texts that have a name in a module, if the name is given once."""
+    given: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            given.setdefault(node.targets[0].id, []).append(node.value)
+    return {name: values[0] for name, values in given.items() if len(values) == 1}
 
 
 def _classes() -> dict[str, type[errors.RinglabError]]:
@@ -57,16 +68,18 @@ def _classes() -> dict[str, type[errors.RinglabError]]:
     return {name: each for name, each in known if issubclass(each, errors.RinglabError)}
 
 
-def _text(node: ast.expr | None) -> str:
+def _text(node: ast.expr | None, named: Named) -> str:
     """Return a text as it stands in the code; an ellipsis for what is only known when it is raised."""
     if node is None:
         return ""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) for part in node.values)
+        return "".join(_text(part, named) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _text(node.left) + _text(node.right)
+        return _text(node.left, named) + _text(node.right, named)
+    if isinstance(node, ast.Name) and isinstance(named.get(node.id), ast.Constant | ast.JoinedStr):
+        return _text(named[node.id], {})
     return FILLED
 
 

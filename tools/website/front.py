@@ -12,6 +12,7 @@ from . import errors, misconceptions, moving_ring, playground
 from .links import escape, table, toctree
 from .notebooks import stage_anchor
 
+_STILL = "<figcaption>Without JavaScript: four ranks, drawn from a run. Queries stay; keys and values move on a place a step.</figcaption>"
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")
 """Folders of pages that begin with a list of what is in them."""
@@ -43,7 +44,7 @@ def front(lessons: list[Target], documents: list[str]) -> str:
         len(stage.misconceptions) for exercise in misconceptions.exercises() for stage in exercise.stages
     )
     filled = text.format(
-        playground=playground.embedded(moving_ring.picture(), brief=True),
+        playground=playground.embedded(f"<figure>{moving_ring.picture()}{_STILL}</figure>", brief=True),
         first=here[0].slug,
         first_id=here[0].id,
         first_minutes=here[0].minutes,

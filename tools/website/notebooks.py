@@ -21,10 +21,13 @@ _HEADING = re.compile(r"^## ", re.MULTILINE)
 _RUN_IT = """\
 :::{{admonition}} Read it here, or run it
 :class: tip
-What the cells print and draw below was recorded, and where a picture moves a still stands here. Questions can be answered here, before
-you see what was measured. To change the code: `make lab`, then open `{path}`, or {{download}}`download it </{downloads}/{name}>`.{exercise}
+What the cells print and draw below was recorded. Where a picture moves, a still stands here; the [playground](../play.md) moves. Questions can be answered here, before
+you see what was measured. {download}{exercise}
 :::"""
-_DOWNLOAD = "Write into it in JupyterLab: `make lab`, then open `{path}`, or {{download}}`download it </{downloads}/{name}>`."
+_DOWNLOAD = (
+    "To change the code, run `make lab` in a checkout and open `{path}`. "
+    "Or {{download}}`download the notebook </{downloads}/{path}>`; it needs ringlab [installed](../docs/guide/install.md)."
+)
 DOWNLOADS = "downloads"
 """The folder with the notebooks as they are in a checkout; it has no page."""
 
@@ -38,23 +41,18 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
         _mark_answer(cell)
     _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
-    text = _RUN_IT.format(exercise=then, **_where(target))
+    text = _RUN_IT.format(exercise=then, download=_download(target))
     notebook.cells.insert(1, nbformat.v4.new_markdown_cell(text))
     return notebook
 
 
-def _where(target: Target) -> dict[str, str]:
-    """The names of a notebook in a checkout and for a download."""
-    return {
-        "path": f"{target.path.parent.name}/{target.path.name}",
-        "downloads": DOWNLOADS,
-        "name": download(target),
-    }
+def _download(target: Target) -> str:
+    return _DOWNLOAD.format(path=path(target), downloads=DOWNLOADS)
 
 
-def download(target: Target) -> str:
-    """Return the name of a notebook for a download: a lesson and its exercise have the same one in a checkout."""
-    return target.path.name if target.kind == "lesson" else f"{target.kind}_{target.path.name}"
+def path(target: Target) -> str:
+    """Return where a notebook is in a checkout."""
+    return f"{target.path.parent.name}/{target.path.name}"
 
 
 def _keep_one_title(notebook: NotebookNode) -> None:
@@ -92,7 +90,7 @@ def _call(source: str) -> ast.Call:
 def exercise_page(target: Target, root: Path) -> NotebookNode:
     """Return the skeleton, made from the source: what a learner wrote into `exercises/` is never published."""
     notebook = prepare(target, root)
-    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(_DOWNLOAD.format(**_where(target))))
+    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(_download(target)))
     heading: Any = None
     for cell in notebook.cells:
         if cell.cell_type == "markdown" and _HEADING.search(cell.source):

@@ -48,13 +48,13 @@ def _texts(root: Path) -> Iterator[tuple[str, str]]:
     for target in lessons:
         lesson = notebooks.lesson_page(target, practice.get(target.slug[:2]))
         yield f"notebooks/{target.slug}.ipynb", _written(lesson, "notebooks", known)
-        yield f"{notebooks.DOWNLOADS}/{notebooks.download(target)}", target.path.read_text(encoding="utf-8")
+        yield f"{notebooks.DOWNLOADS}/{notebooks.path(target)}", target.path.read_text(encoding="utf-8")
     titles = {}
     for target in exercises:
         skeleton = notebooks.exercise_page(target, root)
         titles[target.slug] = notebooks.title(skeleton)
         yield f"exercises/{target.slug}.ipynb", _written(skeleton, "exercises", known)
-        yield f"{notebooks.DOWNLOADS}/{notebooks.download(target)}", nbformat.writes(prepare(target, root))
+        yield f"{notebooks.DOWNLOADS}/{notebooks.path(target)}", nbformat.writes(prepare(target, root)) + "\n"
     yield "exercises/index.md", front.exercise_list(exercises, titles)
     for name, text in documents.items():
         file = f"docs/{name}.md"

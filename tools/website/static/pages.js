@@ -8,4 +8,9 @@ document.addEventListener("click", (event) => {
 });
 
 // Code and tables that are wider than their column can be scrolled with keys.
-for (const wide of document.querySelectorAll("pre, .table-wrapper")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+function letKeysScroll() {
+  for (const wide of document.querySelectorAll("pre, .table-wrapper")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+}
+letKeysScroll();
+addEventListener("resize", letKeysScroll);
+addEventListener("toggle", letKeysScroll, true); // of <details>, in which nothing has a width before

@@ -125,6 +125,8 @@
     state = { ...state, [key]: value };
     if (key === "K" && state.K > state.H) state.H = state.K;
     if (key === "H" && state.K > state.H) state.K = state.H;
+    stop();
+    scrub.value = 0;
     update();
   }
 
@@ -176,15 +178,18 @@
     slots[name].replaceChildren(...children);
   }
 
+  // Times are compared where the work is the same.
   function compared() {
-    const times = before === null ? 1 : before / ran.makespan;
+    const same = before !== null && ["S", "H", "mask"].every((key) => before.state[key] === state[key]);
+    const times = same ? before.makespan / ran.makespan : 1;
     if (Math.abs(times - 1) < 0.005) return "";
-    return `, before ${time(before)} (${times > 1 ? `${times.toPrecision(3)} times as fast` : `${(1 / times).toPrecision(3)} times as long`})`;
+    return `; it was ${time(before.makespan)} (${times > 1 ? `${times.toPrecision(3)} times as fast` : `${(1 / times).toPrecision(3)} times as long`})`;
   }
 
   function waiting() {
     const share = 100 * (1 - ran.busyFraction), uneven = Math.min(...ran.busy) < 0.98 * Math.max(...ran.busy);
-    if (share < 0.5) return "All ranks compute all the time.";
+    if (share < 0.05) return "All ranks compute all the time.";
+    if (share < 0.5) return "Ranks compute over 99 % of the time.";
     const causes = [uneven && "for ranks with more to compute", ran.exposed > 0.005 * ran.makespan && "for messages"].filter(Boolean);
     return `Ranks wait ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, ${causes.join(" and ")}.`;
   }
@@ -209,7 +214,7 @@
       fill("table", playViews.table(s, ran));
     }
     headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${waiting()}`;
-    before = ran.makespan;
+    before = { makespan: ran.makespan, state };
     moveTo(scrub.value / 1000);
   }
 
