@@ -121,5 +121,5 @@ def group_of(nodeid: str) -> str:
     return file + (rest.rpartition("[")[2][:2] if "[" in rest and file.endswith(_SWEEPS) else "")
 
 
-_PAGES = ("site/test_accessible.py", "site/test_playground.py", "site/test_site.py")
+_PAGES = tuple(f"site/test_{name}.py" for name in ("accessible", "formulas", "found", "playground", "site"))
 _SWEEPS = ("course/test_submissions.py", "course/test_kill_matrix.py")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-import matplotlib.image
 import nbformat
 import pytest
 
@@ -20,8 +18,7 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
-from tools.website import address as where
-from tools.website import links, misconceptions, preview
+from tools.website import links, misconceptions
 from tools.website.notebooks import NONE_MADE
 
 pytestmark = pytest.mark.slow
@@ -61,32 +58,6 @@ def test_the_first_page_lists_every_lesson(site: Path) -> None:
     rooms = {"exercises/index.html", "misconceptions/index.html", "api/index.html", "docs/instructors.html"}
     assert rooms <= set(first.links)
     assert "make lab" in text and "make test" in text
-
-
-@pytest.mark.parametrize("name", ["index.html", "play.html"])
-def test_a_page_that_is_sent_around_says_what_it_is(site: Path, name: str) -> None:
-    text = (site / name).read_text(encoding="utf-8")
-    (said,) = re.findall(r'<meta content="([^"]+)" name="description"', text)
-    assert 60 < len(said) < 170
-    assert 'property="og:title"' in text and 'property="og:description"' in text
-
-
-def test_pages_that_know_their_address_have_a_sitemap_and_a_picture_for_previews(
-    site: Path, tmp_path: Path
-) -> None:
-    assert not (site / "sitemap.xml").exists() and 'rel="canonical"' not in (site / "index.html").read_text()
-    for name in ("index.html", "docs/labs.html", "search.html"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(site / name, tmp_path / name)
-    where.write(tmp_path, "https://ringlab.example/course")
-    listed = re.findall("<loc>(.*?)</loc>", (tmp_path / "sitemap.xml").read_text())
-    assert listed == [f"https://ringlab.example/course/{name}" for name in ("docs/labs.html", "index.html")]
-    head = (tmp_path / "docs/labs.html").read_text().partition("</head>")[0]
-    assert f'<link rel="canonical" href="{listed[0]}">' in head
-    (picture,) = re.findall('"og:image" content="https://ringlab.example/course/(.*?)"', head)
-    assert matplotlib.image.imread(site / picture).shape[:2] == (preview.HEIGHT, preview.WIDTH)
-    with pytest.raises(SystemExit, match="needed: an address"):
-        where.check("ringlab.example")
 
 
 def test_every_document_is_a_page_that_the_navigation_leads_to(site: Path) -> None:
@@ -219,14 +190,6 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         assert [name for name in public if not re.search(rf"\b{name}\b", described)] == []
 
 
-def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:
-    def loads(name: str) -> bool:
-        return any("formulas.js" in link for link in links.Page(site / name).loads)
-
-    assert loads("notebooks/02_online_softmax.html")
-    assert not loads("index.html") and not loads("docs/kill-matrix.html")
-
-
 def resize(window: Window, width: int, height: int = 900) -> None:
     """Make the window so wide, and wait until the page knows it."""
     window.page.set_viewport_size({"width": width, "height": height})
@@ -259,33 +222,6 @@ def test_a_request_that_leaves_is_noticed(site: Path, browser: Window, tmp_path:
     browser.page.goto(page.as_uri())
     browser.page.wait_for_load_state("networkidle")
     assert strangers(browser) == ["http://ringlab.invalid/x"]
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        ("ring_attention", "ring_attention"),
-        ("runs that own each of the 8 positions exactly once", "What an error says"),
-        ("The keys travelled, but the values did not", "Misconceptions 05"),
-    ],
-)
-def test_the_search_finds_a_symbol_an_error_and_a_misconception(
-    site: Path, address: str, browser: Window, query: str, page: str
-) -> None:
-    browser.page.goto(f"{address}/search.html?q={quote(query)}")
-    browser.page.locator("ul.search li a", has_text=page).first.wait_for()
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.parametrize("way", ["http", "file"])
-def test_the_search_works_without_a_network(site: Path, address: str, browser: Window, way: str) -> None:
-    base = address if way == "http" else site.as_uri()
-    browser.complaints.clear()
-    browser.page.goto(f"{base}/search.html?q=zig-zag")
-    # Results come one by one, and not in an order that this test is about.
-    browser.page.locator("ul.search li a", has_text="Striped and zig-zag").first.wait_for()
-    assert browser.complaints == []
 
 
 @pytest.mark.needs_chromium
@@ -335,41 +271,6 @@ def test_all_answers_can_be_shown_and_a_link_shows_the_place_it_leads_to(site: P
     page.goto((site / "notebooks/06_what_it_costs.html").as_uri())
     assert page.locator(".kept-back").count() == 0
     page.evaluate("localStorage.clear()")
-
-
-@pytest.mark.needs_chromium
-def test_formulas_are_drawn(site: Path, browser: Window) -> None:
-    browser.page.goto((site / "notebooks/02_online_softmax.html").as_uri())
-    browser.page.wait_for_selector("html[data-formulas=drawn]")
-    drawn = browser.page.locator("article .math > .katex, article .math > .katex-display").count()
-    assert drawn == browser.page.locator("article .math").count() > 10
-    assert browser.page.locator(".katex math").count() == drawn  # for those who listen
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.slow
-def test_every_formula_of_the_course_can_be_drawn(site: Path, browser: Window) -> None:
-    pages = [
-        page for page in sorted(site.rglob("*.html")) if "formulas.js" in page.read_text(encoding="utf-8")
-    ]
-    assert len(pages) >= 10
-    for page in pages:
-        browser.page.goto(page.as_uri())
-        browser.page.wait_for_selector("html[data-formulas=drawn]")
-        assert browser.page.locator(".katex").count() > 0
-        wrong = browser.page.locator(".katex-error").evaluate_all("all => all.map(each => each.title)")
-        assert wrong == [], page.name
-
-
-def test_no_page_loads_much_at_first(site: Path) -> None:
-    """Counted are all pictures of a page, though those far down come later, and all fonts, of which a page needs some."""
-    formulas = sum(file.stat().st_size for file in (site / "_static/katex").rglob("*") if file.is_file())
-    for path in site.rglob("*.html"):
-        page = links.Page(path)
-        loads = [urlsplit(link).path for link in page.loads if not urlsplit(link).scheme]
-        files = {(path.parent / load).resolve() for load in loads if load}
-        drawn = formulas if any("formulas.js" in load for load in loads) else 0
-        assert path.stat().st_size + sum(file.stat().st_size for file in files) + drawn < 1.5e6, path.name
 
 
 @pytest.mark.needs_chromium

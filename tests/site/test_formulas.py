@@ -1,0 +1,56 @@
+"""Formulas are drawn, by a copy of KaTeX that lies beside the pages, and no page is heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browser.window import Window
+from tools.website import links
+
+pytestmark = pytest.mark.slow
+
+
+def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:
+    def loads(name: str) -> bool:
+        return any("formulas.js" in link for link in links.Page(site / name).loads)
+
+    assert loads("notebooks/02_online_softmax.html")
+    assert not loads("index.html") and not loads("docs/kill-matrix.html")
+
+
+@pytest.mark.needs_chromium
+def test_formulas_are_drawn(site: Path, browser: Window) -> None:
+    browser.page.goto((site / "notebooks/02_online_softmax.html").as_uri())
+    browser.page.wait_for_selector("html[data-formulas=drawn]")
+    drawn = browser.page.locator("article .math > .katex, article .math > .katex-display").count()
+    assert drawn == browser.page.locator("article .math").count() > 10
+    assert browser.page.locator(".katex math").count() == drawn  # for those who listen
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.slow
+def test_every_formula_of_the_course_can_be_drawn(site: Path, browser: Window) -> None:
+    pages = [
+        page for page in sorted(site.rglob("*.html")) if "formulas.js" in page.read_text(encoding="utf-8")
+    ]
+    assert len(pages) >= 10
+    for page in pages:
+        browser.page.goto(page.as_uri())
+        browser.page.wait_for_selector("html[data-formulas=drawn]")
+        assert browser.page.locator(".katex").count() > 0
+        wrong = browser.page.locator(".katex-error").evaluate_all("all => all.map(each => each.title)")
+        assert wrong == [], page.name
+
+
+def test_no_page_loads_much_at_first(site: Path) -> None:
+    """Counted are all pictures of a page, though those far down come later, and all fonts, of which a page needs some."""
+    formulas = sum(file.stat().st_size for file in (site / "_static/katex").rglob("*") if file.is_file())
+    for path in site.rglob("*.html"):
+        page = links.Page(path)
+        loads = [urlsplit(link).path for link in page.loads if not urlsplit(link).scheme]
+        files = {(path.parent / load).resolve() for load in loads if load}
+        drawn = formulas if any("formulas.js" in load for load in loads) else 0
+        assert path.stat().st_size + sum(file.stat().st_size for file in files) + drawn < 1.5e6, path.name

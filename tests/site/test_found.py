@@ -1,0 +1,70 @@
+"""Pages are found: by their own search, by search engines, and by who gets a link to one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+import matplotlib.image
+import pytest
+
+from tests.browser.window import Window
+from tools.website import address as where
+from tools.website import preview
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["index.html", "play.html"])
+def test_a_page_that_is_sent_around_says_what_it_is(site: Path, name: str) -> None:
+    text = (site / name).read_text(encoding="utf-8")
+    (said,) = re.findall(r'<meta content="([^"]+)" name="description"', text)
+    assert 60 < len(said) < 170
+    assert 'property="og:title"' in text and 'property="og:description"' in text
+
+
+def test_pages_that_know_their_address_have_a_sitemap_and_a_picture_for_previews(
+    site: Path, tmp_path: Path
+) -> None:
+    assert not (site / "sitemap.xml").exists() and 'rel="canonical"' not in (site / "index.html").read_text()
+    for name in ("index.html", "docs/labs.html", "search.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(site / name, tmp_path / name)
+    where.write(tmp_path, "https://ringlab.example/course")
+    listed = re.findall("<loc>(.*?)</loc>", (tmp_path / "sitemap.xml").read_text())
+    assert listed == [f"https://ringlab.example/course/{name}" for name in ("docs/labs.html", "index.html")]
+    head = (tmp_path / "docs/labs.html").read_text().partition("</head>")[0]
+    assert f'<link rel="canonical" href="{listed[0]}">' in head
+    (picture,) = re.findall('"og:image" content="https://ringlab.example/course/(.*?)"', head)
+    assert matplotlib.image.imread(site / picture).shape[:2] == (preview.HEIGHT, preview.WIDTH)
+    with pytest.raises(SystemExit, match="needed: an address"):
+        where.check("ringlab.example")
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("ring_attention", "ring_attention"),
+        ("runs that own each of the 8 positions exactly once", "What an error says"),
+        ("The keys travelled, but the values did not", "Misconceptions 05"),
+    ],
+)
+def test_the_search_finds_a_symbol_an_error_and_a_misconception(
+    site: Path, address: str, browser: Window, query: str, page: str
+) -> None:
+    browser.page.goto(f"{address}/search.html?q={quote(query)}")
+    browser.page.locator("ul.search li a", has_text=page).first.wait_for()
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("way", ["http", "file"])
+def test_the_search_works_without_a_network(site: Path, address: str, browser: Window, way: str) -> None:
+    base = address if way == "http" else site.as_uri()
+    browser.complaints.clear()
+    browser.page.goto(f"{base}/search.html?q=zig-zag")
+    # Results come one by one, and not in an order that this test is about.
+    browser.page.locator("ul.search li a", has_text="Striped and zig-zag").first.wait_for()
+    assert browser.complaints == []
