@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ def _named(tree: ast.Module) -> Named:
     return {name: values[0] for name, values in given.items() if len(values) == 1}
 
 
+@cache
 def _classes() -> dict[str, type[errors.RinglabError]]:
     known = inspect.getmembers(errors, inspect.isclass)
     return {name: each for name, each in known if issubclass(each, errors.RinglabError)}
