@@ -146,7 +146,8 @@ def _sandbox(name: str) -> Diagnosis:
 
     found = probe()
     if found.available:
-        return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates a worker")
+        how = "one server forks them" if found.forks else "each is started by itself, which is slower"
+        return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates workers; {how}")
     return Diagnosis(name, "missing", found.got or found.needed, found.remedy)
 
 

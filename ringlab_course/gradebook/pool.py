@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,9 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables that say in how many threads NumPy and PyTorch compute."""
+_ENVIRONMENT = threading.Lock()
 LIMIT_S = 1800.0
 """For one notebook. The judge gives up after minutes; this is for a judge that hangs."""
 _SPAWN = multiprocessing.get_context("spawn")  # forking a process that has loaded torch hangs
@@ -162,6 +166,22 @@ class LocalPool:
                 yield outcome
 
 
+@contextlib.contextmanager
+def _of_one_thread() -> Iterator[None]:
+    """Have processes that are started meanwhile compute in one thread, unless the user says otherwise.
+
+    Threads of processes that grade side by side wait for each other: half of a judge's time on two cores was that.
+    """
+    with _ENVIRONMENT:
+        names = [name for name in THREADS if name not in os.environ]
+        os.environ.update(dict.fromkeys(names, "1"))
+        try:
+            yield
+        finally:
+            for name in names:
+                del os.environ[name]
+
+
 class _Worker:
     """One process, and the job it has."""
 
@@ -169,7 +189,8 @@ class _Worker:
         self.connection, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=_serve, args=(theirs, os.getpid(), judge), daemon=True)
         try:
-            self.process.start()
+            with _of_one_thread():
+                self.process.start()
         except OSError as error:
             remedy = "fewer at a time, with --jobs"
             raise CourseError(

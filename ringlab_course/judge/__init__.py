@@ -1,9 +1,12 @@
 """The judge: grades notebooks in a process that never runs a learner's code.
 
 protocol   frames between judge and worker
-sandbox    the bubblewrap cell that a worker lives in; `probe` says whether it works here
+sandbox    the bubblewrap command lines, and the limits of a worker; `probe` says whether it works here
+fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `confine` shuts each off
+starts     the ways to start a worker: forked, in a sandbox of its own, or in none; `servers` keeps the fork servers
+process    a worker as the judge sees it
 channel    the worker's end of the socket
-worker     the program inside the cell: answers calls, knows no verdict
+worker     the program inside the sandbox: answers calls, knows no verdict
 judge_comm the transport of a rank inside a worker: every message goes to the judge
 exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each

@@ -15,21 +15,31 @@ import sys
 def main() -> None:
     """Read {uid, limits, program, stay} as JSON from argv[1] and become `program`, or stay as its parent."""
     order = json.loads(sys.argv[1])
-    if order["uid"] is not None:
+    become(order["uid"])
+    set_limits(order["limits"])
+    if order["stay"]:
+        _stay_with(order["program"])
+    os.execv(order["program"][0], order["program"])
+
+
+def become(uid: int | None) -> None:
+    """Become `uid`, if one is given, and keep what is written to itself. Raises: SystemExit if that leaves it root."""
+    if uid is not None:
         os.setgroups([])
-        os.setresgid(order["uid"], order["uid"], order["uid"])
-        os.setresuid(order["uid"], order["uid"], order["uid"])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
         if os.getuid() == 0 or os.geteuid() == 0:
             raise SystemExit("still root")
     os.umask(0o077)
-    for name, value in order["limits"].items():
+
+
+def set_limits(limits: dict[str, int]) -> None:
+    """Set limits by the names that the `resource` module has for them; none is raised."""
+    for name, value in limits.items():
         which = getattr(resource, name)
         _, hard = resource.getrlimit(which)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
-    if order["stay"]:
-        _stay_with(order["program"])
-    os.execv(order["program"][0], order["program"])
 
 
 def _stay_with(program: list[str]) -> None:

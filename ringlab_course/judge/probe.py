@@ -23,10 +23,14 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 
 @dataclass(frozen=True)
 class Probe:
-    """`available`; the version of bubblewrap; and where it is not available what was needed, came and helps."""
+    """`available`; the version of bubblewrap; and where it is not available what was needed, came and helps.
+
+    forks: whether a server forks the workers; else each imports for itself what submissions need, for a second and more.
+    """
 
     available: bool
     version: str = ""
+    forks: bool = False
     needed: str = ""
     got: str = ""
     remedy: str = ""
@@ -42,13 +46,13 @@ def probe() -> Probe:
     try:
         version = ".".join(map(str, find_bwrap()[1]))
     except SandboxError as error:
-        return Probe(False, "", error.needed, error.got, error.remedy)
+        return Probe(False, needed=error.needed, got=error.got, remedy=error.remedy)
     try:
         with WorkerProcess() as worker:
             worker.ready(30)
+            return Probe(True, version, worker.forked)
     except SandboxError as error:
-        return Probe(False, version, error.needed, error.got, _remedy())
-    return Probe(True, version)
+        return Probe(False, version, needed=error.needed, got=error.got, remedy=_remedy())
 
 
 def require() -> None:

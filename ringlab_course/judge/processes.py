@@ -20,9 +20,9 @@ _HAS_MEMORY = re.compile(r"^VmRSS:", re.MULTILINE)
 def children(pid: int) -> list[int]:
     """Return the processes that any thread of `pid` has started and that are there still."""
     found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    for thread in _threads(pid):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in listed.read_bytes().split()]
+            found += [int(child) for child in (thread / "children").read_bytes().split()]
     return found
 
 
@@ -139,11 +139,20 @@ def _status(pid: int) -> str:
     """The status of `pid`; once its first thread has ended, and with it all that its file says of memory, another's."""
     status = status_text(Path(f"/proc/{pid}/status"))
     if status and not _HAS_MEMORY.search(status):
-        for path in Path(f"/proc/{pid}/task").glob("*/status"):
-            thread = status_text(path)
-            if _HAS_MEMORY.search(thread):
-                return thread
+        for thread in _threads(pid):
+            of_thread = status_text(thread / "status")
+            if _HAS_MEMORY.search(of_thread):
+                return of_thread
     return status
+
+
+def _threads(pid: int) -> list[Path]:
+    """The folders of a process's threads; none where it is gone, even if it goes at this moment (glob would raise)."""
+    folder = Path(f"/proc/{pid}/task")
+    try:
+        return [folder / thread for thread in os.listdir(folder)]
+    except OSError:
+        return []
 
 
 def _bytes(status: str, name: str) -> int:

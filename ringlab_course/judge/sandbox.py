@@ -1,4 +1,4 @@
-"""The cell that student code lives in: a bubblewrap command line and the limits inside it.
+"""The sandbox that student code lives in: bubblewrap command lines and the limits inside.
 
 Inside there is no network, no file of this machine but the interpreter, the system's libraries and both
 packages (without the exercises), an empty /tmp, and no other process. Root gives up its uid.
@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,26 +90,56 @@ def command(
     bubblewrap writes {"child-pid": …}, the first process of the sandbox, to `info_fd`, and reads
     the filter of system calls from `seccomp_fd`. Raises: SandboxError without bubblewrap.
     """
-    bwrap, version = find_bwrap()
-    uid = _next_uid() if os.getuid() == 0 else None
-    scratch = ["--size", str(bounds.scratch_bytes)] if version >= (0, 7) else []
+    uid = next_uid()
+    scratch = bounds.scratch_bytes if find_bwrap()[1] >= (0, 7) else None
     return [
-        bwrap,
-        *_namespaces(uid),
-        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *_capabilities_to_give_up(uid),
+        *_outside(() if uid is None else ("CAP_SETUID", "CAP_SETGID")),
         *("--info-fd", str(info_fd)),
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
         *("--proc", "/proc", "--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
-        *("--dev", "/dev", "--remount-ro", "/dev"),
-        *("--perms", "1777", *scratch, "--tmpfs", "/tmp"),  # before the binds: a venv may lie below /tmp
-        *_binds(hidden),
+        *_files(hidden, scratch),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
-        *("--remount-ro", "/", "--chdir", "/tmp"),
-        *_environment(arrays),
-        "--",
+        *_inside(arrays),
         *launch(worker, bounds, uid),
     ]
+
+
+def server_command(
+    server: list[str], *, hidden: tuple[str, ...] = HIDDEN, arrays: str = "numpy"
+) -> list[str]:
+    """Return the command line that runs a fork server, the Python arguments `server`, in a sandbox.
+
+    It sees no more than a worker, but may give its children namespaces, mounts and, as root, uids.
+    Raises: SandboxError without bubblewrap.
+    """
+    rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN") if os.getuid() == 0 else ()
+    files = ["--proc", "/proc", *_files(hidden, None)]
+    return [*_outside(rights), *files, *_inside(arrays), sys.executable, "-I", "-B", *server]
+
+
+def _outside(rights: Iterable[str]) -> list[str]:
+    bwrap, _ = find_bwrap()
+    shared = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    # Root needs no user namespace: there it would keep root's own uid outside, which has no task limit.
+    user = [] if os.getuid() == 0 else ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    kept = [word for right in rights for word in ("--cap-add", right)]
+    return [
+        bwrap, *user, *shared, "--hostname", "judge", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *kept,
+    ]  # fmt: skip
+
+
+def _files(hidden: tuple[str, ...], scratch_bytes: int | None) -> list[str]:
+    size = [] if scratch_bytes is None else ["--size", str(scratch_bytes)]
+    return [
+        *("--dev", "/dev", "--remount-ro", "/dev"),
+        *("--perms", "1777", *size, "--tmpfs", "/tmp"),  # before the binds: a venv may lie below /tmp
+        *_binds(hidden),
+    ]
+
+
+def _inside(arrays: str) -> list[str]:
+    values = (part for item in environment(arrays).items() for part in ("--setenv", *item))
+    return ["--remount-ro", "/", "--chdir", "/tmp", "--clearenv", *values, "--"]
 
 
 def launch(worker: list[str], bounds: Bounds, uid: int | None = None, *, unsafe: bool = False) -> list[str]:
@@ -169,21 +200,6 @@ def environment(arrays: str = "numpy") -> dict[str, str]:
     }  # fmt: skip
 
 
-def _environment(arrays: str) -> list[str]:
-    return ["--clearenv", *(part for item in environment(arrays).items() for part in ("--setenv", *item))]
-
-
-def _namespaces(uid: int | None) -> list[str]:
-    shared = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    # Root needs no user namespace: there it would keep root's own uid outside, which has no task limit.
-    user = [] if uid is not None else ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-    return [*user, *shared, "--hostname", "judge"]
-
-
-def _capabilities_to_give_up(uid: int | None) -> list[str]:
-    return [] if uid is None else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-
-
 def _binds(hidden: tuple[str, ...]) -> list[str]:
     arguments: list[str] = []
     made = {Path("/"), Path("/tmp")}
@@ -237,8 +253,10 @@ def _parents(path: Path, made: set[Path]) -> list[str]:
     return arguments
 
 
-def _next_uid() -> int:
-    """A uid that no other worker has now, so that limits and signals of one never reach another."""
+def next_uid() -> int | None:
+    """Return a uid that no other worker has now, so that limits and signals of one never reach another; None unless root."""
+    if os.getuid() != 0:
+        return None
     mine = _uids()[0]
     return mine[next(_turn) % len(mine)]
 

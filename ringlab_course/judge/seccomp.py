@@ -118,23 +118,24 @@ def forbid_programs() -> None:
     steps += [_step(_LOAD, _NUMBER)]
     for number in _EXEC[machine]:
         steps += [_step(_EQUAL, number, 0, 1), refuse]
-    program = b"".join([*steps, _step(_RETURN, _ALLOW)])
+    install(b"".join([*steps, _step(_RETURN, _ALLOW)]))
+
+
+def install(program: bytes) -> None:
+    """Have the kernel put all system calls of this process, in all threads, through a filter, for good.
+
+    The process must not be able to gain privileges. Raises: OSError where the kernel refuses.
+    """
     buffer = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))  # struct sock_fprog
     set_mode_filter, all_threads = 1, 1
-    result = ctypes.CDLL(None, use_errno=True).syscall(_SECCOMP[machine], set_mode_filter, all_threads, head)
-    if result != 0:
+    number = _SECCOMP[platform.machine()]
+    if ctypes.CDLL(None, use_errno=True).syscall(number, set_mode_filter, all_threads, head) != 0:
         raise OSError(ctypes.get_errno(), "no filter of system calls could be set")
 
 
-def filter_file(*, alone: bool) -> int | None:
-    """Return a descriptor of a file that holds this machine's filter, to be closed by the caller; None without.
-
-    alone: as for `filter_program`.
-    """
-    program = filter_program(alone=alone)
-    if program is None:
-        return None
+def filter_file(program: bytes) -> int:
+    """Return a descriptor of a file that holds this filter, to be closed by the caller."""
     descriptor = os.memfd_create("seccomp")
     os.write(descriptor, program)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -29,21 +29,33 @@ TEXT = 4000  # the most characters of an exception that travel
 
 
 def main() -> None:
-    """Answer the judge's frames until it hangs up."""
-    descriptor, arrays = int(sys.argv[2]), sys.argv[3]
-    channel = Channel(descriptor)
+    """Answer the judge's frames until it hangs up. Arguments: a path, the socket's descriptor, arrays, limits as text."""
+    prepare()
+    serve(int(sys.argv[2]))
+
+
+def prepare() -> None:
+    """Import all that submissions may need, without what is off limits."""
     if sys.argv[4]:
         from ringlab_course.judge.offlimits import OffLimits, install
 
         install(OffLimits.from_text(sys.argv[4]))
     gc.disable()  # the imports' objects stay: collecting them again and again takes a tenth of a start
-    _warm_up(arrays)
+    _import(sys.argv[3])
+    warm_up(sys.argv[3])
     gc.freeze()
     gc.enable()
     warnings.simplefilter("ignore")
+
+
+def serve(descriptor: int) -> None:
+    """Answer the frames of one submission's judge; once there is one, errors go to the judge and nowhere else."""
+    channel = Channel(descriptor)
     if "RINGLAB_WORKER" not in os.environ:  # set where there is no sandbox
         forbid_programs()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # until here, errors are reported to the judge
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)  # until here, errors are reported to the judge
+    os.close(nothing)
     channel.send("hello")
     namespace: dict[str, Any] = {}
     may_change: dict[str, list[str]] = {}
@@ -157,33 +169,45 @@ def _eager(model: Any = None, **options: Any) -> Any:
     return model if model is not None else functools.partial(_eager, **options)
 
 
-def _warm_up(arrays: str) -> None:
-    """Import and touch what a first call would, so that it counts as nobody's time or memory."""
+def _import(arrays: str) -> None:
+    """Import what a first call would, so that it counts as nobody's time or memory."""
+    names = ["ringlab_course.judge.loader"]
+    if arrays == "jax":
+        names += ["jax.numpy", "ringlab_course.mesh.examine", "ringlab_course.mesh.blocks"]
+    elif arrays != "numpy":
+        names += [
+            "torch",
+            "ringlab.comm.wrappers.faulty",
+            "ringlab.comm.wrappers.strict",
+            "ringlab_course.judge.judge_comm",
+        ]
+    for name in names:
+        importlib.import_module(name)
+    if arrays in ("torch", "triton"):
+        import torch
+
+        torch.compile = _eager
+        torch.set_num_threads(1)
+        torch.autograd.set_multithreading_enabled(False)
+    if arrays == "triton":
+        from ringlab.blocks.triton import interpreter
+
+        interpreter.repair()
+
+
+def warm_up(arrays: str) -> None:
+    """Touch what a first call would: the libraries' own code counts as in memory once it has run in this process.
+
+    Nothing is computed in JAX: with the first computation the number of devices is fixed.
+    """
     import numpy as np
 
-    importlib.import_module("ringlab_course.judge.loader")
     square = np.ones((64, 64), np.float32)
     np.exp(square @ square * 1e-3).sum()
-    if arrays == "numpy":
-        return
-    if arrays == "jax":
-        # Imported, and nothing computed: with the first computation the number of devices is fixed.
-        for name in ("jax.numpy", "ringlab_course.mesh.examine", "ringlab_course.mesh.blocks"):
-            importlib.import_module(name)
+    if arrays in ("numpy", "jax"):
         return
     import torch
 
-    # A first ring call counts neither the time nor the memory of these imports as its own.
-    for name in (
-        "ringlab.comm.wrappers.faulty",
-        "ringlab.comm.wrappers.strict",
-        "ringlab_course.judge.judge_comm",
-    ):
-        importlib.import_module(name)
-
-    torch.compile = _eager
-    torch.set_num_threads(1)
-    torch.autograd.set_multithreading_enabled(False)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.ones(1, 2, 64, 16, dtype=dtype, requires_grad=True)
         scores = (x @ x.transpose(-1, -2)).float()
@@ -192,7 +216,3 @@ def _warm_up(arrays: str) -> None:
         torch.logaddexp(scores, torch.logsumexp(scores, -1, keepdim=True))
         with contextlib.suppress(OffLimitsError):
             torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
-    if arrays == "triton":
-        from ringlab.blocks.triton import interpreter
-
-        interpreter.repair()

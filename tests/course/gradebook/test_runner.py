@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from itertools import product
 from pathlib import Path
@@ -268,6 +269,26 @@ def test_the_pool_grades_all_and_loses_only_what_kills_its_process(folder: Path)
         assert [(e.learner, e.report) for e in alone.entries()] == [
             (e.learner, e.report) for e in book.entries()
         ]
+
+
+def tells_its_threads(path: Path, exercise: str | None, **options):
+    import torch
+
+    raise ValueError(f"{torch.get_num_threads()} threads, {os.environ.get('OPENBLAS_NUM_THREADS')} of BLAS")
+
+
+@pytest.mark.parametrize(("wanted", "said"), [(None, "1 threads, 1 of BLAS"), ("3", "1 threads, 3 of BLAS")])
+def test_processes_that_grade_side_by_side_compute_in_one_thread_each(
+    tmp_path, monkeypatch, wanted, said
+) -> None:
+    for name in pool.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    if wanted:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", wanted)
+    before = dict(os.environ)
+    job = Job(0, write(tmp_path, "ada", "5"), "05", "", 1)
+    (outcome,) = LocalPool(1, tells_its_threads).run([job], lambda _: None)
+    assert said in outcome.reason and os.environ == before
 
 
 def never_ends(path: Path, exercise: str | None, **options):

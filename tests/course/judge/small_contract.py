@@ -5,6 +5,7 @@ What a submission left: processes of its workers, and things that bear its mark.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -19,7 +20,7 @@ from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.judge import sandbox
-from ringlab_course.judge.processes import status_text
+from ringlab_course.judge.processes import children, descendants, status_text
 
 HINTS = ("What is doubled?", "Multiply.", "$y = 2x$")
 
@@ -107,7 +108,7 @@ def turn() -> int:
 
 
 def processes(first: int) -> set[int]:
-    """The processes of workers begun since `first`, by their uids; without root, our descendants."""
+    """The processes of workers begun since `first`, by their uids; without root, our descendants. Not the fork servers."""
     ours = sandbox._uids()[0]
     uids = {ours[number % len(ours)] for number in range(first, turn())}
     found = set()
@@ -116,10 +117,26 @@ def processes(first: int) -> set[int]:
         fields = dict(line.split(":\t", 1) for line in status_text(status).split("\n") if ":\t" in line)
         if not fields:  # it has ended
             continue
-        worker = int(fields["Uid"].split()[0]) in uids
-        if worker or (fields["Name"] == "bwrap" and int(fields["PPid"]) == os.getpid()):
-            found.add(int(fields["Pid"]))
+        pid, worker = int(fields["Pid"]), int(fields["Uid"].split()[0]) in uids
+        if not worker and fields["Name"] == "bwrap" and int(fields["PPid"]) == os.getpid():
+            forked = forked_processes(pid)
+            found |= {pid} if forked is None else forked
+        elif worker:
+            found.add(pid)
     return found
+
+
+def forked_processes(bwrap: int) -> set[int] | None:
+    """The processes that a fork server in this sandbox has made; None if the sandbox is that of something else."""
+    with contextlib.suppress(OSError):
+        if b"fork_server" in Path(f"/proc/{bwrap}/cmdline").read_bytes():
+            return {
+                pid
+                for first in children(bwrap)
+                for server in children(first)[1:]
+                for pid in (server, *descendants(server))
+            }
+    return None
 
 
 def mine(first: int) -> set[int]:

@@ -16,6 +16,7 @@ from ringlab_course.judge.offlimits import HOME, PACKAGES
 from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.sandbox import HIDDEN, Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.judge.conftest import asked
 from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
 
 inside = pytest.mark.needs_bwrap
@@ -98,10 +99,10 @@ FUNCTIONS = [
 
 
 @pytest.fixture(scope="module")
-def look():
+def look(forked):
     """Functions that look around inside a sandbox."""
-    with Session([LOOK], FUNCTIONS, torch=False) as session:
-        yield lambda name, *args: SandboxedSubject(session, name).call(*args)
+    with asked(LOOK, FUNCTIONS, forked) as ask:
+        yield ask
 
 
 @inside
@@ -219,7 +220,7 @@ def test_a_worker_dies_with_its_judge() -> None:
 @inside
 def test_the_probe_finds_a_sandbox_that_works() -> None:
     found = probe.probe()
-    assert found.available and found.version and found.as_dict()["remedy"] == ""
+    assert found.available and found.forks and found.version and found.as_dict()["remedy"] == ""
 
 
 @pytest.fixture
@@ -240,7 +241,9 @@ def test_without_bubblewrap_nothing_is_graded_and_the_remedy_is_named(
     assert not probe.probe().available
 
 
-def test_a_bubblewrap_that_may_not_make_namespaces_fails_closed(tmp_path, monkeypatch, fresh_probe) -> None:
+def test_a_bubblewrap_that_may_not_make_namespaces_fails_closed(
+    tmp_path, monkeypatch, fresh_probe, own_servers
+) -> None:
     fake = tmp_path / "bwrap"
     fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit\nexit 1\n')
     fake.chmod(0o755)
@@ -295,7 +298,7 @@ def test_without_root_there_is_a_user_namespace_and_no_capability(monkeypatch) -
 
 
 @inside
-def test_what_keeps_a_worker_from_starting_is_told(monkeypatch) -> None:
+def test_what_keeps_a_worker_from_starting_is_told(monkeypatch, own_servers) -> None:
     monkeypatch.setattr(sandbox, "_visible", list)
     with pytest.raises(SandboxError, match="execvp"):
         WorkerProcess().ready()

@@ -17,7 +17,8 @@ from ringlab_course.checking.contract import Exercise, Stage
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.checking.reports import run_stage
-from ringlab_course.judge import allowance, process
+from ringlab_course.judge import allowance, starts
+from ringlab_course.judge import processes as processes_of_linux
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.processes import cpu_seconds, descendants, end_all, held, memory
 from ringlab_course.judge.sandbox import Bounds, _own_tasks
@@ -66,7 +67,7 @@ def hold(mib):
     ids=["memory", "tasks"],
 )
 def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, source, bounds, said) -> None:
-    monkeypatch.setattr(process, "filter_file", lambda **_: None)  # as on a machine without a filter
+    monkeypatch.setattr(starts, "filter_program", lambda **_: None)  # as on a machine without a filter
     report = grade(notebook(tmp_path, source), EXERCISE, bounds=bounds, timeout=60)
     (first, *others) = report.stages[0].checks
     assert said in first.message and report.earned == 0
@@ -75,7 +76,7 @@ def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, so
 
 @inside
 def test_a_function_that_eats_memory_takes_no_points_from_the_others(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(process, "filter_file", lambda **_: None)
+    monkeypatch.setattr(starts, "filter_program", lambda **_: None)
     first = Stage("90.first", "first", "first", DOUBLE.checks, HINTS)
     both = Exercise("90", "90_small", "small", (first, DOUBLE))
     source = EATS_IN_CHILDREN.replace("def double", "def first") + RIGHT
@@ -132,6 +133,18 @@ def test_what_a_worker_calls_itself_hides_nothing(name) -> None:
         pytest.raises(Crashed, match="together held more than 0.25 GiB"),
     ):
         SandboxedSubject(session, "eat").call(400)
+
+
+@linux
+def test_a_process_may_end_while_its_threads_are_listed(monkeypatch) -> None:
+    def gone(folder: str | Path) -> list[str]:
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(os, "listdir", gone)
+    monkeypatch.setattr(os, "scandir", gone)
+    assert descendants(os.getpid()) == []
+    monkeypatch.setattr(processes_of_linux, "status_text", lambda path: "Name:\tgone\nState:\tZ (zombie)\n")
+    assert memory(os.getpid(), "VmRSS") == 0
 
 
 @linux

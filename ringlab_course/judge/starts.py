@@ -1,0 +1,311 @@
+"""Three ways to start a worker: forked by a server that has imported everything, in a sandbox of its own, or in none.
+
+Each gives the judge's end of the worker's socket, the first process of what holds the worker, and its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Protocol
+
+from ringlab_course.judge.fork_server import FIRST
+from ringlab_course.judge.offlimits import HOME, OffLimits
+from ringlab_course.judge.processes import children, end_all, status_text
+from ringlab_course.judge.sandbox import (
+    HIDDEN,
+    Bounds,
+    command,
+    environment,
+    launch,
+    next_uid,
+    server_command,
+)
+from ringlab_course.judge.seccomp import filter_file, filter_program
+
+ORDER_S = 5.0
+"""Seconds that a fork server may take to read an order while it imports: the socket holds dozens."""
+END_S = 5.0
+"""Seconds that the kernel may take to end all processes of a namespace."""
+
+
+class Start(Protocol):
+    """A worker that was started. `socket` is the judge's end, and its greeting comes through it."""
+
+    socket: socket.socket
+
+    def first(self, deadline: float) -> int:
+        """Return the first process of what holds the worker, its parent; 0 where it is not known by `deadline`."""
+
+    def complaint(self) -> str:
+        """Return the last line that was said before the worker could talk."""
+
+    def end_at_once(self) -> None:
+        """Send the end to the worker and all that it has started, and do not wait."""
+
+    def end(self) -> None:
+        """End them, and return when they are gone. May be called once."""
+
+
+class _Launched:
+    """A process that becomes the worker, or starts it, and complains through a pipe."""
+
+    def __init__(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
+        # Not into a file: without root a worker can open bubblewrap's open files.
+        self._complaints, self._complain = os.pipe()
+        os.set_blocking(self._complaints, False)
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, kind)
+
+    def _run(self, line: list[str], environ: dict[str, str], *descriptors: int) -> None:
+        null = subprocess.DEVNULL
+        try:
+            self._process = subprocess.Popen(
+                line, stdin=null, stdout=null, stderr=self._complain, pass_fds=(self._theirs.fileno(), *descriptors),
+                cwd="/", env=environ, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            self.socket.close()
+            os.close(self._complaints)
+            raise
+        finally:
+            self._theirs.close()
+            os.close(self._complain)
+
+    def complaint(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        return last_line(self._complaints)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.socket.close()
+        os.close(self._complaints)
+
+
+def arguments(program: str, descriptor: int, arrays: str, limits: OffLimits | None) -> list[str]:
+    """Return the arguments of Python that run `program`, a module of the judge, in a sandbox."""
+    start = f"import sys; sys.path.insert(0, sys.argv[1]); from ringlab_course.judge.{program} import main; main()"
+    return ["-c", start, str(HOME), str(descriptor), arrays, limits.as_text() if limits else ""]
+
+
+def filter_of(arrays: str) -> bytes | None:
+    """Return the filter of system calls of a worker with these arrays; None where this machine's are not listed."""
+    return filter_program(alone=arrays == "jax")  # only rings have several workers
+
+
+def hidden_paths(limits: OffLimits | None) -> tuple[str, ...]:
+    """Return what a worker with these limits sees empty."""
+    return limits.hidden_paths() if limits else HIDDEN
+
+
+class Sandboxed(_Launched):
+    """A worker that bubblewrap starts, in a sandbox of its own.
+
+    It has to be started by a thread that lives as long as the worker does: bubblewrap dies with that thread.
+    """
+
+    def __init__(self, bounds: Bounds, arrays: str, limits: OffLimits | None) -> None:
+        super().__init__()
+        self._info, info_fd = os.pipe()
+        self._first = 0
+        program = filter_of(arrays)
+        seccomp_fd = None if program is None else filter_file(program)
+        passed = [info_fd, *(() if seccomp_fd is None else (seccomp_fd,))]
+        try:
+            worker = arguments("worker", self._theirs.fileno(), arrays, limits)
+            hidden = hidden_paths(limits)
+            line = command(
+                worker, bounds, info_fd=info_fd, seccomp_fd=seccomp_fd, hidden=hidden, arrays=arrays
+            )
+            self._run(line, environment(arrays), *passed)
+        except BaseException:
+            os.close(self._info)
+            raise
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+
+    def first(self, deadline: float) -> int:
+        if not self._first and select.select([self._info], [], [], left(deadline))[0]:
+            found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4096))
+            self._first = int(found[1]) if found else 0
+        return self._first
+
+    def end_at_once(self) -> None:
+        if self._first in children(self._process.pid):
+            # The first process of a pid namespace takes all others with it.
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._first, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.first(0)
+        self.end_at_once()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)  # it ends by itself when its namespace has
+        os.close(self._info)
+        super().end()
+
+
+class Unprotected(_Launched):
+    """A worker without a sandbox: with --unsafe only."""
+
+    def __init__(self, bounds: Bounds, arrays: str, limits: OffLimits | None) -> None:
+        super().__init__()
+        self._mark = secrets.token_hex(16)  # by which a process that it has started is known
+        worker = arguments("worker", self._theirs.fileno(), arrays, limits)
+        self._run(launch(worker, bounds, unsafe=True), {**environment(arrays), "RINGLAB_WORKER": self._mark})
+
+    def first(self, deadline: float) -> int:
+        return self._process.pid
+
+    def end_at_once(self) -> None:
+        end_all(self._process.pid, self._mark.encode())
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.end_at_once()
+        super().end()
+
+
+class ForkServer(_Launched):
+    """A process in a sandbox that has imported all that workers with these arrays and limits need, and forks them.
+
+    It has to be started by a thread that lives as long as it is needed: bubblewrap dies with that thread.
+    """
+
+    def __init__(self, arrays: str, limits: OffLimits | None) -> None:
+        super().__init__(socket.SOCK_SEQPACKET)
+        self.arrays, self.workers = arrays, 0
+        server = arguments("fork_server", self._theirs.fileno(), arrays, limits)
+        self._run(server_command(server, hidden=hidden_paths(limits), arrays=arrays), environment(arrays))
+
+    def alive(self) -> bool:
+        """Return whether it can still fork."""
+        if self.socket.fileno() < 0:
+            return False
+        look = select.poll()
+        look.register(self.socket, 0)
+        return not look.poll(0) and self._process.poll() is None  # its end of the socket is closed first
+
+    def namespaces(self) -> dict[str, str]:
+        """Return the namespaces that it is in, by name. Raises: OSError if it is in none yet, or has ended."""
+        (first,) = children(self._process.pid)
+        return namespaces(first)
+
+    def fork(self, bounds: Bounds) -> Forked:
+        """Return a new worker, or one that will not greet where the server has ended."""
+        ours, theirs = socket.socketpair()
+        limits = bounds.rlimits()
+        limits["RLIMIT_NPROC"] += 1  # the worker's parent has its uid
+        program = filter_of(self.arrays)
+        uid = next_uid()
+        order = {"uid": uid, "limits": limits, "scratch": bounds.scratch_bytes}
+        text = json.dumps({**order, "filter": None if program is None else program.hex()})
+        last_line(self._complaints)  # about workers that were ended before they were any
+        self.socket.settimeout(ORDER_S)
+        with theirs, contextlib.suppress(OSError):
+            socket.send_fds(self.socket, [text.encode()], [theirs.fileno()])
+        self.workers += 1
+        return Forked(ours, self, uid, filtered=program is not None)
+
+
+class Forked:
+    """A worker that a fork server has made."""
+
+    def __init__(self, ours: socket.socket, server: ForkServer, uid: int | None, *, filtered: bool) -> None:
+        self.socket, self.server, self.uid, self.filtered = ours, server, uid, filtered
+        self._pidfd: int | None = None
+        self._first = 0
+
+    def first(self, deadline: float) -> int:
+        if self._pidfd is None and select.select([self.socket], [], [], left(deadline))[0]:
+            self.socket.settimeout(None)
+            with contextlib.suppress(OSError):
+                said, descriptors, _, _ = socket.recv_fds(self.socket, len(FIRST), 1)
+                if said == FIRST and descriptors:
+                    (self._pidfd,) = descriptors
+                    self._first = _pid_of(self._pidfd)
+        return self._first
+
+    def openings(self, pid: int) -> list[str]:
+        """Return what the worker `pid`, which has not run a submission's code, still shares with others or may still do."""
+        status = status_text(Path(f"/proc/{pid}/status"))
+        wanted = {f"Cap{kind}": "0" * 16 for kind in ("Inh", "Prm", "Eff", "Amb")} | {"NoNewPrivs": "1"}
+        said = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.MULTILINE))
+        if self.uid is not None:
+            wanted["Uid"] = wanted["Gid"] = str(self.uid)
+        if self.filtered:
+            wanted["Seccomp"] = "2"
+            if (
+                "Seccomp_filters" in said
+            ):  # of this process's own, of forbid_programs, and the one that matters
+                wanted["Seccomp_filters"] = str(2 + filters_of("self"))
+        wrong = [
+            f"{name} is {said.get(name)}, not {value}"
+            for name, value in wanted.items()
+            if said.get(name) != value
+        ]
+        try:
+            theirs, own = self.server.namespaces(), namespaces(pid)
+        except (OSError, ValueError) as error:
+            return [*wrong, f"its namespaces cannot be read: {error}"]
+        return wrong + [f"it shares the namespace {name}" for name in own if own[name] == theirs[name]]
+
+    def complaint(self) -> str:
+        return self.server.complaint()
+
+    def end_at_once(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.first(0)
+        self.end_at_once()
+        self.socket.close()  # where it was not yet a process: then it ends before it serves
+        self.server.workers -= 1
+        if self._pidfd is not None:
+            select.select([self._pidfd], [], [], END_S)
+            os.close(self._pidfd)
+
+
+def _pid_of(pidfd: int) -> int:
+    """The number of a process in this process's namespace; 0 where it has ended."""
+    found = re.search(r"^Pid:\s*(\d+)", status_text(Path(f"/proc/self/fdinfo/{pidfd}")), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def last_line(descriptor: int) -> str:
+    """Return the last line of what can be read from a pipe now."""
+    said: list[str] = []
+    with contextlib.suppress(BlockingIOError):  # nothing was said, and something lives that could
+        said = os.read(descriptor, 10_000).decode(errors="replace").strip().splitlines()
+    return said[-1] if said else ""
+
+
+def filters_of(pid: int | str) -> int:
+    """Return how many filters of system calls a process has; 0 where the kernel does not say."""
+    found = re.search(r"^Seccomp_filters:\s*(\d+)", status_text(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def namespaces(pid: int) -> dict[str, str]:
+    """Return the namespaces that a process is in, by name. Raises: OSError where it has ended."""
+    names = ("cgroup", "ipc", "mnt", "net", "pid", "uts", *(() if os.getuid() == 0 else ("user",)))
+    return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in names}
+
+
+def left(deadline: float) -> float:
+    """Return the seconds until `deadline`, at least a little where there is one; 0 for the deadline 0."""
+    return max(0.001, deadline - time.monotonic()) if deadline else 0.0

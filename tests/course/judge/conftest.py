@@ -1,0 +1,41 @@
+"""Workers of both kinds: forked by a server, as most are, and started in a sandbox of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import pytest
+
+from ringlab_course.judge import process, servers
+from ringlab_course.judge.session import SandboxedSubject, Session
+
+Ask: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["forked", "started"])
+def forked(request: pytest.FixtureRequest) -> bool:
+    """Whether the worker is forked."""
+    return request.param
+
+
+@pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
+    """Servers of this test alone, and no memory of arrays that could not be forked."""
+    own = servers._Servers()
+    monkeypatch.setattr(servers, "_servers", lambda pid: own)
+    monkeypatch.setattr(process, "_UNFORKED", set())
+    yield own
+    own._end()
+
+
+@contextmanager
+def asked(source: str, functions: Sequence[str], forked: bool, **options: Any) -> Iterator[Ask]:
+    """A worker of one kind that has loaded `source`: call what is yielded with the name of a function, and its arguments."""
+    with Session([source], functions, torch=False, **options) as session:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process, "_UNFORKED", set() if forked else {"numpy"})
+            (worker,) = session.workers(1)
+        assert worker.forked == forked
+        yield lambda name, *args: SandboxedSubject(session, name).call(*args)
