@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from ringlab.cli.output import people, print_json
-from ringlab.cost import papers
 from ringlab.cost.hardware import Hardware, Link, hardware, hardware_names
 from ringlab.cost.models import model, model_names
 from ringlab.cost.planner.degrees import MOST_IN_A_RING
@@ -62,6 +61,8 @@ def striped_bound(given: Given) -> tuple[dict[str, Any], str]:
 
     Raises: CostError for an unknown model, or ranks or tokens out of range.
     """
+    from ringlab.cost import papers
+
     name, ranks, tokens = given.need("model", "ranks", "tokens")
     check_count(
         "ranks", ranks, MOST_IN_A_RING
@@ -89,6 +90,8 @@ def ring_bound(given: Given) -> tuple[dict[str, Any], str]:
 
     Raises: CostError for unknown hardware, link or dtype, or a bandwidth without a unit.
     """
+    from ringlab.cost import papers
+
     (name,) = given.need("hardware")
     machine = hardware(name)
     links: dict[str, Link] = {"inside": machine.inside, "between": machine.between}
@@ -128,6 +131,8 @@ def context_bound(given: Given) -> tuple[dict[str, Any], str]:
 
     Raises: CostError for an unknown model or hardware, or ranks out of range.
     """
+    from ringlab.cost import papers
+
     name, machine_name, ranks = given.need("model", "hardware", "ranks")
     check_count("ranks", ranks)
     machine, sizes = hardware(machine_name), model(name)

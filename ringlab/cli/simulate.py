@@ -173,6 +173,7 @@ def simulate(
     """Draw when every rank computes, sends and waits in one layer's attention: the real program, without data."""
     with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
+        from ringlab.cost.simulate import check_amounts, runs_every_rank
         from ringlab.cost.units import tokens as tokens_of
 
         machine, S = hardware_of(hardware), tokens_of(tokens, "--tokens")
@@ -183,8 +184,10 @@ def simulate(
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
         kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
-        _check(S, P, kernel, sizes, backward)
+        check_amounts(S, P, kernel, sizes)  # a layout of too much would take for ever
         lay = layout_of(layout, S, P, chunk, folded, mask)
+        if serving is not None or runs_every_rank(lay, schedule, mask, backward, jitter):
+            _announce(P, S if serving is None else 0, backward)
         how = {"mask": mask, "schedule": schedule, "backward": backward, "tile": kernel}
         how |= {"slow": slowness, "jitter": jitter, "seed": seed}
         if serving is not None:
@@ -231,15 +234,13 @@ def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Sim
     return run(sizes, layout, machine, **how)
 
 
-def _check(
-    S: int, P: int, tile: tuple[int, int] | None, sizes: Attention, backward: bool, soon_s: float = 20.0
-) -> None:
-    """Refuse a simulation that would take for ever, before a layout is made; announce a long one."""
-    from ringlab.cost.simulate import check_amounts, estimated_cpu_s
+def _announce(P: int, tokens: int, backward: bool, soon_s: float = 20.0) -> None:
+    """Announce a long simulation of ranks that all run. Raises: CostError for too many of them; `tokens` as there."""
+    from ringlab.cost.simulate import check_ranks_that_run, estimated_cpu_s
 
-    check_amounts(S, P, tile, sizes)
+    check_ranks_that_run(P, tokens)
     if (estimate := estimated_cpu_s(P, backward)) > soon_s:
-        stderr.print(f"{P} ranks: this may take about {estimate:,.0f} s", highlight=False)
+        stderr.print(f"{P} ranks: this may take up to {estimate:,.0f} s", highlight=False)
 
 
 def _sizes(

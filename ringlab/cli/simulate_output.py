@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ringlab.cli.output import check_writable
 from ringlab.errors import CostError, require_package
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
     from ringlab.comm.clocked.timeline import Timeline
@@ -27,9 +26,10 @@ COMPUTES, SOME, WAITS, ENDED = "█", "▒", "·", " "
 
 def show(console: Console, done: Simulation, report: dict[str, Any]) -> None:
     """Print a row of characters per rank, and the figures."""
+    from ringlab.cost.simulate import shown_ranks
     from ringlab.cost.units import short
 
-    P, asked = done.recording.P, report["simulated"]
+    P, asked = done.P, report["simulated"]
     shown = shown_ranks(P)
 
     def say(text: str = "") -> None:
@@ -76,6 +76,10 @@ def show(console: Console, done: Simulation, report: dict[str, Any]) -> None:
 
 def strip(timeline: Timeline, rank: int, wide: int) -> str:
     """Return `wide` characters: the main activity of `rank` in each part of the makespan; SOME if it computes less."""
+    import numpy as np
+
+    from ringlab.comm.clocked.log import COMPUTE, WAIT
+
     starts, kinds, ends = timeline.strip(rank)
     edges = np.linspace(0.0, timeline.makespan_s, wide + 1)
 
@@ -89,8 +93,6 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
         inside = full < len(begin)
         partial[inside] = np.maximum(0.0, edges[inside] - begin[full[inside]])
         return np.diff(done[full] + partial)
-
-    from ringlab.comm.clocked.log import COMPUTE, WAIT
 
     busy, waiting = seconds(COMPUTE), seconds(WAIT)
     cell = timeline.makespan_s / wide
@@ -130,7 +132,9 @@ class Files:
         written: dict[str, Any] = {kind: str(path) for kind, path in files.items() if path}
         if not written:
             return {}
-        shown = shown_ranks(done.recording.P)
+        from ringlab.cost.simulate import shown_ranks
+
+        shown = shown_ranks(done.P)
         trace = done.timeline.trace(shown)
         try:
             if self.png or self.svg:
@@ -169,10 +173,3 @@ class Files:
             self.output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise CostError(f"a file that can be written at {self.output}", f"{error.strerror}") from None
-
-
-def shown_ranks(P: int, most: int = 16) -> list[int]:
-    """Return the ranks to draw: all, or `most` of them evenly spread, including the first and the last."""
-    if P <= most:
-        return list(range(P))
-    return [round(i * (P - 1) / (most - 1)) for i in range(most)]

@@ -72,15 +72,16 @@ class MeasuredTime:
         return sum(
             block.per_launch_s + heads * rows * (block.per_row_s + block.per_score_s * keys)
             for tile in tiles
-            for rows, keys in _launches(tile, block.largest_causal)
+            for rows, keys in _launches(tile, block)
         )
 
 
-def _launches(tile: Tile, largest_causal: int | None) -> Iterator[tuple[int, float]]:
+def _launches(tile: Tile, block: MeasuredBlock) -> Iterator[tuple[int, float]]:
     """(rows, keys charged to each row) of the launches that a tile is cut into."""
-    for part in cut(tile, largest_causal):
+    kernel = None if block.kernel_tile is None else (block.kernel_tile, block.kernel_tile)
+    for part in cut(tile, block.largest_causal):
         rows, keys = part.q_stop - part.q_start, part.k_stop - part.k_start
-        yield rows, tile_scores(part, None) / rows if largest_causal is None else keys
+        yield rows, tile_scores(part, kernel) / rows if block.largest_causal is None else keys
 
 
 def block_time(

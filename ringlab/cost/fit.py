@@ -7,7 +7,12 @@ from itertools import combinations
 
 import numpy as np
 
+from ringlab.cost.block_time import tile_scores
 from ringlab.errors import CostError
+from ringlab.plan import Tile
+
+KERNEL_TILES = (64, 128, 256, 512, 1024)
+"""Rows and keys that a kernel's own tiles may have."""
 
 
 def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[float, float, float]:
@@ -21,6 +26,24 @@ def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[flo
     features = [(1.0, heads * rows * keys, heads * rows) for rows, keys in seconds]
     launch, score, row = _least_squares(np.array(features, float), np.array(list(seconds.values())))
     return launch, score, row
+
+
+def fit_kernel_tile(
+    seconds: Mapping[int, float], coefficients: tuple[float, float, float], heads: int
+) -> int | None:
+    """Return the `MeasuredBlock.kernel_tile`, one of `KERNEL_TILES` or None, that explains the seconds of causal tiles best.
+
+    seconds: of square causal tiles, by their rows. coefficients, heads: as in `fit_tiles`, of tiles without a mask.
+    """
+    launch_s, score_s, row_s = coefficients
+
+    def error(edge: int | None) -> float:
+        kernel = None if edge is None else (edge, edge)
+        scores = {rows: tile_scores(Tile(0, rows, 0, rows, True), kernel) for rows in seconds}
+        predicted = {rows: launch_s + heads * (scores[rows] * score_s + rows * row_s) for rows in seconds}
+        return sum((predicted[rows] / measured - 1) ** 2 for rows, measured in seconds.items())
+
+    return min((None, *KERNEL_TILES), key=error)
 
 
 def fit_link(seconds: Mapping[int, float]) -> tuple[float, float]:

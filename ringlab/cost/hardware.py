@@ -35,6 +35,7 @@ from ringlab.errors import CostError
 
 TABLES = Path(__file__).parent / "tables"
 _Entry = TypeVar("_Entry")
+_REACHED = ("attention_forward", "attention_backward", "linear")
 
 
 def _check_positive(name: str, value: Any, *, zero: bool = False) -> None:
@@ -87,10 +88,13 @@ class Reached:
     source: str = "theoretical: the whole peak"
 
     def __post_init__(self) -> None:
-        for name in ("attention_forward", "attention_backward", "linear"):
+        for name in _REACHED:
             _check_positive(name, getattr(self, name))
             if getattr(self, name) > 1:
                 raise CostError(f"{name}: a fraction of the peak, at most 1", f"{getattr(self, name)}")
+
+
+_OPTIONAL = ("largest_causal", "kernel_tile")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ class MeasuredBlock:
     seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
 
     largest_causal: the block cuts causal tiles to this many rows at most and computes the whole square
-    of each; None if it computes the visible scores only.
+    of each; None if it does not cut them.
+    kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is all masked; None if only visible scores take time. Of no effect beside largest_causal.
     Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
 
@@ -112,6 +117,7 @@ class MeasuredBlock:
     D: int
     source: str
     largest_causal: int | None = None
+    kernel_tile: int | None = None
 
     def __post_init__(self) -> None:
         if self.pass_ not in ("forward", "backward"):
@@ -120,7 +126,8 @@ class MeasuredBlock:
             raise CostError(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(self.dtype))
         for name in ("per_launch_s", "per_score_s", "per_row_s"):
             _check_positive(name, getattr(self, name), zero=True)
-        for name, value in (("D", self.D), ("largest_causal", self.largest_causal)):
+        for name in ("D", *_OPTIONAL):
+            value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise CostError(f"{name} >= 1, an integer", f"{value!r}")
 
@@ -319,9 +326,8 @@ def _link(table: Table, *more: str) -> Link:
 
 
 def _reached(table: Table) -> Reached:
-    names = ("attention_forward", "attention_backward", "linear")
-    table.check_keys(("source",), names)
-    fractions = {name: table.quantity(name, "percent") for name in names if name in table.values}
+    table.check_keys(("source",), _REACHED)
+    fractions = {name: table.quantity(name, "percent") for name in _REACHED if name in table.values}
     for name, fraction in fractions.items():
         if fraction > 1:
             table.refuse(name, "at most 100 % of the peak", units.shown(table.values[name]))
@@ -329,9 +335,7 @@ def _reached(table: Table) -> Reached:
 
 
 def _block(table: Table) -> MeasuredBlock:
-    table.check_keys(
-        ("dtype", "pass", "per_launch", "per_score", "per_row", "D", "source"), ("largest_causal",)
-    )
+    table.check_keys(("dtype", "pass", "per_launch", "per_score", "per_row", "D", "source"), _OPTIONAL)
     if table.text("dtype") not in ELEMENT_BYTES:
         table.refuse("dtype", f"a dtype among {', '.join(ELEMENT_BYTES)}", units.shown(table.values["dtype"]))
     if table.text("pass") not in ("forward", "backward"):
@@ -344,7 +348,7 @@ def _block(table: Table) -> MeasuredBlock:
         per_row_s=table.quantity("per_row", "seconds", zero=True),
         D=table.count("D"),
         source=table.text("source"),
-        largest_causal=table.count("largest_causal") if "largest_causal" in table.values else None,
+        **{name: table.count(name) for name in _OPTIONAL if name in table.values},
     )
 
 
@@ -370,8 +374,7 @@ def _toml(it: Hardware) -> str:
             *([_row("memory", units.written(link.memory_bytes, "bytes"))] if isinstance(link, Host) else []),
         ]
     parts += [f"\n[{_key(it.name)}.reached]", _row("source", it.reached.source)]
-    for name in ("attention_forward", "attention_backward", "linear"):
-        parts.append(_row(name, units.written(getattr(it.reached, name), "percent")))
+    parts += [_row(name, units.written(getattr(it.reached, name), "percent")) for name in _REACHED]
     for block in it.block_times:
         parts += [f"\n[[{_key(it.name)}.block_times]]", *_block_rows(block)]
     return "\n".join(parts) + "\n"
@@ -384,7 +387,7 @@ def _block_rows(block: MeasuredBlock) -> list[str]:
         _row("pass", block.pass_),
         *(_row(key, units.written(value, "seconds")) for key, value in times.items()),
         f"D = {block.D}",
-        *([f"largest_causal = {block.largest_causal}"] if block.largest_causal else []),
+        *(f"{name} = {value}" for name in _OPTIONAL if (value := getattr(block, name))),
         _row("source", block.source),
     ]
 

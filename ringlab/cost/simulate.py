@@ -12,24 +12,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int, Num
-from torch import Tensor
 
-from ringlab.attention import ring_attention
-from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.lockstep import Lockstep
 from ringlab.comm.clocked.recording import Recording
 from ringlab.comm.clocked.timeline import Links, Timeline
-from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Trace
 from ringlab.cost.block_time import BlockTime, check_tile
 from ringlab.cost.block_time import block_time as time_of
+from ringlab.cost.equal_ranks import FEWEST_IN_LOCKSTEP, go_together
 from ringlab.cost.hardware import Hardware
-from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.ring_program import RingProgram, Timed
+from ringlab.cost.shape_block import Prices
 from ringlab.cost.sizes import Attention
 from ringlab.cost.units import nearest, shown
 from ringlab.errors import CostError
@@ -105,13 +102,15 @@ class Network:
 
 
 MOST_TOKENS = 2**31
-MOST_RANKS = 4096
+MOST_RANKS = 16384
+MOST_RANKS_THAT_RUN = 4096
+"""The most ranks of a simulation that keeps the operations of each: its time and memory grow as their square."""
 MOST_OF_A_SIZE = 2**20
 """The largest B, H, K, D, and rows and keys of a kernel tile: more is a typing error."""
 MOST_TILES_OF_A_WINDOW = 2**16
 """The most windows in a sequence: a rank's share of it is cut into about three tiles for each."""
 CPU_S_PER_PAIR = {False: 17e-6, True: 200e-6}
-"""CPU seconds per pair of ranks, without and with backward: 256 ranks, zig-zag. Approximate: machines differ."""
+"""CPU seconds per pair of ranks that each run the program, without and with backward. Equal ranks (`equal_ranks`) take less."""
 
 _HOPS = (
     "hops of one rank over different links (inside and between nodes) do not wait for each other; NCCL runs the "
@@ -143,15 +142,13 @@ MESSAGES_ASSUMED = {
 }
 """Assumptions about messages, by schedule, that may change which schedule is faster."""
 
-_NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
-
 
 @dataclass(frozen=True)
 class Simulation:
     """The cost of one call of ring attention, in virtual seconds and bytes.
 
-    recording: the operations of every rank. timeline: their times on the given network. free: their times
-    on free links. wall_s, cpu_s: seconds that the simulation itself took.
+    recording: the operations of every rank; of rank 0 only, which stands for all, if the timelines are in `Lockstep`. timeline: their
+    times on the given network. free: their times on free links. wall_s, cpu_s: seconds that the simulation itself took.
     """
 
     recording: Recording
@@ -188,10 +185,23 @@ class Simulation:
     @property
     def peak_bytes(self) -> np.ndarray:
         """Return each rank's peak bytes of tensors, without its own q, k and v."""
+        if isinstance(self.timeline, Lockstep):
+            return np.full(self.P, self.recording.memory[0].peak_bytes)
         return np.array([report.peak_bytes for report in self.recording.memory])
 
+    @property
+    def P(self) -> int:  # noqa: N802
+        """Return the number of ranks."""
+        return self.recording.P
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return the bytes that all ranks send."""
+        sent = int(self.recording.program.sent_bytes.sum())
+        return sent * self.P if isinstance(self.timeline, Lockstep) else sent
+
     def trace(self) -> Trace:
-        """Return the events of all ranks."""
+        """Return the events of all ranks. Raises: CommError if those of most were not kept (`Lockstep`): `timeline.trace` has the others."""
         return self.timeline.trace()
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,11 +214,11 @@ class Simulation:
             "most_busy_s": float(self.busy_s.max()),
             "most_waited_s": float(self.waited_s.max()),
             "peak_bytes": int(self.peak_bytes.max()),
-            "bytes_sent": int(self.recording.program.sent_bytes.sum()),
+            "bytes_sent": self.bytes_sent,
             "wall_s": self.wall_s,
             "cpu_s": self.cpu_s,
         }
-        if self.recording.P <= 64:
+        if self.P <= 64:
             figures["per_rank"] = {
                 "busy_s": self.busy_s.tolist(),
                 "waited_s": self.waited_s.tolist(),
@@ -245,64 +255,25 @@ def simulate(
     check_request(layout, schedule, tile, slow or {}, jitter, seed, sizes, mask)
     began, cpu = time.perf_counter(), time.process_time()
     prices = Prices(block_time or time_of(hardware, sizes.dtype, tile, sizes.D, sizes.value_dim), sizes)
-    recording = record(sizes, layout, prices, schedule, backward, mask)
-    how: dict[str, Any] = {"slow": slow, "jitter": jitter, "seed": seed}
-    timeline = recording.clock(network or Network.of(hardware, layout.P), **how)
-    free = recording.clock(Network.free(layout.P), **how)
+    program = RingProgram(sizes, layout, prices, schedule, backward, mask)
+    networks = network or Network.of(hardware, layout.P), Network.free(layout.P)
+    found: Timed | None = None
+    if not runs_every_rank(layout, schedule, mask, backward, jitter):
+        found = program.in_lockstep(networks, slow or {}, shown_ranks(layout.P))
+    if found is None:
+        check_ranks_that_run(layout.P, layout.S)
+        recording = program.recording()
+        timeline, free = (recording.clock(each, slow=slow, jitter=jitter, seed=seed) for each in networks)
+        found = recording, timeline, free
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    return Simulation(recording, timeline, free, wall_s, cpu_s)
+    return Simulation(*found, wall_s, cpu_s)
 
 
-def record(
-    sizes: Attention, layout: Layout, prices: Prices, schedule: str, backward: bool, mask: Mask
-) -> Recording:
-    """Return the operations of every rank in ring attention of these sizes under `mask`."""
-    _warm_up(backward or mask.window is not None)
-    dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
-    H, K, D, Dv = sizes.H, sizes.K, sizes.D, sizes.value_dim
-    shards = {
-        length: tuple(
-            torch.empty((sizes.B, heads, length, dim), dtype=dtype, device="meta")
-            for heads, dim in ((H, D), (K, D), (K, Dv), (H, Dv))
-        )
-        for length in {layout.length(rank) for rank in range(layout.P)}
-    }
-
-    def program(ring: Ring) -> None:
-        q, k, v, dout = shards[layout.length(ring.rank)]
-        _attend(ring, q, k, v, dout if backward else None)
-
-    def _attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None) -> None:
-        block = ShapeBlock(prices, ring.comm.spend)  # type: ignore[attr-defined]
-        if dout is not None:
-            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        out = ring_attention(
-            q,
-            k,
-            v,
-            ring=ring,
-            layout=layout,
-            mask=mask,
-            block=block,
-            schedule=schedule,
-            validate=False,
-        )
-        if dout is not None:
-            torch.autograd.grad(out, (q, k, v), dout)
-
-    return ClockedCluster(layout.P).run(program)
-
-
-@cache
-def _warm_up(products: bool) -> None:
-    """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
-
-    Only backward and the tiles of windows multiply and sum. The first product on "meta" makes torch load its
-    compiler, which takes a second.
-    """
-    x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
-    if products:
-        (x * x).sum(dim=-1)
+def shown_ranks(P: int, most: int = 16) -> list[int]:
+    """Return the ranks to draw: all, or `most` of them evenly spread, including the first and the last."""
+    if P <= most:
+        return list(range(P))
+    return [round(i * (P - 1) / (most - 1)) for i in range(most)]
 
 
 def check_request(
@@ -344,6 +315,29 @@ def messages_of(schedule: str) -> str:
     return schedule.partition("(")[0].strip()
 
 
+def runs_every_rank(layout: Layout, schedule: str, mask: Mask, backward: bool, jitter: float) -> bool:
+    """Return whether a simulation keeps the operations of every rank, so that its time and memory grow as their square."""
+    many = layout.P >= FEWEST_IN_LOCKSTEP and not jitter
+    return not (many and go_together(layout, schedule, mask, backward))
+
+
+def check_ranks_that_run(P: int, tokens: int = 0) -> None:
+    """Check the number of ranks whose operations are all kept. Raises: CostError for too many.
+
+    tokens: those of a call in which one rank could stand for all, if the request were another.
+    """
+    if P > MOST_RANKS_THAT_RUN:
+        other = (
+            f"; or {-(-tokens // (2 * P)) * 2 * P:,} tokens, zig-zag or striped, by the ring or the all-gather, without jitter, windows and "
+            "documents: then one rank stands for all"
+        )
+        raise CostError(
+            f"at most {MOST_RANKS_THAT_RUN:,} ranks, as every rank's operations are kept",
+            f"{P:,}",
+            f"{MOST_RANKS_THAT_RUN:,} ranks{other if tokens else ''}",
+        )
+
+
 def _check_mask(mask: Mask, layout: Layout) -> None:
     """A window is cut into tiles of its own size, so narrow windows of long sequences make endless plans."""
     least = -(-layout.S // MOST_TILES_OF_A_WINDOW)
@@ -364,13 +358,8 @@ def check_amounts(
     """
     check_tile(tile)
     if ranks > MOST_RANKS:
-        forward, both = (estimated_cpu_s(MOST_RANKS, backward) for backward in (False, True))
-        raise CostError(
-            f"at most {MOST_RANKS:,} ranks: the time grows as their square, about {forward:,.0f} s there "
-            f"({both:,.0f} s with the backward)",
-            shown(ranks),
-            f"{MOST_RANKS:,} ranks; ringlab plan answers for more at once",
-        )
+        remedy = f"{MOST_RANKS:,} ranks; ringlab plan answers for more at once"
+        raise CostError(f"at most {MOST_RANKS:,} ranks", shown(ranks), remedy)
     if tokens > MOST_TOKENS:
         raise CostError(f"at most {MOST_TOKENS:,} tokens", f"{shown(tokens)} tokens", f"{MOST_TOKENS} tokens")
     if ranks > tokens:
@@ -393,5 +382,5 @@ def check_amounts(
 
 
 def estimated_cpu_s(ranks: int, backward: bool) -> float:
-    """Return the approximate CPU seconds of a simulation: see `CPU_S_PER_PAIR`."""
+    """Return the most CPU seconds that a simulation may take, roughly: see `CPU_S_PER_PAIR`."""
     return CPU_S_PER_PAIR[backward] * ranks**2

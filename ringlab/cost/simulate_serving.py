@@ -20,7 +20,7 @@ from ringlab.comm.ring import Ring
 from ringlab.cost.block_time import BlockTime, block_time
 from ringlab.cost.hardware import Hardware
 from ringlab.cost.shape_block import Prices, ShapeBlock
-from ringlab.cost.simulate import Network, Simulation, check_amounts
+from ringlab.cost.simulate import Network, Simulation, check_amounts, check_ranks_that_run
 from ringlab.cost.sizes import Attention
 from ringlab.layout import contiguous, get_layout
 from ringlab.plan import Tile
@@ -70,6 +70,7 @@ def simulate_decode(
     Raises: CostError for amounts that cannot be simulated; ShapeError for heads that ranks cannot share.
     """
     check_amounts(max(lengths), P, None, sizes)
+    check_ranks_that_run(P)
 
     def program(ring: Ring, block: ShapeBlock) -> None:
         span, made = PAGE * P, _maker(sizes)
@@ -109,6 +110,7 @@ def simulate_prefill(
     Raises: CostError for amounts that cannot be simulated; LayoutError for an unknown layout.
     """
     check_amounts(new, P, None, sizes)
+    check_ranks_that_run(P)
     dealt, cached = get_layout(layout, new, P), contiguous(prefix, P)
 
     def program(ring: Ring, block: ShapeBlock) -> None:

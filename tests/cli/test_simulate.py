@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ringlab.cli import app
-from ringlab.cli.simulate_output import Files, shown_ranks, strip
+from ringlab.cli.simulate_output import Files, strip
 from ringlab.comm.clocked.log import COMPUTE, WAIT
+from ringlab.cost.simulate import shown_ranks
 
 
 def call(*words: str) -> Result:
@@ -91,8 +92,12 @@ def test_shown_ranks_are_spread_evenly_over_all() -> None:
         ("--layout zigzga", "a layout among", "nearest: zigzag"),
         ("--dtype int8", "dtype among", "nearest: float8"),
         ("--tokens 1000000000000000 --ranks 4", "at most 2,147,483,648 tokens", "2147483648 tokens"),
-        ("--ranks 4097 --tokens 1Mi", "at most 4,096 ranks: the time grows as their square", "4,096 ranks"),
-        ("--nodes 99999999999999999999999", "at most 4,096 ranks", "4,096 ranks"),
+        (
+            "--ranks 4097 --tokens 1Mi",
+            "at most 4,096 ranks, as every rank's operations are kept",
+            "4,096 ranks; or 1,048,832 tokens",
+        ),
+        ("--nodes 99999999999999999999999", "at most 16,384 ranks", "16,384 ranks"),
         ("--batch 99999999999999999999999", "B <= 1,048,576", "1048576"),
         ("--head-dim 1000000 --heads 1000000 --tokens 2G", "fewer than 2^56 elements", "smaller"),
         ("--tile 99999999999999999999999x1", "a tile as rows x keys", "128x128"),
@@ -190,7 +195,20 @@ def test_what_a_mask_or_a_schedule_refuses_is_told(words: tuple[str, ...], told:
 def test_a_long_simulation_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringlab.cost.simulate.CPU_S_PER_PAIR", {False: 10.0, True: 100.0})
     result = call("--tokens", "1Ki", "--ranks", "2", "--backward", "--json")
-    assert "may take about 400 s" in result.stderr and json.loads(result.stdout)["ok"]
+    assert "may take up to 400 s" in result.stderr and json.loads(result.stdout)["ok"]
+
+
+def test_too_many_ranks_are_refused_without_an_announcement() -> None:
+    result = call("--tokens", "1Mi", "--ranks", "5000", "--jitter", "0.1")
+    assert (
+        result.exit_code == 1 and "at most 4,096 ranks" in result.output and "may take" not in result.output
+    )
+
+
+def test_ranks_that_serve_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringlab.cost.simulate.CPU_S_PER_PAIR", {False: 10.0, True: 100.0})
+    result = call("--serve", "decode", "--tokens", "4Ki", "--ranks", "2", "--json")
+    assert "may take up to 40 s" in result.stderr
 
 
 def test_a_strip_tells_some_computing_from_none() -> None:

@@ -247,6 +247,7 @@ blocks = st.builds(
     D=st.integers(1, 512),
     source=words,
     largest_causal=st.none() | st.integers(1, 4096),
+    kernel_tile=st.none() | st.integers(1, 4096),
 )
 machines = st.builds(
     Hardware,
@@ -326,7 +327,8 @@ def test_values_made_in_python_are_checked_too(change: dict[str, object]) -> Non
         Link("x", 1e9, -1.0, "s")
     with pytest.raises(CostError):
         MeasuredBlock("float32", "sideways", 0, 0, 0, 64, "s")
-    for change_block in ({"D": 0}, {"dtype": "int8"}, {"per_row_s": -1.0}, {"largest_causal": 0}):
+    wrong = {"D": 0, "dtype": "int8", "per_row_s": -1.0, "largest_causal": 0, "kernel_tile": 0}
+    for change_block in ({name: value} for name, value in wrong.items()):
         with pytest.raises(CostError):
             replace(MeasuredBlock("float32", "forward", 0, 0, 0, 64, "s"), **change_block)  # type: ignore[arg-type]
 

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.cost.fit import fit_link, fit_tiles
+from ringlab.cost.block_time import MeasuredTime
+from ringlab.cost.fit import KERNEL_TILES, fit_kernel_tile, fit_link, fit_tiles
+from ringlab.cost.hardware import MeasuredBlock
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.errors import CostError
+from ringlab.plan import Tile
 
 FULL = Attention(H=32, K=32, D=128, causal=False)
 A100 = 312e12
@@ -130,6 +133,20 @@ def test_no_coefficient_is_negative_where_plain_least_squares_would_make_it_so()
         for (rows, keys), s in tile_times(0, 4e-9, 0, 8).items()
     }
     assert min(fit_tiles(times, 8)) >= 0
+
+
+@pytest.mark.parametrize("coefficients", [(0.0, 4e-9, 0.0), (566e-6, 3.97e-9, 137e-9), (1e-3, 4e-9, 1e-6)])
+@pytest.mark.parametrize("edge", [None, *KERNEL_TILES])
+def test_the_kernels_own_tiles_are_known_by_the_times_of_causal_ones(
+    edge: int | None, coefficients: tuple[float, float, float]
+) -> None:
+    block = MeasuredBlock("float32", "forward", *coefficients, 64, "made up", None, edge)
+    sizes = Attention(H=8, K=8, D=64)
+    times = {
+        rows: MeasuredTime(block, None).seconds((Tile(0, rows, 0, rows, True),), sizes, rows, False)
+        for rows in EDGES
+    }
+    assert fit_kernel_tile(times, coefficients, 8) == edge
 
 
 def test_small_tiles_weigh_as_much_as_large_ones() -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ringlab.comm.clocked.alike import Seconds, alike
 from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Log
 from ringlab.comm.clocked.recording import Posted, Recording, ends, posted
 from ringlab.comm.memory import MemoryMeter
@@ -76,13 +77,46 @@ class ClockedCluster:
         """
         return _Run(self, program, args).run()
 
+    def run_alike(
+        self,
+        program: Callable[[Ring], Any],
+        models: Sequence[int],
+        seconds: Seconds,
+    ) -> Recording:
+        """Return the recording of a program in which many ranks do the same with other neighbours.
+
+        models: for each rank, the rank whose operations it repeats, with peers that are as far from it. Only the models run. What
+        they receive has the shapes that they expect, and messages are compared afterwards.
+        seconds: of each computation of a rank, whose labels are those of its model.
+
+        Raises: as `run`; CommError if the models' messages do not fit together.
+        """
+        run = _Run(self, program, (), sorted(set(models)))
+        return alike(run.run(), models, seconds)
+
+    def run_first(self, program: Callable[[Ring], Any]) -> Recording:
+        """Return the recording of a program in which rank 0 alone runs, for `lockstep.evaluate_alike`; the other ranks do nothing.
+
+        What it receives has the shapes that it expects. Raises: as `run`.
+        """
+        return _Run(self, program, (), [0]).run()
+
 
 class _Run:
-    """Passes the turn, counts messages per pair of ranks, and finds messages that do not fit."""
+    """Passes the turn, counts messages per pair of ranks, and finds messages that do not fit.
 
-    def __init__(self, cluster: ClockedCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    ranks: those that run, each as if alone; all, together, if None.
+    """
+
+    def __init__(
+        self,
+        cluster: ClockedCluster,
+        program: Callable[..., Any],
+        args: tuple[Any, ...],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         P = cluster.P
-        self.cluster = cluster
+        self.cluster, self.alone = cluster, ranks is not None
         self.forms = Forms()
         self.meters = [MemoryMeter(rank) for rank in range(P)]
         self.comms = [_ClockedComm(self, rank) for rank in range(P)]
@@ -94,7 +128,9 @@ class _Run:
             with torch.set_grad_enabled(grad), multithreading, self.watch(rank):
                 return program(Ring(self.comms[rank]), *args)
 
-        self.threads = [RankThread(rank, body, self._ended) for rank in range(P)]
+        self.threads = [
+            RankThread(rank, body, self._ended) for rank in (range(P) if ranks is None else ranks)
+        ]
         self.turns = Turns(self.threads, self._interrupt_blocked)
         self.first_failure: RankThread | None = None
 
@@ -116,10 +152,11 @@ class _Run:
             for thread in self.threads:
                 thread.abandon()
         self._raise_failures()
+        results = {thread.rank: thread.result for thread in self.threads}
         return Recording(
             [comm.log for comm in self.comms],
             self.forms,
-            [thread.result for thread in self.threads],
+            [results.get(rank) for rank in range(self.cluster.P)],
             [meter.report() for meter in self.meters],
         )
 
@@ -145,7 +182,7 @@ class _Run:
 
     def _raise_failures(self) -> None:
         if self.first_failure is None:
-            leftovers = [half for comm in self.comms for half in self._leftovers(comm)]
+            leftovers = [] if self.alone else [half for comm in self.comms for half in self._leftovers(comm)]
             unwaited = [
                 posted(comm.log, self.forms, comm.rank, index)
                 for comm in self.comms
@@ -302,7 +339,7 @@ class _ClockedWork(Work):
             return tuple(self.receive)
         comm.waited[index] = 1
         comm.log.codes.append(4 * index + WAIT)
-        if number >= 0:
+        if number >= 0 and not comm.run.alone:
             source = comm.log.source[index]
             line: Sequence[int] = comm.run.comms[source].sent.get(comm.rank, ())
             if len(line) <= number:

@@ -134,21 +134,23 @@ class Program:
         def joined(name: str) -> np.ndarray:
             return np.concatenate([np.array(getattr(log, name)) for log in logs])
 
-        codes = joined("codes").astype(np.int64)
-        rank_of = np.repeat(np.arange(len(logs)), [len(log.codes) for log in logs])
+        starts = np.cumsum([0, *(len(log.codes) for log in logs)])
         posts = np.cumsum([0, *(len(log.to) for log in logs)])
         computes = np.cumsum([0, *(len(log.labels) for log in logs)])
-        kinds, refs = (codes % 4).astype(np.int8), codes // 4
-        refs += np.where(kinds == COMPUTE, computes[rank_of], posts[rank_of])
+        kinds, refs = np.empty(starts[-1], np.int8), np.empty(starts[-1], np.int32)
+        for rank, log in enumerate(logs):  # rank by rank: there are millions of operations
+            codes, own = np.array(log.codes), slice(starts[rank], starts[rank + 1])
+            kinds[own] = codes & 3
+            refs[own] = (codes >> 2) + np.where(kinds[own] == COMPUTE, computes[rank], posts[rank])
         nbytes = np.append(forms.nbytes(), 0)  # -1, no tensors, is the last
-        sent, received = joined("sent").astype(np.int64), joined("received").astype(np.int64)
+        sent, received = joined("sent"), joined("received")
         return Program(
-            starts=np.cumsum([0, *(len(log.codes) for log in logs)]),
+            starts=starts,
             kinds=kinds,
             refs=refs,
-            post_rank=np.repeat(np.arange(len(logs)), np.diff(posts)),
-            to=np.where(sent >= 0, joined("to"), -1),
-            source=np.where(received >= 0, joined("source"), -1),
+            post_rank=np.repeat(np.arange(len(logs), dtype=np.int32), np.diff(posts)),
+            to=np.where(sent >= 0, joined("to"), np.int32(-1)),
+            source=np.where(received >= 0, joined("source"), np.int32(-1)),
             sent_bytes=nbytes[sent],
             received_bytes=nbytes[received],
             labels=joined("labels"),
@@ -164,15 +166,15 @@ class Program:
     @cached_property
     def messages(self) -> Messages:
         """Return the messages: the n-th from one rank to another joins the n-th send and the n-th receive of the two."""
-        sends, receives = np.flatnonzero(self.to >= 0), np.flatnonzero(self.source >= 0)
+        sends, receives = (np.flatnonzero(peers >= 0).astype(np.int32) for peers in (self.to, self.source))
         # Exchanges are in order of rank and posting, and sorting is stable: so are those of a pair.
         sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
         receives = receives[np.lexsort((self.post_rank[receives], self.source[receives]))]
         order = np.argsort(sends, kind="stable")  # back to the order of rank and posting
         sends, receives = sends[order], receives[order]
         count = len(self.to)
-        outgoing, incoming = np.full(count, -1), np.full(count, -1)
-        outgoing[sends] = incoming[receives] = np.arange(len(sends))
+        outgoing, incoming = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
+        outgoing[sends] = incoming[receives] = np.arange(len(sends), dtype=np.int32)
         return Messages(sends, receives, outgoing, incoming)
 
 

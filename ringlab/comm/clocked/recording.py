@@ -82,10 +82,10 @@ class Recording:
 
         Raises: DeadlockError if sends wait for receives that are posted only after them.
         """
-        ends, transits, stuck = evaluate(self.program, network, seconds)
+        ends, messages, stuck = evaluate(self.program, network, seconds)
         if stuck:
             raise deadlock({each.rank: self._posted(each) for each in stuck})
-        return Timeline(self.program, self.forms, ends, seconds, transits)
+        return Timeline(self.program, self.forms, ends, seconds, messages)
 
     def _posted(self, stuck: Stuck) -> Posted:
         """Return the exchange that a rank cannot complete, with the ends that are waiting."""

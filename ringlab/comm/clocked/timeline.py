@@ -55,16 +55,16 @@ class Timeline:
     """The times of all operations, in virtual seconds from the start.
 
     ends: the end of each operation of `program`. seconds: the length of each computation.
-    transits: for each exchange, when the message that it sends and the one that it receives set out and arrived.
+    messages: when each message set out and arrived; a last one, which is none, stands for those that an exchange lacks.
     """
 
     program: Program
     forms: Forms
     ends: np.ndarray
     seconds: np.ndarray
-    transits: np.ndarray
+    messages: Float[np.ndarray, "messages 2"]
 
-    @cached_property
+    @property
     def makespan_s(self) -> float:
         """Return the seconds until the last rank ends."""
         return float(self.ends.max(initial=0.0))
@@ -83,13 +83,13 @@ class Timeline:
         begins[self.program.starts[:-1]] = 0.0
         return begins[:-1]
 
-    @cached_property
+    @property
     def busy_s(self) -> np.ndarray:
         """Return the seconds for which each rank computed."""
         computes = self.program.kinds == COMPUTE
         return np.bincount(self._ranks[computes], self.seconds, self.program.world_size)
 
-    @cached_property
+    @property
     def waited_s(self) -> np.ndarray:
         """Return the seconds for which each rank waited for messages: exposed communication and other ranks' work."""
         waits = self.program.kinds == WAIT
@@ -136,6 +136,7 @@ class Timeline:
 
     def _exchange(self, rank: int, index: int, ref: int, times: tuple[float, float, float]) -> Exchange:
         program, forms = self.program, self.forms
+        both = [program.messages.outgoing[ref], program.messages.incoming[ref]]
         sent, received = int(program.forms_sent[ref]), int(program.forms_received[ref])
         to, source = int(program.to[ref]), int(program.source[ref])
         return Exchange(
@@ -148,7 +149,7 @@ class Timeline:
             int(program.received_bytes[ref]),
             forms[sent].shapes if sent >= 0 else (),
             *times,
-            transit=None if sent < 0 and received < 0 else union(map(tuple, self.transits[ref].tolist())),
+            transit=None if sent < 0 and received < 0 else union(map(tuple, self.messages[both].tolist())),
         )
 
 
@@ -167,15 +168,15 @@ class Stuck:
 
 def evaluate(
     program: Program, network: Links, seconds: Float[np.ndarray, " computations"]
-) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "exchanges 2 2"], list[Stuck]]:
-    """Return the end of each operation and the transit of each exchange, and the ranks that never end.
+) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "messages 2"], list[Stuck]]:
+    """Return the end of each operation and `Timeline.messages`, and the ranks that never end.
 
     The computations take these `seconds`.
     """
     clock = _Clock(program, network, seconds)
     while clock.advance():
         pass
-    return clock.ends, clock.transits, clock.stuck
+    return clock.ends, np.stack([clock.departure, clock.arrival], axis=1), clock.stuck
 
 
 class _Clock:
@@ -223,12 +224,6 @@ class _Clock:
     def ends(self) -> np.ndarray:
         """Return the end of each operation of the program."""
         return self.all_ends[self.kinds != END]
-
-    @property
-    def transits(self) -> np.ndarray:
-        """Return when the messages of each exchange, the sent one and the received one, set out and arrived."""
-        times = np.stack([self.departure, self.arrival], axis=1)
-        return np.stack([times[self.messages.outgoing], times[self.messages.incoming]], axis=1)
 
     def advance(self) -> bool:
         """Return whether any rank or port could go on; each goes on as far as it can."""

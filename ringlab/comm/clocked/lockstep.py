@@ -1,0 +1,233 @@
+"""The times of many ranks that all do the same: each operation of one rank stands for that of every rank, at once.
+
+Nothing is kept for each operation of each rank, so memory does not grow with the square of their number. The times are those of
+`timeline.evaluate`, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from ringlab.comm.clocked.log import COMPUTE, POST, Forms, Log, Messages, Program
+from ringlab.comm.clocked.timeline import Links, Timeline
+from ringlab.comm.trace import Trace
+from ringlab.errors import CommError
+
+Times: TypeAlias = Float[np.ndarray, " P"]
+Seconds: TypeAlias = Callable[[str], Times]
+"""Of a label: the seconds of every rank's computation that has it."""
+_LINKS = 16
+"""Distances whose links are remembered: a ring has one, and an all-gather one for each other rank, once."""
+_NEVER = (np.inf, -np.inf)
+"""Departure and arrival of the message that an exchange lacks."""
+
+
+@dataclass(frozen=True)
+class Lockstep(Timeline):
+    """A timeline of all ranks, whose operations are known for some.
+
+    The fields of `Timeline` hold the operations of the `kept` ranks only; the other fields are of all ranks.
+    """
+
+    kept: tuple[int, ...]
+    all_ends: Times
+    all_busy_s: Times
+    all_waited_s: Times
+
+    @property
+    def makespan_s(self) -> float:
+        """Return the seconds until the last rank ends."""
+        return float(self.all_ends.max())
+
+    @property
+    def ends_of_ranks(self) -> Times:
+        """Return the time at which each rank ended."""
+        return self.all_ends
+
+    @property
+    def busy_s(self) -> Times:
+        """Return the seconds for which each rank computed."""
+        return self.all_busy_s
+
+    @property
+    def waited_s(self) -> Times:
+        """Return the seconds for which each rank waited for messages."""
+        return self.all_waited_s
+
+    def strip(self, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (begins, kinds, ends) of the operations of `rank`. Raises: CommError for a rank that is not kept."""
+        self._check([rank])
+        return super().strip(rank)
+
+    def trace(self, ranks: Sequence[int] | None = None) -> Trace:
+        """Return the events of these ranks. Raises: CommError unless all are kept."""
+        self._check(range(self.program.world_size) if ranks is None else ranks)
+        return super().trace(ranks)
+
+    def _check(self, ranks: Sequence[int]) -> None:
+        if not {*ranks} <= {*self.kept}:
+            got = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+            raise CommError(f"ranks among {', '.join(map(str, self.kept))}, whose operations are kept", got)
+
+
+def evaluate_alike(
+    log: Log, forms: Forms, P: int, network: Links, seconds: Seconds, keep: Sequence[int] = ()
+) -> Lockstep | None:
+    """Return the times of `P` ranks that all do what rank 0 does in `log`, with peers as far from each.
+
+    keep: ranks whose operations are kept. None if a message is posted by its sender before its receiver, or is awaited before it is sent:
+    then ranks do not go on together.
+    Raises: CommError if sends and receives do not fit together.
+    """
+    if (pairs := _pairs(log, forms, P)) is None:
+        return None
+    return _Lockstep(log, forms, P, network, pairs).run(seconds, tuple(keep))
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """For each exchange: how far ahead it sends and from how far behind it receives, 0 for not at all; the exchanges at the other ends."""
+
+    ahead: list[int]
+    behind: list[int]
+    receive: list[int]
+    send: list[int]
+
+
+def _pairs(log: Log, forms: Forms, P: int) -> _Pairs | None:
+    ahead = [to % P if form >= 0 else 0 for to, form in zip(log.to, log.sent, strict=True)]
+    behind = [-source % P if form >= 0 else 0 for source, form in zip(log.source, log.received, strict=True)]
+    receive, send = [-1] * len(ahead), [-1] * len(ahead)
+    of_distance: dict[int, list[int]] = {}
+    for exchange, distance in enumerate(behind):
+        if distance:
+            of_distance.setdefault(distance, []).append(exchange)
+    for exchange, distance in enumerate(ahead):
+        if distance:
+            left = of_distance.get(distance)
+            if not left:
+                raise CommError("as many sends as receives between each pair of ranks", "others")
+            receive[exchange] = left.pop(0)
+            send[receive[exchange]] = exchange
+            if log.sent[exchange] != log.received[receive[exchange]]:
+                raise CommError(
+                    "both ends of every message to have one form", "models whose messages do not fit"
+                )
+    if any(of_distance.values()):
+        raise CommError("as many sends as receives between each pair of ranks", "others")
+    fits = all(sent == received for sent, received in enumerate(receive) if received >= 0)
+    return _Pairs(ahead, behind, receive, send) if fits else None
+
+
+class _Lockstep:
+    """All ranks at one operation; the messages under way."""
+
+    def __init__(self, log: Log, forms: Forms, P: int, network: Links, pairs: _Pairs) -> None:
+        self.log, self.forms, self.P, self.network, self.pairs = log, forms, P, network, pairs
+        self.labels, self.nbytes = list(forms.labels), forms.nbytes()
+        self.ranks = np.arange(P)
+        self.links: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self.time, self.busy_s, self.waited_s = np.zeros(P), np.zeros(P), np.zeros(P)
+        self.port_free = np.zeros((1, P))
+        self.under_way: dict[int, tuple[Times, Times]] = {}
+        """Departures and arrivals by sender, of the exchanges that are not waited for yet."""
+
+    def run(self, seconds: Seconds, keep: tuple[int, ...]) -> Lockstep:
+        chosen = list(keep)
+        ends, lengths, messages = [], [], dict[int, np.ndarray]()
+        for code in self.log.codes:
+            kind, number = code & 3, code >> 2
+            if kind == COMPUTE:
+                taken = seconds(self.labels[self.log.labels[number]])
+                self.time = self.time + taken
+                self.busy_s += taken
+                lengths.append(taken[chosen])
+            elif kind == POST:
+                self._post(number)
+            else:
+                messages[number] = self._wait(number)[:, :, chosen]
+            ends.append(self.time[chosen])
+        program, both = self._program(keep, messages)
+        of_rank = np.array(ends).T.ravel(), np.array(lengths).reshape(len(lengths), len(keep)).T.ravel()
+        return Lockstep(program, self.forms, *of_rank, both, keep, self.time, self.busy_s, self.waited_s)
+
+    def _link(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The port, bytes per second and latency of each rank's messages to the rank so far ahead."""
+        found = self.links.get(distance)
+        if found is None:
+            if len(self.links) >= _LINKS:
+                self.links.clear()
+            to = (self.ranks + distance) % self.P
+            port = np.broadcast_to(self.network.port(self.ranks, to), (self.P,))
+            rate = np.broadcast_to(self.network.bytes_per_s(self.ranks, to), (self.P,))
+            latency = np.broadcast_to(self.network.latency_s(self.ranks, to), (self.P,))
+            found = self.links[distance] = port, rate, latency
+            missing = int(port.max()) + 1 - len(self.port_free)
+            self.port_free = np.pad(self.port_free, ((0, max(0, missing)), (0, 0)))
+        return found
+
+    def _post(self, number: int) -> None:
+        """Begin the sends of this exchange: its receivers post now, too."""
+        distance = self.pairs.ahead[number]
+        if distance:
+            port, rate, latency = self._link(distance)
+            ready = np.maximum(self.time, np.roll(self.time, -distance))
+            departure = np.maximum(ready, self.port_free[port, self.ranks])
+            free = departure + self.nbytes[self.log.sent[number]] / rate
+            self.port_free[port, self.ranks] = free
+            self.under_way[number] = departure, free + latency
+
+    def _wait(self, number: int) -> np.ndarray:
+        """Wait for the messages of this exchange; return their (out or in, departure or arrival) of every rank."""
+        none = np.full(self.P, _NEVER[0]), np.full(self.P, _NEVER[1])
+        out = self.under_way.pop(number, none)
+        distance = self.pairs.behind[number]
+        into = tuple(np.roll(times, distance) for times in out) if distance else none
+        before, self.time = self.time, np.maximum(self.time, np.maximum(out[1], into[1]))
+        self.waited_s += self.time - before
+        return np.array([out, into])
+
+    def _program(
+        self, keep: tuple[int, ...], messages: dict[int, np.ndarray]
+    ) -> tuple[Program, Float[np.ndarray, "messages 2"]]:
+        """The operations of the ranks that are kept, and the messages that each of their exchanges sends and receives."""
+        log, count = self.log, len(keep)
+        codes, posts, computes = np.array(log.codes), len(log.to), len(log.labels)
+        kinds = (codes & 3).astype(np.int8)
+        each = np.where(kinds == COMPUTE, computes, posts)
+        sent, received = np.array(log.sent), np.array(log.received)
+        nbytes = np.append(self.nbytes, 0)
+        own = np.array(keep, np.int32)[:, None]
+
+        def moved(peers: Sequence[int], forms: np.ndarray) -> np.ndarray:
+            return np.where(forms >= 0, (np.array(peers) + own) % self.P, -1).ravel()
+
+        length = np.zeros(self.P, np.int64)
+        length[list(keep)] = len(codes)
+        program = Program(
+            starts=np.concatenate([[0], np.cumsum(length)]),
+            kinds=np.tile(kinds, count),
+            refs=((codes >> 2) + np.arange(count)[:, None] * each).ravel(),
+            post_rank=np.repeat(own.ravel(), posts),
+            to=moved(log.to, sent),
+            source=moved(log.source, received),
+            sent_bytes=np.tile(nbytes[sent], count),
+            received_bytes=np.tile(nbytes[received], count),
+            labels=np.tile(np.array(log.labels), count),
+            forms_sent=np.tile(sent, count),
+            forms_received=np.tile(received, count),
+        )
+        rows = np.array([messages[number] for number in range(posts)]).reshape(posts, 2, 2, count)
+        both = np.concatenate([rows.transpose(3, 0, 1, 2).reshape(-1, 2), [_NEVER]])
+        index = np.arange(2 * posts * count).reshape(-1, 2)
+        out, into = (
+            np.where(np.tile(forms, count) >= 0, index[:, side], -1)
+            for side, forms in enumerate((sent, received))
+        )
+        vars(program)["messages"] = Messages(np.zeros(0, int), np.zeros(0, int), out, into)
+        return program, both

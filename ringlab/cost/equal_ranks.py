@@ -1,0 +1,135 @@
+"""Ranks that the ring program cannot tell apart: a few run it, and the simulator repeats their operations for the others.
+
+The times of the tiles differ from rank to rank, and are charged to each rank for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.lockstep import Seconds as SecondsOfAll
+from ringlab.comm.clocked.recording import Recording
+from ringlab.comm.ring import Ring
+from ringlab.cost.shape_block import Prices
+from ringlab.layout import LAYOUTS, Layout
+from ringlab.mask import Mask
+from ringlab.plan import Tile, plan
+
+Steps: TypeAlias = Int64[np.ndarray, " attentions"]
+ROTATING = ("ring", "allgather")
+"""Schedules under which step s of every rank is for the block of the rank s behind it."""
+FEWEST_EQUAL = 8
+"""Ranks that must be equal to others: below, comparing them costs more than it saves."""
+FEWEST_IN_LOCKSTEP = 256
+"""Ranks of a simulation that keeps no operations of most of them: below, all of them fit into memory."""
+_ATTEND = re.compile(r"attend (backward )?(\d+)")
+"""The labels of computations that take time."""
+
+
+def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds) -> Recording:
+    """Return the recording of all ranks: the `models` run and the others repeat them, unless hardly any are equal."""
+    cluster = ClockedCluster(len(models))
+    if len(set(models)) > len(models) - FEWEST_EQUAL:
+        return cluster.run(program)
+    return cluster.run_alike(program, models, seconds)
+
+
+def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bool:
+    """Return whether rank 0 can stand for all, step by step.
+
+    So it can in a rotating schedule of equal shards if a rank's tiles of a block depend only on whether the block's rank comes
+    before it, is itself, or comes after it. That holds for the layouts that have a name.
+    """
+    named = layout.name in LAYOUTS and layout == LAYOUTS[layout.name](layout.S, layout.P)
+    pieces = 2 * layout.P if layout.name == "zigzag" else layout.P
+    if schedule not in ROTATING or not mask.plain or not named or layout.S % pieces or layout.P < 2:
+        return False
+    return not backward or all(_tiles_of_sides(layout, mask))  # whether gradients travel depends on it
+
+
+def _tiles_of_sides(layout: Layout, mask: Mask) -> list[tuple[Tile, ...]]:
+    """The tiles of a rank for a block of a rank before it, of its own, and of a rank after it."""
+    made = plan(layout, mask)
+    return [made.of(rank, origin) for rank, origin in ((1, 0), (0, 0), (0, 1))]
+
+
+def seconds_by_label(
+    prices: Prices, queries: Shaped[Tensor, "..."], layout: Layout, mask: Mask
+) -> SecondsOfAll:
+    """Return the function from labels of computations to all ranks' seconds, where they `go_together`. queries: those of each rank."""
+    before, own, after = _tiles_of_sides(layout, mask)
+    ranks = np.arange(layout.P)
+
+    def seconds(label: str) -> Float[np.ndarray, " P"]:
+        named = _ATTEND.fullmatch(label)
+        if not named:
+            return np.zeros(layout.P)
+        step, price = int(named[2]), prices.book(queries, bool(named[1])).seconds
+        if step == 0:
+            return np.full(layout.P, price(own))
+        return np.where(ranks >= step, price(before), price(after))
+
+    return seconds
+
+
+def models_of(layout: Layout, schedule: str, mask: Mask, backward: bool) -> list[int]:
+    """Return, for each rank, the first rank that has the same program, but for its neighbours and the seconds of its tiles.
+
+    What such a program knows of a rank: the lengths of the blocks, in the order in which they come, and in the backward whether
+    the rank's rows see anything of each. In other schedules, and if the mask is more than causal, each rank stands for itself.
+    """
+    ranks = range(layout.P)
+    if schedule not in ROTATING or not mask.plain:
+        return [*ranks]
+    made, found = plan(layout, mask), list[int]()
+    first: dict[bytes, int] = {}
+    lengths = np.array(layout.lengths)
+    for rank in ranks:
+        tiles = made.of_rank(rank)
+        seen = np.array([bool(tiles[origin]) for origin in ranks]) if backward else lengths[:0]
+        known = b"".join(np.roll(each[::-1], rank + 1).tobytes() for each in (lengths, seen))  # by distance
+        found.append(first.setdefault(known, rank))
+    return found
+
+
+class Seconds:
+    """The seconds of every rank's computations, for `ClockedCluster.run_alike`.
+
+    queries: those of each rank, of which a price knows the shape.
+    """
+
+    def __init__(
+        self, prices: Prices, queries: Sequence[Shaped[Tensor, "..."]], layout: Layout, mask: Mask
+    ) -> None:
+        self.prices, self.queries, self.plan = prices, queries, plan(layout, mask)
+
+    def __call__(self, rank: int, labels: tuple[str, ...]) -> Float[np.ndarray, " computations"]:
+        """Return the seconds of the computations with these labels: those of the tiles of each attention, 0 for others."""
+        P, tiles = len(self.queries), self.plan.of_rank(rank)
+        found = np.zeros(len(labels))
+        for backward in (False, True):
+            places, steps = attentions(labels, backward)
+            seconds = self.prices.book(self.queries[rank], backward).seconds
+            found[places] = [seconds(tiles[origin]) for origin in ((rank - steps) % P).tolist()]
+        return found
+
+
+@lru_cache(maxsize=4)
+def attentions(labels: tuple[str, ...], backward: bool) -> tuple[Steps, Steps]:
+    """Return the places of attentions, forward or backward, among the labels of a rank's computations, and their steps.
+
+    >>> attentions(("attend 0", "attend 1", "delta"), False)
+    (array([0, 1]), array([0, 1]))
+    """
+    found = [(place, _ATTEND.fullmatch(label)) for place, label in enumerate(labels)]
+    pairs = [(place, int(named[2])) for place, named in found if named and bool(named[1]) == backward]
+    places, steps = np.array(pairs, np.int64).reshape(-1, 2).T
+    return places, steps

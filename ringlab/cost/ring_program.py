@@ -1,0 +1,117 @@
+"""The ring program of a simulation: `ringlab.ring_attention` on shapes, with a block that charges seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ringlab.attention import ring_attention
+from ringlab.comm.clocked.cluster import ClockedCluster
+from ringlab.comm.clocked.lockstep import evaluate_alike
+from ringlab.comm.clocked.recording import Recording
+from ringlab.comm.clocked.timeline import Links, Timeline
+from ringlab.comm.ring import Ring
+from ringlab.cost.equal_ranks import Seconds, models_of, run, seconds_by_label
+from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.sizes import Attention
+from ringlab.layout import Layout
+from ringlab.mask import Mask
+
+_NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
+Timed: TypeAlias = tuple[Recording, Timeline, Timeline]
+
+
+@dataclass(frozen=True)
+class RingProgram:
+    """Ring attention of these sizes, one call, with its backward if that is asked for."""
+
+    sizes: Attention
+    layout: Layout
+    prices: Prices
+    schedule: str
+    backward: bool
+    mask: Mask
+
+    def recording(self) -> Recording:
+        """Return the operations of every rank."""
+        _warm_up(self._has_products)
+        queries = [self._shards[length][0] for length in self.layout.lengths]
+        models = models_of(self.layout, self.schedule, self.mask, self.backward)
+        return run(self, models, Seconds(self.prices, queries, self.layout, self.mask))
+
+    def in_lockstep(
+        self, networks: tuple[Links, Links], slow: Mapping[int, float], keep: Sequence[int]
+    ) -> Timed | None:
+        """Return the operations of rank 0, and the times of all ranks on both networks, where they `equal_ranks.go_together`.
+
+        None if its messages do not fit that. slow: how many times longer each rank computes. keep: the ranks whose operations are kept, on the first network.
+        """
+        P = self.layout.P
+        seconds = seconds_by_label(
+            self.prices, self._shards[self.layout.length(0)][0], self.layout, self.mask
+        )
+        factors = np.ones(P)
+        factors[list(slow)] = list(slow.values())
+
+        def of_all(label: str) -> Float[np.ndarray, " P"]:
+            return seconds(label) * factors
+
+        _warm_up(self._has_products)
+        found = ClockedCluster(P).run_first(self)
+        log, forms = found.logs[0], found.forms
+        timeline = evaluate_alike(log, forms, P, networks[0], of_all, keep)
+        free = evaluate_alike(log, forms, P, networks[1], of_all)
+        return None if timeline is None or free is None else (found, timeline, free)
+
+    @property
+    def _has_products(self) -> bool:
+        return self.backward or self.mask.window is not None
+
+    @cached_property
+    def _shards(self) -> dict[int, tuple[Tensor, ...]]:
+        """q, k, v and the gradient of out, by the number of tokens of a rank."""
+        sizes = self.sizes
+        dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
+        kinds = (
+            (sizes.H, sizes.D),
+            (sizes.K, sizes.D),
+            (sizes.K, sizes.value_dim),
+            (sizes.H, sizes.value_dim),
+        )
+        return {
+            length: tuple(
+                torch.empty((sizes.B, heads, length, dim), dtype=dtype, device="meta") for heads, dim in kinds
+            )
+            for length in set(self.layout.lengths)
+        }
+
+    def __call__(self, ring: Ring) -> None:
+        """Run on one rank of a clocked cluster."""
+        q, k, v, dout = self._shards[self.layout.length(ring.rank)]
+        block = ShapeBlock(self.prices, ring.comm.spend)  # type: ignore[attr-defined]
+        if self.backward:
+            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = ring_attention(
+            q, k, v, ring=ring, layout=self.layout, mask=self.mask, block=block, schedule=self.schedule, validate=False,
+        )  # fmt: skip
+        if self.backward:
+            torch.autograd.grad(out, (q, k, v), dout)
+
+
+@cache
+def _warm_up(products: bool) -> None:
+    """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
+
+    Only backward and the tiles of windows multiply and sum. The first product on "meta" makes torch load its
+    compiler, which takes a second.
+    """
+    x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
+    if products:
+        (x * x).sum(dim=-1)
