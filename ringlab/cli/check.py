@@ -30,6 +30,7 @@ def check(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: a right ring takes some 20 s on two idle cores, or 40 s on processes.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,
@@ -46,7 +47,7 @@ def check(
     junit: File = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page, with pictures of the errors.")] = None,
     script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite.")] = None,
-    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge; not with --only.")] = None,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge; not with --only or --fail-fast.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
@@ -64,7 +65,7 @@ def check(
         _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
         if init is not None:
             _refuse(context, "--init", ("only", "seed", *_FILES, *_OF_RUNS), as_json)
-        _refuse(context, "--badge", ("only",) if badge else (), as_json)
+        _refuse(context, "--badge", ("only", "fail_fast") if badge else (), as_json)
         _refuse(context, "torchrun", ("transport",) if lead else (), as_json)
         _request(kind, only, limit, transport, device, as_json)
         _writable(files, init, as_json)
@@ -72,7 +73,9 @@ def check(
             return _init(target, init, claims, as_json)
         asked: dict[str, Any] = {"only": only or (), "seed": seed, "limit": limit}
         if kind == "attention":
-            make = partial(_attention, lead, target, transport, device, claims, **asked, quick=quick)
+            make = partial(
+                _attention, lead, target, transport, device, claims, **asked, quick=quick, fail_fast=fail_fast
+            )
         else:
             make = partial(_other, lead, kind, target, lse_base, claims, **asked)
         found = _made(make, as_json)
@@ -122,11 +125,14 @@ def _attention(
     lead: Lead | None, target: str, transport: str, device: str, claims: dict[str, Any], **asked: Any
 ) -> Report:
     from ringlab.conformance import runner
+    from ringlab.conformance.diagnosis import NOT_RUN
     from ringlab.conformance.perform import TargetSpec
 
     checks = runner.selected(asked["only"], asked["quick"])
     with counted("check", 1 + len(checks)) as step:
-        asked["progress"] = lambda finding: step("" if finding.ok else f"{finding.name} failed")
+        asked["progress"] = lambda finding: step(
+            "" if finding.ok or finding.evidence in NOT_RUN else f"{finding.name} failed"
+        )
         if lead is None:
             return runner.check(target, transport=transport, device=device, **asked, **claims)
         source = lead.source(TargetSpec(target, device=device, claims=claims), asked["limit"])
@@ -200,7 +206,7 @@ def _options(context: typer.Context) -> str:
 
 
 _FILES = ("markdown", "junit", "html", "script", "badge")
-_OF_RUNS = ("quick", "limit", "transport", "device")
+_OF_RUNS = ("quick", "fail_fast", "limit", "transport", "device")
 _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
 _BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
 _IGNORED_BY = {
@@ -305,12 +311,12 @@ def _bad(error: RinglabError, as_json: bool) -> NoReturn:
 
 
 def _table(found: Report, texts: dict[str, str]) -> Table:
-    from ringlab.conformance.findings import NO_TARGET, NOT_ASKED
+    from ringlab.conformance.diagnosis import NOT_RUN
 
     table = Table(title=f"conformance of {found.target}", title_justify="left")
     for column in ("", "check", "evidence"):
         table.add_column(column, no_wrap=column != "evidence")
-    for finding in (each for each in found.findings if each.evidence not in (NO_TARGET, NOT_ASKED)):
+    for finding in (each for each in found.findings if each.evidence not in NOT_RUN):
         sign = Text("✓", "green") if finding.ok else Text("✗", "red")
         sign = sign if finding.applies else Text("–", "dim")
         evidence = Text(texts[finding.name])

@@ -6,6 +6,7 @@ The parent reads what is left in the folder, and kills this process when a time 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import sys
@@ -28,6 +29,7 @@ def main(folder: Path, parent: int) -> int:
     import cloudpickle
 
     from ringlab.conformance import perform
+    from ringlab.conformance.target import as_target
 
     perform.one_thread()
     job = cloudpickle.loads((folder / "job.pickle").read_bytes())
@@ -41,7 +43,9 @@ def main(folder: Path, parent: int) -> int:
     while True:  # until the parent ends this process
         batch = folder / f"{number}.batch"
         if batch.exists():
-            _make(folder, job["spec"], target, pickle.loads(batch.read_bytes()))
+            axes, numbered = pickle.loads(batch.read_bytes())
+            claims = {"axes": axes} if axes else {}
+            _make(folder, job["spec"].claiming(**claims), as_target(target, **claims), numbered)
             number += 1
         time.sleep(_POLL)
 
@@ -105,4 +109,10 @@ def _wanted(folder: Path, numbered: Iterable[tuple[int, Any]]) -> Iterator[tuple
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    try:
+        status = main(Path(sys.argv[1]), int(sys.argv[2]))
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # without taking torch down, which takes the parent's time

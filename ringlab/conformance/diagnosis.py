@@ -12,6 +12,8 @@ from ringlab.conformance.runs import GIVEN
 
 NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
+STOPPED = "not run: an earlier check failed"
+NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED)
 """The evidence of checks that were not made."""
 LOADS = "loads"
 """The check before all others: the target can be imported and states its claims."""
@@ -44,7 +46,7 @@ class _Finding(Protocol):
 
 def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
     """Return what is wrong: the first fault, a way to call the target that is right, what is right beside it, other faults."""
-    left = sum(each.evidence in (NO_TARGET, NOT_ASKED) for each in findings)
+    left = sum(each.evidence in NOT_RUN for each in findings)
     found = [
         first(findings),
         right_if,
@@ -69,7 +71,7 @@ def _in_float32(findings: Sequence[_Finding]) -> str:
 def _others(findings: Sequence[_Finding]) -> str:
     """The faults that are no wrong values of a run: what the sentences before do not explain. Each kind of trouble once."""
     said, kinds = first(findings), dict[str, tuple[str, str]]()
-    for each in (each for each in findings if not each.ok and each.evidence not in (NO_TARGET, NOT_ASKED)):
+    for each in (each for each in findings if not each.ok and each.evidence not in NOT_RUN):
         evidence = " ".join(each.evidence.split())
         trouble = each.where["trouble"] if each.where and "trouble" in each.where else None
         told = bool(re.search(r" wrong in \d+ of \d+ runs", evidence)) or evidence in said
@@ -88,7 +90,7 @@ def first(findings: Sequence[_Finding]) -> str:
     >>> first([])
     ''
     """
-    failed = [finding for finding in findings if not finding.ok]
+    failed = [finding for finding in findings if not finding.ok and finding.evidence not in NOT_RUN]
     return " ".join(_first(failed).split()) if failed else ""
 
 

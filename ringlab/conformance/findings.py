@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringlab.conformance import diagnosis
-from ringlab.conformance.diagnosis import NO_TARGET, NOT_ASKED
+from ringlab.conformance.diagnosis import NOT_RUN, STOPPED
 
 ALLOWED = "allowed, "
 """How the evidence begins of a check that fails on purpose, as the target says."""
@@ -68,11 +68,10 @@ class Report:
         """Return what is wrong in words, as a failing test shows it: the first sentences of a report, and the checks that failed."""
         if self.ok:
             return repr(self)
-        left = (NO_TARGET, NOT_ASKED)
         failed = [
             f"{each.name}: {each.evidence}"
             for each in self.findings
-            if not each.ok and each.evidence not in left
+            if not each.ok and each.evidence not in NOT_RUN
         ]
         return "\n".join([*diagnosis.sentences(self.findings, self.right_if), "", *failed])
 
@@ -88,8 +87,8 @@ class Report:
 
     @property
     def failed(self) -> list[str]:
-        """Return the names of the checks that failed."""
-        return [finding.name for finding in self.findings if not finding.ok]
+        """Return the names of the checks that failed, without those that fail_fast left out."""
+        return [finding.name for finding in self.findings if not finding.ok and finding.evidence != STOPPED]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report, ready for JSON: `ok`, `first` and `beside` (see `diagnosis`), `checks` with name, ok, evidence and seconds, and the other fields."""

@@ -10,7 +10,7 @@ from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.isolation import HUNG
 from ringlab.conformance.measuring import measure
 from ringlab.conformance.runs import Ran, Run, Trouble
-from ringlab.conformance.source import Source
+from ringlab.conformance.source import Guessing
 from ringlab.conformance.target import AXES, Claims
 
 PLAIN = {"types", "forward", "masks", "layouts"}
@@ -33,26 +33,29 @@ class Reading:
         return Run(P, 8 * P, self.layout, self.causal, H=heads, K=heads, dtype=dtype, backward=False)
 
 
-def right_if(claims: Claims, opened: Callable[[str], AbstractContextManager[Source]]) -> str:
+def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessing]]) -> str:
     """Return a sentence on the reading that makes a target's plain runs right, "" if they are right as claimed or none does.
 
-    opened: returns a source of runs of the target that gives it these axes.
+    opened: returns a source of runs of the target. One is opened for all axes, as each takes long to start.
     """
     claimed = Reading(claims.axes, claims.layouts[0], True in claims.causal)
-    for axes in dict.fromkeys((claims.axes, *AXES)):
-        with opened(axes) as source:
-            found = _first(source, claims, axes)
-        if isinstance(found, Reading):
-            return "" if found == claimed else _sentence(claimed, found)
-        if found is not None and found.kind == HUNG:
-            break  # each further try could cost the limit again
-    return ""
+    found: Reading | Trouble | None = None
+    with opened() as source:
+        for axes in sorted(AXES, key=lambda axes: axes != claims.axes):
+            if _may_go_on(found):
+                found = _first(source, claims, axes)
+    return _sentence(claimed, found) if isinstance(found, Reading) and found != claimed else ""
 
 
-def _first(source: Source, claims: Claims, axes: str) -> Reading | Trouble | None:
+def _may_go_on(found: Reading | Trouble | None) -> bool:
+    """Whether no reading is right so far, and none has hung: each further one could cost the limit again."""
+    return found is None or (isinstance(found, Trouble) and found.kind != HUNG)
+
+
+def _first(source: Guessing, claims: Claims, axes: str) -> Reading | Trouble | None:
     """The first reading with these axes that is right, or the trouble of one, after which none is tried."""
     readings = list(_readings(claims, axes))
-    made = source.made([each.run(claims) for each in readings])
+    made = source.made_as(axes, [each.run(claims) for each in readings])
     for reading, ran in zip(readings, made, strict=False):
         if ran.trouble is not None:
             return ran.trouble

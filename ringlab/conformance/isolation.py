@@ -23,7 +23,16 @@ import cloudpickle
 
 from ringlab.comm.processes.children import Clock
 from ringlab.comm.processes.launch import environment
-from ringlab.conformance.perform import TargetSpec, any_left, joined, leave, ran_path, ranks_left
+from ringlab.conformance.perform import (
+    VIRTUAL,
+    TargetSpec,
+    any_left,
+    joined,
+    leave,
+    ran_path,
+    ranks_left,
+    transport_of,
+)
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims
 
@@ -49,6 +58,7 @@ class Isolated:
         self._child: _Child | None = None
 
     def __enter__(self) -> Isolated:
+        self._living()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -67,12 +77,26 @@ class Isolated:
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
         """Yield the outcome of each run that was not skipped, in order."""
-        left = [run for run in runs if run not in self._skipped]
+        return self._made(runs, self._skipped, "")
+
+    def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield the outcome of each run, in order, of the target with these axes."""
+        return self._made(runs, set(), axes)
+
+    def _made(self, runs: Sequence[Run], skipped: set[Run], axes: str) -> Iterator[Ran]:
+        left = [run for run in runs if run not in skipped]
         while left:
             child = self._living()
-            yield from child.results(left)
+            try:
+                yield from child.results(left, axes)
+            except (
+                GeneratorExit
+            ):  # nobody waits for the others, which a launch of real processes would all make
+                if child.on_processes(self.spec.transport):
+                    child.kill()
+                raise
             left = left[child.over :] if not child.alive else []
-            left = [run for run in left if run not in self._skipped]
+            left = [run for run in left if run not in skipped]
 
     def _living(self) -> _Child:
         if self._child is not None and not self._child.alive:
@@ -176,12 +200,20 @@ class _Child(ChildProcess):
             if trouble is not None:
                 return trouble
 
-    def results(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child."""
+    def on_processes(self, transport: str) -> bool:
+        """Return whether the target's ranks are processes, over this transport if it is over ringlab's Comm."""
+        claims = self.claims()
+        return isinstance(claims, Claims) and transport_of(claims.over, transport) != VIRTUAL
+
+    def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
+        """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child.
+
+        axes: those of the target, "" for the ones that it claims.
+        """
         start = len(self.runs)
         self.runs += runs
         numbered = list(enumerate(self.runs))[start:]
-        leave(self.folder / f"{self.batches}.batch", numbered)
+        leave(self.folder / f"{self.batches}.batch", (axes, numbered))
         self.batches, self.over = self.batches + 1, 0
         for index, run in numbered:
             ran = self._wait_for(index, run)

@@ -9,11 +9,14 @@ from xml.etree import ElementTree
 
 import ringlab
 from ringlab.conformance import diagnosis
+from ringlab.conformance.diagnosis import STOPPED
 from ringlab.conformance.findings import ALLOWED, Finding, Report
 
 
 def mark(finding: Finding) -> str:
-    """Return "passed", "failed", "allowed" or "does not apply"."""
+    """Return "passed", "failed", "allowed", "does not apply" or "not run"."""
+    if finding.evidence == STOPPED:
+        return "not run"
     if not finding.applies:
         return "does not apply"
     if finding.ok and finding.evidence.startswith(ALLOWED):
@@ -23,7 +26,7 @@ def mark(finding: Finding) -> str:
 
 def summary(report: Report) -> str:
     """Return the findings in one sentence."""
-    applied = [finding for finding in report.findings if finding.applies]
+    applied = [finding for finding in report.findings if mark(finding) not in SKIPPED]
     tier = "quick" if report.quick else "full"
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
     return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {failed}"
@@ -79,10 +82,13 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+SKIPPED = ("does not apply", "not run")
+
+
 def junit(report: Report) -> str:
     """Return the report as JUnit's XML: a test case for each check, skipped if it does not apply."""
     failed = len(report.failed)
-    skipped = sum(not finding.applies for finding in report.findings)
+    skipped = sum(mark(finding) in SKIPPED for finding in report.findings)
     suite = ElementTree.Element(
         "testsuite", name=f"ringlab check {_xml(report.target)}", tests=str(len(report.findings)),
         failures=str(failed), errors="0", skipped=str(skipped), time=f"{report.seconds:.3f}",
@@ -91,7 +97,7 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname=_xml(report.target), name=finding.name, time=f"{finding.seconds:.3f}"
         )
-        if not finding.applies:
+        if mark(finding) in SKIPPED:
             ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
         elif not finding.ok:
             message = _xml(f"{finding.evidence}. {report.right_if}" if report.right_if else finding.evidence)
@@ -111,7 +117,7 @@ def badge(report: Report) -> str:
     applied = [finding for finding in report.findings if finding.applies]
     kind = "merge" if report.over == "one process" else "quick" if report.quick else "full"
     allowed = sum(mark(finding) == "allowed" for finding in applied)
-    passed = f"{len(applied) - len(report.failed) - allowed} of {len(applied)} {kind} checks"
+    passed = f"{sum(mark(finding) == 'passed' for finding in applied)} of {len(applied)} {kind} checks"
     passed += f", {allowed} allowed" if allowed else ""
     fields = {
         "schemaVersion": 1,

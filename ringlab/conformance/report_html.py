@@ -11,11 +11,11 @@ import ringlab
 from ringlab.conformance import diagnosis
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.picture import largest_difference, over_pairs, over_tokens
-from ringlab.conformance.report import evidence, mark, said, summary
+from ringlab.conformance.report import SKIPPED, evidence, mark, said, summary
 
 PICTURES = 3
 """Checks whose errors are drawn, at most."""
-_SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "–"}
+_SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "–", "not run": ""}
 
 
 def html(report: Report) -> str:
@@ -46,7 +46,7 @@ def text(value: object) -> str:
 
 
 def _asked(report: Report) -> int:
-    return sum(finding.applies for finding in report.findings)
+    return sum(mark(finding) not in SKIPPED for finding in report.findings)
 
 
 def _ran(report: Report) -> str:
@@ -56,7 +56,7 @@ def _ran(report: Report) -> str:
 
 def _reproduce(report: Report) -> str:
     """The command for the first fault, and the script if there is one."""
-    failed = next(finding for finding in report.findings if not finding.ok)
+    failed = next(finding for finding in report.findings if finding.name in report.failed)
     shown = next(
         (each for each in report.findings if each.where is diagnosis.wrong_values(report.findings)), failed
     )
@@ -168,7 +168,7 @@ def _error_cell(error: float | None, bound: float) -> str:
 
 def _table(report: Report) -> str:
     """All findings, those that failed first."""
-    order = {"failed": 0, "allowed": 1, "passed": 2, "does not apply": 3}
+    order = {"failed": 0, "allowed": 1, "passed": 2, "does not apply": 3, "not run": 4}
     texts, found = evidence(report), sorted(report.findings, key=lambda each: order[mark(each)])
     rows = [_row(finding, texts[finding.name]) for finding in found]
     return (

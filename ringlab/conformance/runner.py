@@ -5,21 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import torch
 
 from ringlab.conformance import checks, guesses
 from ringlab.conformance.counterexample import Search, is_gross, smaller_runs, troubled
-from ringlab.conformance.diagnosis import LOADS
-from ringlab.conformance.findings import ALLOWED, NO_TARGET, NOT_ASKED, Finding, Report
+from ringlab.conformance.diagnosis import LOADS, NO_TARGET, NOT_ASKED, STOPPED
+from ringlab.conformance.findings import ALLOWED, Finding, Report
 from ringlab.conformance.isolation import HUNG, Isolated
-from ringlab.conformance.measuring import measure
+from ringlab.conformance.measuring import measure, truth_of
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
-from ringlab.conformance.runs import Ran, Run, Trouble
-from ringlab.conformance.source import Source
-from ringlab.conformance.target import Claims
+from ringlab.conformance.runs import ANY_LAYOUT, Ran, Run, Trouble
+from ringlab.conformance.source import Guessing, Source
+from ringlab.conformance.target import Claims, as_target
 from ringlab.errors import BackendError
 
 LIMIT = 30.0
@@ -29,7 +32,7 @@ AGAIN = 2
 _IN_A_ROW = 2
 """Runs in a row that may hang; each costs the limit."""
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
-Opened = Callable[[str], AbstractContextManager[Source]]
+Opened = Callable[[], AbstractContextManager[Guessing]]
 
 
 def check(
@@ -38,6 +41,7 @@ def check(
     quick: bool = False,
     seed: int = 0,
     only: Sequence[str] = (),
+    fail_fast: bool = False,
     limit: float = LIMIT,
     transport: str = VIRTUAL,
     device: str = "cpu",
@@ -48,7 +52,7 @@ def check(
     """Return the findings about `target`: a function, a `Target`, or "package.module:name".
 
     claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
-    limit: seconds for each run; a longer run has hung. transport: "virtual", or one of
+    fail_fast: stop at the first check that fails. limit: seconds for each run; a longer run has hung. transport: "virtual", or one of
     `ringlab.launch`, for targets over ringlab's Comm; targets over torch.distributed run on processes.
     isolate: run in child processes; otherwise in this one, on virtual ranks, where nothing can stop them.
     progress: called with each finding.
@@ -70,8 +74,8 @@ def check(
 
     with source_of(spec) as source:
         return report_on(
-            source, spec, quick=quick, seed=seed, only=only, limit=limit, progress=progress,
-            opened=lambda axes: source_of(spec.claiming(axes=axes)),
+            source, spec, quick=quick, seed=seed, only=only, fail_fast=fail_fast, limit=limit, progress=progress,
+            opened=lambda: source_of(spec),
         )  # fmt: skip
 
 
@@ -82,16 +86,19 @@ def report_on(
     quick: bool,
     seed: int,
     only: Sequence[str],
+    fail_fast: bool,
     limit: float,
     progress: Callable[[Finding], None],
     opened: Opened | None = None,
 ) -> Report:
     """Return the findings about the target of `spec`, whose runs `source` makes; see `check`.
 
-    opened: returns a source that gives the target other axes (see `guesses.right_if`).
+    opened: returns another source of the same target, for guesses (see `guesses.right_if`); none are made if it is None.
     Raises: BackendError for an unknown check.
     """
-    return _Suite(source, spec, selected(only, quick), quick, seed, limit, progress, opened).report()
+    suite = _Suite(source, spec, selected(only, quick), quick, seed, limit, progress, opened)
+    suite.fail_fast = fail_fast
+    return suite.report()
 
 
 def selected(only: Sequence[str], quick: bool) -> tuple[Check, ...]:
@@ -137,6 +144,10 @@ class _Here:
             if run not in self.skipped:
                 yield on_virtual_ranks(self.target, run, self.device)
 
+    def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
+        target = as_target(self.target, axes=axes)
+        yield from (on_virtual_ranks(target, run, self.device) for run in runs)
+
 
 class _Suite:
     """One check of one target from the first run to the last finding."""
@@ -157,13 +168,23 @@ class _Suite:
         self.done: dict[Run, Ran] = {}
         self.findings: dict[str, Finding] = {}
         self.counters: dict[str, Run] = {}
-        self.gave_up = False
+        self.gave_up = self.fail_fast = False
         self.again, self.tries = dict[str, list[Run]](), Counter[str]()
         name = spec.what if isinstance(spec.what, str) else ""
         self.result = Report(name, "", spec.transport, quick, seed, limit)
 
     def report(self) -> Report:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the ranks compute on the other cores meanwhile
+        try:
+            return self._report()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _report(self) -> Report:
         start = time.monotonic()
+        # Autograd's first use imports for a second. Child processes are importing now, too.
+        truth_of(Run(1, 2, ANY_LAYOUT, causal=True, D=2))
         claims = self.source.claims()
         took = time.monotonic() - start
         if isinstance(claims, Trouble):
@@ -203,13 +224,16 @@ class _Suite:
                     self._judge(plan, each, planned, ran)
             if len(hung) >= _IN_A_ROW:
                 self._give_up(hung, planned)
-            if not hung and self._is_called_wrongly(plan.claims):
+            if self._stops():
+                for unneeded in runs.keys() - self.done.keys():
+                    self.source.skip(unneeded)
+            if (not hung and self._is_called_wrongly(plan.claims)) or self._stops():
                 break
-        if not self.result.right_if:
+        if not self.result.right_if and not self._stops():
             self._make_again(plan, planned)
         for each in self.selected:
             if each.name not in self.findings:
-                left = NOT_ASKED if self.result.right_if else "not run"
+                left = NOT_ASKED if self.result.right_if else STOPPED if self._stops() else "not run"
                 self._found(Finding(each.name, each.asks, False, left, 0.0))
         if not self.result.right_if:
             self._look_for_smaller(plan.claims)
@@ -254,14 +278,24 @@ class _Suite:
         failed = any(name in guesses.PLAIN and not found.ok for name, found in self.findings.items())
         if self.opened is None or not failed:
             return False
-        self.result.right_if = guesses.right_if(claims, self.opened)
+        self.result.right_if = guesses.right_if(claims, partial(self._guessing, self.opened))
         self.opened = None  # once is enough
         return bool(self.result.right_if)
+
+    def _guessing(self, opened: Opened) -> AbstractContextManager[Guessing]:
+        if self._stops() and self.result.transport == VIRTUAL and isinstance(self.source, Guessing):
+            return nullcontext(
+                self.source
+            )  # a launch of processes would make its other runs first, skipped or not
+        return opened()
+
+    def _stops(self) -> bool:
+        return self.fail_fast and not all(found.ok for found in self.findings.values())
 
     def _make_again(self, plan: Plan, planned: dict[str, list[Run]]) -> None:
         """Make the runs that the checks in `again` wait for, and judge these checks by all of theirs."""
         for each in self.selected:
-            while each.name in self.again and each.name not in self.findings:
+            while each.name in self.again and each.name not in self.findings and not self._stops():
                 waiting = self.again.pop(each.name)
                 self.done.update({ran.run: ran for ran in self.source.made(waiting)})
                 self._judge(plan, each, planned, self.done[planned[each.name][-1]])

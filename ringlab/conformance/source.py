@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ringlab.conformance.runs import Ran, Run, Trouble
 from ringlab.conformance.target import Claims
@@ -20,3 +20,11 @@ class Source(Protocol):
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
         """Yield the outcome of each run that was not skipped, in order."""
+
+
+@runtime_checkable
+class Guessing(Protocol):
+    """A source of runs of a target in which it can be given other axes than it claims."""
+
+    def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield the outcome of each run, in order, with these axes."""

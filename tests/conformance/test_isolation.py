@@ -9,7 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringlab.conformance.isolation import Isolated
+from ringlab.conformance.perform import TargetSpec
 from ringlab.conformance.runner import Report, check
+from ringlab.conformance.runs import Run
 
 HERE = "tests.conformance.bad_targets"
 LIMIT = 6.0
@@ -38,6 +41,20 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
     assert says in evidence(report, "forward")
     assert "(P=2 " in evidence(report, "forward")
     assert report.failed == ["forward"]
+
+
+@pytest.mark.parametrize(("transport", "goes_on"), [("virtual", True), ("gloo", False)])
+def test_a_launch_of_processes_is_ended_if_nobody_waits_for_the_rest(transport: str, goes_on: bool) -> None:
+    """Virtual ranks take the next batch after one run; a launch of processes would make all runs on as many ranks first."""
+    runs = [Run(2, 8, "contiguous", False, H=1, K=1, seed=seed) for seed in range(3)]
+    with Isolated(TargetSpec("ringlab.plain_ring:attend", transport), 30.0) as source:
+        made = iter(source.made(runs))
+        assert next(made).run == runs[0]
+        child = source._child
+        assert child is not None
+        made.close()  # type: ignore[attr-defined]
+        assert child.alive is goes_on
+        assert [ran.run for ran in source.made(runs[1:])] == runs[1:]
 
 
 def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:

@@ -20,7 +20,7 @@ from ringlab import conformance, plain_ring
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
-from ringlab.conformance.findings import NOT_ASKED
+from ringlab.conformance.diagnosis import NOT_ASKED
 from ringlab.conformance.report import badge, evidence, junit, markdown, said, summary
 from ringlab.conformance.report_html import html
 from ringlab.conformance.runner import Finding, Report, check
