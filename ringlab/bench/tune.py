@@ -127,8 +127,8 @@ def _row(slot: Slot, able: Mapping[Config, Compiled], final: Mapping[Config, flo
     )
 
 
-def _key(row: Row) -> tuple[str, int, str, str]:
-    return row.kernel, row.head_dim, row.dtype, row.config.precision
+def _key(row: Row) -> tuple[str, int, str, str, str]:
+    return *row.serves, row.scores
 
 
 def _dict(value: object) -> dict[str, Any]:

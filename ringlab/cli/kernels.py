@@ -70,7 +70,8 @@ def _print_tables(archs: tuple[str, ...], names: tuple[str, ...], as_json: bool)
         return
     shown = Table("kernel", "architecture", "D up to", "dtype", "configuration", "reason")
     for arch, row in rows:
-        shown.add_row(row.kernel, arch, str(row.head_dim), row.dtype, str(row.config), row.reason)
+        serves = f"{row.dtype} {row.scores}".strip()
+        shown.add_row(row.kernel, arch, str(row.head_dim), serves, str(row.config), row.reason)
     people.print(shown)
     people.print("Sizes are rows × keys. Compile them without a GPU: ringlab kernels --offline")
 
@@ -86,14 +87,11 @@ def _compile(archs: tuple[str, ...], names: tuple[str, ...], processes: int) -> 
 
 def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
     from ringlab.blocks.triton.configs import TABLES, table
-    from ringlab.blocks.triton.offline import recorded
+    from ringlab.blocks.triton.offline import jobs_of, recorded
 
     for arch in archs:
-        text = recorded(
-            arch,
-            table(arch),
-            [e for e in found if (e.job.arch, e.job.step, e.job.scores) == (arch, "middle", "")],
-        )
+        of = {each.job: each for each in found}
+        text = recorded(arch, table(arch), [of[job] for job in jobs_of(arch, table(arch))])
         (TABLES / f"{arch}.toml").write_text(text, encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ringlab.bench import tune as tuning
 from ringlab.bench.tune import Gpu, Tuned, merged, stamp, tune
 from ringlab.blocks.triton import configs
 from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import Config, Row, table
+from ringlab.blocks.triton.configs import Config, Row, choose_row, table
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
 from tests.bench.test_measure import Scripted
@@ -128,12 +129,20 @@ def test_a_race_of_backward_kernels_leaves_out_what_is_wrong(monkeypatch, kernel
 
     launch = steps.Launcher.launch
 
-    def lazy(self, name, programs, heads, arguments, **constants) -> None:
+    def lazy(self, name, config, programs, heads, arguments, **constants) -> None:
         """With 32 keys a tile the kernel under test is not launched: what it should write is not written."""
-        if name != kernel or self.config(name, constants["VALUE_DIM"]).block_n != 32:
-            launch(self, name, programs, heads, arguments, **constants)
+        if name != kernel or config.block_n != 32:
+            launch(self, name, config, programs, heads, arguments, **constants)
 
     monkeypatch.setattr(steps.Launcher, "launch", lazy)
     right, wrong = Config(64, 64, 4, 1), Config(32, 32, 4, 1)
     track = Gpu(tokens=40, heads=1, device=Scripted())
     assert track.race(Slot(kernel, 64, "float32", "ieee"), [right, wrong], rounds=1) == {right: 1.0}
+
+
+def test_a_tuned_row_leaves_the_row_of_a_score_rule_alone() -> None:
+    scored = next(row for row in table("sm_90") if row.scores)
+    plain = choose_row(scored.kernel, "sm_90", scored.head_dim, "bfloat16")
+    new = replace(plain, config=Config(16, 16, 4, 1))
+    slot = Slot(scored.kernel, scored.head_dim, scored.dtype, "ieee")
+    assert merged([plain, scored], [Tuned(slot, new, 1, 1, 1)]) == [new, scored]

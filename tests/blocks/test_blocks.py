@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,7 +21,7 @@ from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
 from ringlab.blocks.protocol import BackwardRows, Block
-from ringlab.blocks.triton import configs
+from ringlab.blocks.triton import TritonBlock, configs
 from ringlab.blocks.triton.candidates import HEAD_DIMS, KINDS, candidates, least_shared_bytes, slots
 from ringlab.blocks.triton.configs import (
     ARCHITECTURES,
@@ -34,6 +36,7 @@ from ringlab.blocks.triton.configs import (
 )
 from ringlab.blocks.triton.offline import SHARED_LIMIT
 from ringlab.errors import BackendError, DtypeError
+from ringlab.scores import ScoreRules
 from tests.laws.draw import Shape, tensors
 
 BLOCKS = tuple(get_block(name, torch.zeros(1, 1, 1, 1)) for name in available())
@@ -190,9 +193,41 @@ def test_every_row_can_be_launched_and_says_why(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", COMPILED)
 def test_a_table_has_the_rows_that_tuning_fills_and_no_other(arch: str) -> None:
-    keys = [(r.kernel, r.head_dim, r.dtype, r.config.precision) for r in table(arch)]
+    keys = [(r.kernel, r.head_dim, r.dtype, r.config.precision) for r in table(arch) if not r.scores]
     assert sorted(keys) == sorted((s.kernel, s.head_dim, s.dtype, s.precision) for s in slots())
     assert len(set(keys)) == len(keys) == len(KERNELS) * len(KINDS) * len(HEAD_DIMS)
+
+
+def test_a_score_rule_takes_a_row_of_its_own_where_there_is_one() -> None:
+    scored = [(arch, row) for arch in COMPILED for row in table(arch) if row.scores]
+    assert len(scored) == 7
+    for arch, row in scored:
+        dtype = "bfloat16" if row.dtype == "16-bit" else row.dtype
+        plain = choose_row(row.kernel, arch, row.head_dim, dtype, row.config.precision)
+        assert not plain.scores and plain.serves == row.serves and plain.config != row.config
+        of_both = [each.config for where, each in scored if (where, each.serves) == (arch, row.serves)]
+        for head_dim in (row.head_dim // 2 + 1, row.head_dim):
+            asked = row.kernel, arch, head_dim, dtype, row.config.precision
+            assert choose(*asked, {row.scores}) == row.config
+            assert choose(*asked, set(configs.SCORES)) in of_both
+            assert choose(*asked) == choose(*asked, ()) == plain.config
+
+
+def test_kernels_are_launched_with_the_row_of_their_score_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, frozenset[str]]] = []
+
+    def watched(kernel: str, arch: str, head_dim: int, dtype: Any, precision: str, scores: Any) -> Config:
+        asked.append((kernel, frozenset(scores)))
+        return choose(kernel, arch, head_dim, dtype, precision, scores)
+
+    monkeypatch.setattr("ringlab.blocks.triton.block.choose", watched)
+    q, k, v, dout = tensors(Shape(1, 2, 1, 16, 16, 16), 0, torch.float32)
+    rules = ScoreRules(softcap=3.0).of_tile(np.arange(16), np.arange(16))
+    block = TritonBlock()
+    found = block.forward(q, k, v, causal=True, scale=0.3, rules=rules)
+    rows = BackwardRows(dout, q, found.out, found.lse, (dout * found.out).sum(-1))
+    block.backward(rows, k, v, causal=True, scale=0.3, rules=rules)
+    assert set(asked) == {(kernel, frozenset({"softcap"})) for kernel in KERNELS}
 
 
 def test_the_smallest_row_that_is_large_enough_is_taken() -> None:

@@ -79,13 +79,12 @@ def test_no_spills_in_forward_and_dq_at_64_and_128(shipped: dict[Job, Compiled])
 
 
 def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Kernels of their own: they fit and use tensor cores as the budgets say, but may spill."""
+    """Kernels of their own, with rows of their own where those without a rule would spill."""
     scored = [job for job in shipped if job.scores]
     assert {(job.arch, job.kernel, job.head_dim, job.scores) for job in scored} == set(
         itertools.product(COMPILED, KERNELS, (64, 128), SCORES)
     )
-    # A spill costs time alone; a kernel that spills by the kilobyte has another fault.
-    assert max(shipped[job].spill_bytes for job in scored) < 1024
+    assert not any(shipped[job].spill_bytes for job in scored)
 
 
 def test_sm_90_uses_wgmma_and_all_use_tensor_cores_for_16_bits(shipped: dict[Job, Compiled]) -> None:
@@ -145,7 +144,7 @@ def launches(scores: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> list[La
     """What the launcher passes to the kernels, forward and backward, noted down instead of run."""
     noted: list[Launch] = []
 
-    def launch(self, kernel, programs, heads, arguments, **constants) -> None:
+    def launch(self, kernel, config, programs, heads, arguments, **constants) -> None:
         noted.append((kernel, arguments, constants))
 
     monkeypatch.setattr(steps.Launcher, "launch", launch)

@@ -244,7 +244,7 @@ def test_rows_that_backward_cannot_use_are_refused() -> None:
     for dout, lse, delta, kind, words in wrong:
         with pytest.raises(kind, match=words):
             rows = BackwardRows(dout, like(), like(), lse, delta)
-            TritonBackward(Launcher(lambda kernel, value_dim: Config(16, 16, 4, 1), 0.3), rows, 1)
+            TritonBackward(Launcher(lambda kernel, value_dim, rules: Config(16, 16, 4, 1), 0.3), rows, 1)
 
 
 def test_there_are_no_more_steps_than_were_announced() -> None:

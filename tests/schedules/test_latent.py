@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, latent_attention, launch
 from ringlab.comm.ring import Ring
+from ringlab.conformance import cases
+from ringlab.conformance.covering import covering_pairs
 from ringlab.cost.sizes import Attention
 from ringlab.cost.travel import Width, travel_traffic
 from ringlab.errors import AgreementError, BackendError, DtypeError, LayoutError, RinglabError, ShapeError
@@ -46,6 +48,29 @@ def test_latent_attention_is_its_definition(problem: Problem, schedule: str) -> 
     assert not beyond(solve(problem, schedule), problem)
 
 
+AXES = {name: cases.AXES[name] for name in ("layout", "P", "S", "D", "dtype", "mask")} | {
+    "schedule": SCHEDULES,
+    "block": ("naive", "blockwise", "native"),
+    "through_lse": (False, True),
+}
+TABLE = tuple(covering_pairs(AXES))
+"""The axes of the table of cases that a latent has, and its schedules and blocks: every pair of values of two axes."""
+
+
+def problem_of(chosen: dict[str, Any]) -> Problem:
+    S, D = chosen["S"], chosen["D"]
+    layout, mask = cases.ALL_LAYOUTS[chosen["layout"]](S, chosen["P"]), cases.MASKS[chosen["mask"]](S)
+    sizes = {"H": 2, "Dn": D - D // 4, "Dr": D // 4, "Dv": D - D // 4, "R": 24}
+    dtype = getattr(torch, chosen["dtype"])
+    return Problem(layout, mask=mask, dtype=dtype, through_lse=chosen["through_lse"], **sizes)
+
+
+@pytest.mark.parametrize("chosen", TABLE, ids=lambda chosen: "-".join(map(str, chosen.values())))
+def test_the_table_of_cases(chosen: dict[str, Any]) -> None:
+    problem = problem_of(chosen)
+    assert not beyond(solve(problem, chosen["schedule"], chosen["block"]), problem)
+
+
 JOBS = [
     (Problem(zigzag(17, 2), B=2, through_lse=True), "ring", "naive"),
     (Problem(contiguous(24, 2), dtype=torch.float32, mask=Mask(window=5)), "bidirectional", "native"),
@@ -60,6 +85,9 @@ JOBS = [
 def test_lower_precisions(block: str, dtype: torch.dtype) -> None:
     problem = Problem(zigzag(24, 2), 2, 12, 4, 8, 16, dtype=dtype)
     assert not beyond(solve(problem, "ring", block), problem)
+
+
+JOBS += [(problem_of(each), each["schedule"], each["block"]) for each in TABLE if each["P"] == 2]
 
 
 def solve_all(ring: Ring) -> list[tuple[Tensor, ...]]:

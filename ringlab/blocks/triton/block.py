@@ -97,9 +97,9 @@ class TritonBlock(StepBlock):
     def _launcher(self, q: Tensor, scale: float) -> Launcher:
         arch = _architecture(q.device)
 
-        def config(kernel: str, value_dim: int) -> Config:
-            given = self.configs.get(kernel)
-            return given or choose(kernel, arch, max(q.shape[-1], value_dim), q.dtype, self.precision)
+        def config(kernel: str, value_dim: int, rules: TileRules) -> Config:
+            given, head_dim = self.configs.get(kernel), max(q.shape[-1], value_dim)
+            return given or choose(kernel, arch, head_dim, q.dtype, self.precision, rules.requirements)
 
         return Launcher(config, float(scale))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,8 @@ from ringlab.errors import BackendError, DtypeError
 if TYPE_CHECKING:
     import torch
 
+SCORES = ("softcap", "dropout")
+"""Score rules, each compiled to a kernel of its own."""
 KERNELS = ("forward_step", "backward_dq", "backward_dkv")
 COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures of offline compilation
 ARCHITECTURES = (*COMPILED, "interpreter")
@@ -56,7 +58,7 @@ class Row:
     """One row of a table: the largest head dim and the dtype for which `config` is used, and the reason.
 
     compiled: registers and spilled bytes of a thread, and shared bytes of a program, as offline compilation found at that
-    head dim; None for the interpreter.
+    head dim; None for the interpreter. scores: the score rule with which this row takes the place of the one without.
     """
 
     kernel: str
@@ -65,23 +67,37 @@ class Row:
     config: Config
     reason: str
     compiled: tuple[int, int, int] | None = None
+    scores: str = ""
+
+    @property
+    def serves(self) -> tuple[str, int, str, str]:
+        """Return (kernel, head dim, dtype, precision), which a row with a score rule shares with the row without."""
+        return self.kernel, self.head_dim, self.dtype, self.config.precision
 
 
 def choose(
-    kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
+    kernel: str,
+    arch: str,
+    head_dim: int,
+    dtype: torch.dtype | str,
+    precision: str = "ieee",
+    scores: Collection[str] = (),
 ) -> Config:
     """Return the launch configuration of `kernel`: that of the row with the smallest sufficient head dim.
 
-    precision: "ieee" or "tf32x3", for float32; other dtypes ignore it.
+    precision: "ieee" or "tf32x3", for float32; other dtypes ignore it. scores: the score rules that the kernel applies, of
+    SCORES; some spill with the tiles that are best without them, and have a row of their own.
     Raises: BackendError for an unknown kernel, architecture or precision, or a head dim above 256; DtypeError.
     """
-    return choose_row(kernel, arch, head_dim, dtype, precision).config
+    plain = choose_row(kernel, arch, head_dim, dtype, precision)
+    ruled = [row for row in table(arch) if row.serves == plain.serves and row.scores in scores]
+    return min(ruled, key=lambda row: row.config.block_m * row.config.block_n, default=plain).config
 
 
 def choose_row(
     kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
 ) -> Row:
-    """Return the row whose configuration `choose` returns. Raises: BackendError, DtypeError."""
+    """Return the row whose configuration `choose` returns without score rules. Raises: BackendError, DtypeError."""
     name = str(dtype).removeprefix("torch.")
     if name not in _KINDS:
         remedy = "use block='blockwise'" if name == "float64" else "convert the tensors to one of these"
@@ -90,7 +106,8 @@ def choose_row(
         raise BackendError(f"a kernel among {', '.join(KERNELS)}", repr(kernel))
     for row in table(arch):
         wanted = row.config.precision == precision or name != "float32"
-        if row.kernel == kernel and row.dtype == _KINDS[name] and wanted and row.head_dim >= head_dim:
+        fits = row.kernel == kernel and row.dtype == _KINDS[name] and row.head_dim >= head_dim
+        if fits and wanted and not row.scores:
             return row
     if head_dim > LARGEST_HEAD_DIM:
         raise BackendError(
@@ -153,7 +170,7 @@ def render(arch: str, triton: str, rows: Iterable[Row]) -> str:
 
 _HEADER = """\
 # Launch configurations for {arch}: rows × keys of a tile, warps of a program, stages of its pipeline.
-# A row serves head dims up to `head_dim`; compiled = [registers, spilled bytes, shared bytes] at that head dim,
+# A row serves head dims up to `head_dim`, one with `scores` only kernels with that score rule; compiled = [registers, spilled bytes, shared bytes] at that head dim,
 # by the version of Triton named here. A reason without a time was found by compiling: nothing was measured.
 # Written by `ringlab tune` on a GPU; `ringlab kernels --offline --record` writes the numbers of compiling anew.
 
@@ -165,6 +182,8 @@ def _line(row: Row) -> str:
     cells: dict[str, Any] = {"head_dim": row.head_dim, "dtype": row.dtype}
     if row.dtype == "float32":
         cells["precision"] = config.precision
+    if row.scores:
+        cells["scores"] = row.scores
     cells |= {"block_m": config.block_m, "block_n": config.block_n}
     cells |= {"warps": config.num_warps, "stages": config.num_stages}
     if row.compiled:
@@ -179,4 +198,12 @@ def _row(kernel: str, each: Mapping[str, Any]) -> Row:
         each["block_m"], each["block_n"], each["warps"], each["stages"], each.get("precision", "ieee")
     )
     registers_spills_shared = tuple(each["compiled"]) if "compiled" in each else None
-    return Row(kernel, each["head_dim"], each["dtype"], config, each["reason"], registers_spills_shared)
+    return Row(
+        kernel,
+        each["head_dim"],
+        each["dtype"],
+        config,
+        each["reason"],
+        registers_spills_shared,
+        each.get("scores", ""),
+    )

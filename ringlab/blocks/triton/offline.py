@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
-from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, Row, render, table
+from ringlab.blocks.triton.configs import COMPILED, KERNELS, SCORES, Config, Row, choose, render, table
 from ringlab.errors import BackendError
 
 # Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
@@ -35,7 +35,6 @@ NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL
 NO_SPILL_HEAD_DIM = 128
 # The steps of a ring, each compiled to a kernel of its own: (first, last).
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
-SCORES = ("softcap", "dropout")  # score rules, each compiled to a kernel of its own; these may spill
 
 SOURCES = "ringlab.blocks.triton.compiling"
 
@@ -101,7 +100,7 @@ def _broken(found: Compiled) -> Iterator[str]:
     if found.tensor_memory_columns > TENSOR_MEMORY_LIMIT:
         yield f"{found.tensor_memory_columns} columns of tensor memory, there are {TENSOR_MEMORY_LIMIT}"
     if job.dtype != "float32":
-        if _no_spill(job) and found.spill_bytes:
+        if (_no_spill(job) or job.scores) and found.spill_bytes:
             yield f"{found.spill_bytes:,} bytes spilled by a thread, none are allowed here"
         if found.tensor_core != TENSOR_CORE[job.arch]:
             yield f"matrix instructions: {found.tensor_core or 'none'}, should be {TENSOR_CORE[job.arch]}"
@@ -111,22 +110,30 @@ def _broken(found: Compiled) -> Iterator[str]:
 
 def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
     """Return a job for each row, in order: a middle step, at the largest head dim that the row serves."""
-    return [
-        Job(row.kernel, arch, row.head_dim, "bfloat16" if row.dtype == "16-bit" else row.dtype, row.config)
-        for row in rows
-    ]
+    return [Job(row.kernel, arch, row.head_dim, _dtype(row), row.config, scores=row.scores) for row in rows]
+
+
+def _dtype(row: Row) -> str:
+    return "bfloat16" if row.dtype == "16-bit" else row.dtype
 
 
 def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
     """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
     Rows that must not spill are compiled for all steps of a ring, other rows for a middle step; 16-bit rows up to
-    NO_SPILL_HEAD_DIM also with each of SCORES.
+    NO_SPILL_HEAD_DIM also with each of SCORES, with the configuration that such a kernel gets.
     """
     wanted = tuple(kernels)
-    jobs = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
+    every = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
+    jobs = [job for job in every if not job.scores]
     steps = [replace(job, step=step) for job in jobs for step in (STEPS if _no_spill(job) else ("middle",))]
-    return steps + [replace(job, scores=scores) for job in jobs if _usual(job) for scores in SCORES]
+    others = [job for job in every if job.scores and not _usual(job)]
+    return steps + [_ruled(job, scores) for job in jobs if _usual(job) for scores in SCORES] + others
+
+
+def _ruled(job: Job, scores: str) -> Job:
+    config = choose(job.kernel, job.arch, job.head_dim, job.dtype, job.config.precision, (scores,))
+    return replace(job, scores=scores, config=config)
 
 
 def _no_spill(job: Job) -> bool:

@@ -28,21 +28,26 @@ Tiles = tuple[Tile, ...]
 class Launcher:
     """Launches kernels for tensors of one kind.
 
-    config: returns a kernel's launch configuration, by its name and the head dim of v.
+    config: returns a kernel's launch configuration, by its name, the head dim of v and the score rules.
     """
 
-    config: Callable[[str, int], Config]
+    config: Callable[[str, int, TileRules], Config]
     scale: float
 
     def launch(
-        self, kernel: str, programs: int, heads: int, arguments: tuple[Any, ...], **constants: Any
+        self,
+        kernel: str,
+        config: Config,
+        programs: int,
+        heads: int,
+        arguments: tuple[Any, ...],
+        **constants: Any,
     ) -> None:
         """Launch `kernel` on `programs` · `heads` programs. Raises: BackendError where the GPU is too small."""
         from triton.runtime.errors import OutOfResources
 
         from ringlab.blocks.triton import kernels
 
-        config = self.config(kernel, constants["VALUE_DIM"])
         constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": config.precision}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         try:
@@ -137,7 +142,7 @@ class TritonForward:
     def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules) -> None:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
-        config = self.launcher.config("forward_step", v.shape[-1])
+        config = self.launcher.config("forward_step", v.shape[-1], rules)
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, q.device
         ).on_this_stream()
@@ -149,6 +154,7 @@ class TritonForward:
         arguments = (*tensors, *strides(q), *strides(k), *strides(v))
         self.launcher.launch(
             "forward_step",
+            config,
             len(visits.programs),
             B * H,
             (*arguments, len(visits.programs), L, H, *ruled.draw, abs(scale), ruled.cap, ruled.keep),
@@ -203,7 +209,7 @@ class TritonBackward:
         self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules
     ) -> None:
         B, H, L, _ = self.q.shape
-        config = self.launcher.config("backward_dq", v.shape[-1])
+        config = self.launcher.config("backward_dq", v.shape[-1], rules)
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, self.q.device
         ).on_this_stream()
@@ -214,6 +220,7 @@ class TritonBackward:
         factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dq",
+            config,
             len(visits.programs),
             B * H,
             (*arguments, len(visits.programs), L, H, *ruled.draw, *factors),
@@ -226,13 +233,14 @@ class TritonBackward:
     def _launch_dkv(self, tiles: Tiles, k: Tensor, v: Tensor, rules: TileRules) -> Gradient:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-        config = self.launcher.config("backward_dkv", v.shape[-1])
+        config = self.launcher.config("backward_dkv", v.shape[-1], rules)
         visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
         ruled = RuleArguments.of(rules, visits.programs)
         arguments = (*self._inputs(k, v), dk, dv, *visits, *ruled.positions, *self._strides(k, v))
         factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dkv",
+            config,
             len(visits.programs),
             B * K,
             (*arguments, len(visits.programs), L, Lk, H, *ruled.draw, *factors),
