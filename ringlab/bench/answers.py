@@ -1,4 +1,4 @@
-"""The time of an answer of the command line: whole processes, imports included."""
+"""The time of an answer of the command line: whole processes, imports included, and the memory of a large simulation."""
 
 from __future__ import annotations
 
@@ -15,41 +15,84 @@ from ringlab.errors import RinglabError
 
 CALL = "import sys; from ringlab.cli import main; sys.exit(main())"
 PLAN = ("plan", "--model", "llama3-70b", "--tokens", "1M", "--hardware", "h100", "--nodes", "4", "--json")
+HELP = ("--help",)
+SIMULATE = tuple(
+    ("simulate", "--tokens", "16Mi", "--ranks", ranks, "--layout", "zigzag", "--json")
+    for ranks in ("1024", "8192")
+)
+QUICK_ANSWERS = (PLAN, HELP)
 
 
 def bench_answers(
-    runs: int = 11, arguments: Sequence[str] = PLAN, progress: Callable[[], object] = lambda: None
+    runs: int = 11,
+    commands: Sequence[Sequence[str]] = QUICK_ANSWERS,
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the wall seconds of `runs` calls of `ringlab` with `arguments`, --json among them, each its own process.
+    """Return the wall seconds of `runs` calls of `ringlab` with each of these arguments, each its own process.
 
-    An additional first call, which loads the files into the machine's cache, is not counted.
+    An additional first call of each, which loads the files into the machine's cache, is not counted. The commands take turns.
     "It does not fit", status 1, counts as an answer. Raises: RinglabError if a call gives none.
     """
-    seconds = []
+    seconds: dict[str, list[float]] = {_words(command): [] for command in commands}
     for _ in range(runs + 1):
-        seconds.append(_answered(arguments))
-        progress()
-    counted = seconds[1:]
-    return {
-        "ok": True,
-        "command": ["ringlab", *arguments],
-        "wall_s": counted,
-        "median_s": statistics.median(counted),
-        "slowest_s": max(counted),
-        "machine": machine(),
-    }
+        for command in commands:
+            seconds[_words(command)].append(_answered(command)[0])
+            progress()
+    cases = [
+        {
+            "command": command,
+            "wall_s": times[1:],
+            "median_s": statistics.median(times[1:]),
+            "slowest_s": max(times[1:]),
+        }
+        for command, times in seconds.items()
+    ]
+    return {"ok": True, "cases": cases, "machine": machine()}
 
 
-def _answered(arguments: Sequence[str]) -> float:
+def bench_simulator(commands: Sequence[Sequence[str]] = SIMULATE) -> dict[str, Any]:
+    """Return what `ringlab simulate` answers to each command, with the CPU seconds and the most bytes in memory of its process.
+
+    Raises: RinglabError if it gives no answer.
+    """
+    cases = []
+    for arguments in commands:
+        seconds, answer, used = _answered(arguments)
+        measured = {
+            "process_wall_s": seconds,
+            "process_cpu_s": used["cpu_s"],
+            "peak_rss_bytes": used["peak_rss_bytes"],
+        }
+        cases.append({**answer, "measured": measured})
+    return {"ok": True, "cases": cases, "machine": machine()}
+
+
+def _words(arguments: Sequence[str]) -> str:
+    return " ".join(("ringlab", *arguments))
+
+
+def _answered(arguments: Sequence[str]) -> tuple[float, dict[str, Any], dict[str, float]]:
+    """The wall seconds of one call, its JSON if that was asked for, and the resources that its process used."""
+    command = [sys.executable, "-I", "-S", "-c", _WATCH, sys.executable, "-c", CALL, *arguments]
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     seconds = time.perf_counter() - begin
+    *said, used = done.stderr.splitlines() or [""]
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(done.stdout) if "--json" in arguments else {}
     except ValueError:
-        answer = {"error": done.stderr.strip()[-300:]}
+        answer = {"error": "\n".join(said)[-300:]}
     if "error" in answer or done.returncode not in (0, 1):
-        raise RinglabError(
-            f"an answer of ringlab {' '.join(arguments)}", f"status {done.returncode}: {answer.get('error')}"
-        )
-    return seconds
+        why = f"status {done.returncode}: {answer.get('error') or ' '.join(said)[-300:]}"
+        raise RinglabError(f"an answer of {_words(arguments)}", why)
+    return seconds, answer, json.loads(used)
+
+
+# A process of its own, and a small one: the most memory of a child counts what its parent held when it was started.
+_WATCH = """
+import json, os, sys
+_, status, used = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
+unit = 1 if sys.platform == "darwin" else 1024
+print("", json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "peak_rss_bytes": used.ru_maxrss * unit}), sep="\\n", file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""

@@ -4,8 +4,7 @@ P gloo processes of one thread run everything that is measured in turn, round af
 a slower minute slows all of it alike: tiles of attention, exchanges between neighbours, and the
 ring itself at several lengths. `ringlab.cost.fit` makes a hardware file of the first two; with it
 the ring is simulated, and the prediction set beside the third. What a call takes whatever its
-length, and what gloo's copies take from the computation, is not charged: at 2,048 tokens on two
-processes the prediction was 15 % short.
+length, and what gloo's copies take from the computation, is not charged.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
-from ringlab.cost.fit import fit_link, fit_tiles
+from ringlab.cost.fit import fit_kernel_tile, fit_link, fit_tiles
 from ringlab.cost.hardware import Hardware, Link, MeasuredBlock, check_name
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.cost.units import short
 from ringlab.errors import CostError
 from ringlab.layout import zigzag
-from ringlab.plan import Tile
+from ringlab.plan import Tile, cut
 from ringlab.schedules.ring import sum_gradients
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 
@@ -54,7 +53,7 @@ Probe = Callable[[], object]
 class Measured:
     """Seconds, medians over rounds of the ranks' mean; for `runs` of the rank that took longest.
 
-    tiles: by (pass, rows, keys); links: by bytes each way; runs: by (pass, tokens);
+    tiles: by (pass, rows, keys); causal: of square tiles under a causal mask, by (pass, rows); links: by bytes each way; runs: by (pass, tokens);
     matmul_flops_per_s and copy_bytes_per_s are those of one process while the others do the same.
     """
 
@@ -64,6 +63,7 @@ class Measured:
     tiles: dict[tuple[str, int, int], float]
     links: dict[int, float]
     runs: dict[tuple[str, int], float]
+    causal: dict[tuple[str, int], float]
     matmul_flops_per_s: float
     copy_bytes_per_s: float
 
@@ -95,6 +95,7 @@ def calibrate(
         "block_times": {
             block.pass_: f"{short(block.per_score_s, 'seconds')} per score element and head, "
             f"{short(block.per_row_s, 'seconds')} per row and head, {short(block.per_launch_s, 'seconds')} per tile"
+            + (f", kernel tiles of {block.kernel_tile}" if block.kernel_tile else "")
             for block in found.block_times
         },
         "link": f"{short(found.inside.bytes_per_s, 'bytes/s')} each way, latency {short(found.inside.latency_s, 'seconds')}",
@@ -149,7 +150,10 @@ def _block(measured: Measured, of: str, said: str) -> MeasuredBlock:
     tiles = {(rows, keys): s for (which, rows, keys), s in measured.tiles.items() if which == of}
     largest = get_block(BLOCK, torch.empty(1, 1, 1, sizes.D)).largest_causal
     fitted = fit_tiles(tiles, sizes.B * sizes.H)
-    return MeasuredBlock(sizes.dtype, of, *fitted, sizes.D, f"{said}, block {BLOCK}", largest)
+    causal = {rows: s for (which, rows), s in measured.causal.items() if which == of}
+    kernel_tile = fit_kernel_tile(causal, fitted, sizes.B * sizes.H) if largest is None else None
+    source = f"{said}, block {BLOCK}"
+    return MeasuredBlock(sizes.dtype, of, *fitted, sizes.D, source, largest, kernel_tile)
 
 
 def measure(
@@ -185,6 +189,7 @@ def measure(
         {(n[0], n[1], n[2]): s for n, s in seconds.items() if n[0] in ("forward", "backward")},
         {n[1]: s for n, s in seconds.items() if n[0] == "link"},
         {(n[1], n[2]): s for n, s in seconds.items() if n[0] == "run"},
+        {(n[0].split()[1], n[1]): s for n, s in seconds.items() if n[0].startswith("causal ")},
         2 * _MATMUL**3 / seconds[("matmul",)],
         2 * _COPY / seconds[("copy",)],
     )
@@ -215,25 +220,33 @@ def _tensor(sizes: Attention, heads: int, rows: int) -> Tensor:
 
 
 def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
-    """A step of the ring on one unmasked tile, including merge and sums."""
+    """A step of the ring on one tile, including merge and sums; square tiles also under a causal mask."""
     probes: dict[tuple, Probe] = {}
-    for rows in EDGES:
-        for keys in EDGES:
-            q, dout = (_tensor(sizes, sizes.H, rows) for _ in range(2))
-            k, v = (_tensor(sizes, sizes.K, keys) for _ in range(2))
-            tiles, scale = (Tile(0, rows, 0, keys, False),), sizes.D**-0.5
-            forward = TilewiseForward(block, q, scale)
-            forward.attend(tiles, k, v)
-            partial = forward.partial()
-            out, lse = partial.out.to(q.dtype).clone(), partial.lse.clone()
-            delta = (dout.float() * out.float()).sum(-1)
-            backward = TilewiseBackward(block, BackwardRows(dout, q, out, lse, delta), scale)
-            totals = sum_gradients(k, v, backward.differentiate(tiles, k, v), None)
-            probes["forward", rows, keys] = lambda s=forward, t=tiles, k=k, v=v: s.attend(t, k, v)  # type: ignore[misc]
-            probes["backward", rows, keys] = lambda s=backward, t=tiles, k=k, v=v, sums=totals: sum_gradients(  # type: ignore[misc]
-                k, v, s.differentiate(t, k, v), sums
-            )
+    masks = ("forward", "backward", False), ("causal forward", "causal backward", True)
+    for forward, backward, causal in masks:
+        for rows in EDGES:
+            for keys in (rows,) if causal else EDGES:
+                tile = Tile(0, rows, 0, keys, causal)
+                probes[forward, rows, keys], probes[backward, rows, keys] = _probes_of(sizes, block, tile)
     return probes
+
+
+def _probes_of(sizes: Attention, block: Block, tile: Tile) -> tuple[Probe, Probe]:
+    """Forward and backward of one tile."""
+    q, dout = (_tensor(sizes, sizes.H, tile.q_stop) for _ in range(2))
+    k, v = (_tensor(sizes, sizes.K, tile.k_stop) for _ in range(2))
+    tiles, scale = tuple(cut(tile, block.largest_causal)), sizes.D**-0.5
+    forward = TilewiseForward(block, q, scale)
+    forward.attend(tiles, k, v)
+    partial = forward.partial()
+    out, lse = partial.out.to(q.dtype).clone(), partial.lse.clone()
+    delta = (dout.float() * out.float()).sum(-1)
+    backward = TilewiseBackward(block, BackwardRows(dout, q, out, lse, delta), scale)
+    sums = sum_gradients(k, v, backward.differentiate(tiles, k, v), None)
+    return (
+        lambda: forward.attend(tiles, k, v),
+        lambda: sum_gradients(k, v, backward.differentiate(tiles, k, v), sums),
+    )
 
 
 def _link_probes(ring: Ring) -> dict[tuple, Probe]:

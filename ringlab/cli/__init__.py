@@ -6,31 +6,40 @@ Other packages add commands by entry points: the groups "ringlab.commands", "rin
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import typer
 
-from ringlab.cli import bench, check, doctor, kernels, plan, simulate, train, tune, verify
 from ringlab.cli.contributed import ExtensibleGroup
 from ringlab.errors import MissingExtraError
 
+
+class Commands(ExtensibleGroup):
+    """`ringlab` itself."""
+
+    entry_group = "ringlab.commands"
+    own: ClassVar = {
+        "doctor": "ringlab.cli.doctor:doctor",
+        "verify": "ringlab.cli.verify:verify",
+        "check": "ringlab.cli.check:check",
+        "bench": "ringlab.cli.bench:app",
+        "kernels": "ringlab.cli.kernels:kernels",
+        "tune": "ringlab.cli.tune:tune",
+        "calibrate": "ringlab.cli.tune:calibrate",
+        "plan": "ringlab.cli.plan:plan",
+        "simulate": "ringlab.cli.simulate:simulate",
+        "train": "ringlab.cli.train:train",
+    }
+
+
 app = typer.Typer(
-    name="ringlab",
-    cls=ExtensibleGroup,
-    help="Ring attention, taught and verified.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="ringlab", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
-app.command("check")(check.check)
-app.add_typer(bench.app, name="bench")
-app.command("kernels")(kernels.kernels)
-app.command("tune")(tune.tune)
-app.command("calibrate")(tune.calibrate)
-app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
-app.command("train")(train.train)
+
+
+@app.callback()
+def about() -> None:
+    """Ring attention, taught and verified."""
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ from ringlab.cli.contributed import ExtensibleBench
 from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors
 
 app = typer.Typer(
-    cls=ExtensibleBench, help="Paired timings against torch's own attention.", no_args_is_help=True
+    cls=ExtensibleBench,
+    help="Timings: paired ones against torch's own attention, and how long a user waits.",
+    no_args_is_help=True,
 )
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]
@@ -104,23 +106,68 @@ def peers(
 
 
 @app.command()
-def plan(
+def answers(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Number of counted answers.")] = 11,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how long `ringlab plan` takes to answer, from the start of its process to its end."""
+    """Measure how long `ringlab plan` and `ringlab --help` take, from the start of their process to its end."""
     with reporting_errors(as_json), progress_bar() as bar:
-        from ringlab.bench.answers import bench_answers
+        from ringlab.bench.answers import QUICK_ANSWERS, bench_answers
 
-        task = bar.add_task("bench plan", total=runs + 1)
+        task = bar.add_task("bench answers", total=len(QUICK_ANSWERS) * (runs + 1))
         measured = bench_answers(runs, progress=lambda: bar.advance(task))
     write_result(measured, output)
     if as_json:
         print_json(measured)
         return
-    people.print(" ".join(measured["command"]), markup=False, highlight=False)
-    people.print(f"median {measured['median_s']:.2f} s, slowest {measured['slowest_s']:.2f} s of {runs}")
+    for case in measured["cases"]:
+        people.print(case["command"], markup=False, highlight=False)
+        people.print(f"  median {case['median_s']:.2f} s, slowest {case['slowest_s']:.2f} s of {runs}")
+
+
+@app.command()
+def simulator(output: Output = None, as_json: Json = False) -> None:
+    """Measure the time and the memory of simulations of 1,024 and 8,192 ranks with 16 million tokens."""
+    with reporting_errors(as_json):
+        from ringlab.bench.answers import bench_simulator
+
+        measured = bench_simulator()
+    write_result(measured, output)
+    if as_json:
+        print_json(measured)
+        return
+    for case in measured["cases"]:
+        used, ranks = case["measured"], case["simulated"]["ranks"]
+        people.print(
+            f"{ranks:,} ranks: {used['process_wall_s']:.1f} s, {used['process_cpu_s']:.1f} s of CPU, {used['peak_rss_bytes'] / 2**20:.0f} MiB"
+        )
+
+
+@app.command()
+def check(
+    wrong: Annotated[int, typer.Option("--wrong", min=1, help="The most wrong rings.")] = 15,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how long `ringlab check` takes: right rings in both tiers, and wrong ones until their first fault."""
+    with reporting_errors(as_json), progress_bar() as bar:
+        from ringlab.bench.conformance import bench_check
+
+        task = bar.add_task("bench check", total=None)
+        measured = bench_check(wrong, progress=lambda: bar.advance(task))
+    write_result(measured, output)
+    if as_json:
+        print_json(measured)
+        return
+    for case in measured["cases"]:
+        line = f"{case['seconds']:6.1f} s  {case['checks']} checks, {case['tier']}  {case['target']}"
+        people.print(line, markup=False, highlight=False)
+    first = measured["wrong"]
+    line = (
+        f"{first['median_s']:6.1f} s  median of {len(first['seconds'])} wrong rings, until their first fault"
+    )
+    people.print(line, markup=False, highlight=False)
 
 
 @app.command()

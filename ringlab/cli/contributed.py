@@ -1,4 +1,4 @@
-"""Commands that other packages add by entry points; each is imported when it is first needed."""
+"""Commands that are imported when they are first needed, among them those that other packages add by entry points."""
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class ExtensibleGroup(TyperGroup):
-    """`ringlab` itself: an entry point of `entry_group` is a command's function, or the app of its subcommands."""
+    """A group of commands of its own and of other packages, each imported when it is first needed.
 
-    entry_group: ClassVar[str] = "ringlab.commands"
+    An entry point, whether in `own` or of the group `entry_group`, is a command's function or the app of its subcommands.
+    """
+
+    entry_group: ClassVar[str]
+    own: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        contributed = {
-            entry.name: partial(_command_of, entry) for entry in entry_points(group=self.entry_group)
+        own = [EntryPoint(name, where, self.entry_group) for name, where in self.own.items()]
+        lazy = {
+            entry.name: partial(_command_of, entry) for entry in (*own, *entry_points(group=self.entry_group))
         }
-        self.commands = LazyCommands({**self.commands, **contributed})
+        self.commands = LazyCommands({**self.commands, **lazy})
 
 
 class ExtensibleBench(ExtensibleGroup):

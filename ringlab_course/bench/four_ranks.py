@@ -98,7 +98,7 @@ class _Watch:
         kill = process.kill
 
         def counted(worker: Any) -> None:
-            if worker._info is not None:  # not ended before
+            if not worker.ended:
                 self.workers += 1
                 self.worker_cpu += cpu_seconds(worker.pid)
             kill(worker)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from ringlab.bench.answers import PLAN, bench_answers
+from ringlab.bench import conformance
+from ringlab.bench.answers import HELP, PLAN, bench_answers, bench_simulator
 from ringlab.bench.contenders import Contender, emulated_ring, one_block, whole
 from ringlab.bench.device import fill_with_nan, new_memory_is_nan
 from ringlab.bench.interleaved import Turn
@@ -277,27 +278,68 @@ RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 def test_the_first_answer_is_not_counted_and_the_others_are() -> None:
     ticks: list[int] = []
     measured = bench_answers(2, progress=lambda: ticks.append(1))
-    assert len(measured["wall_s"]) == 2 and len(ticks) == 3
-    assert measured["slowest_s"] == max(measured["wall_s"]) and measured["machine"]["cores"] >= 1
+    assert [case["command"].split()[1] for case in measured["cases"]] == ["plan", "--help"] and len(
+        ticks
+    ) == 6
+    for case in measured["cases"]:
+        assert len(case["wall_s"]) == 2 and case["slowest_s"] == max(case["wall_s"])
+    assert measured["machine"]["cores"] >= 1
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("plan", "--model", "nobody", "--tokens", "1M", "--json"), ("plan", "--no-such-option", "--json")],
+    [
+        ("plan", "--model", "nobody", "--tokens", "1M", "--json"),
+        ("plan", "--no-such-option", "--json"),
+        ("plan", "--no-such-option"),
+    ],
 )
 def test_an_error_is_no_answer(arguments: tuple[str, ...]) -> None:
     with pytest.raises(RinglabError, match="an answer of ringlab plan"):
-        bench_answers(1, arguments)
+        bench_answers(1, [arguments])
+
+
+def test_a_simulation_says_its_memory() -> None:
+    words = ("simulate", "--tokens", "64Ki", "--ranks", "8", "--layout", "zigzag", "--json")
+    measured = bench_simulator([words])
+    (found,) = measured["cases"]
+    assert found["simulated"]["ranks"] == 8 and measured["machine"]["torch"]
+    assert 2**27 < found["measured"]["peak_rss_bytes"] < 2**29, "that of its own process, not of this one"
+    assert 0 < found["measured"]["process_cpu_s"] and found["wall_s"] < found["measured"]["process_wall_s"]
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "plan.json"
-    done = CliRunner().invoke(app, ["bench", "plan", "--runs", "1", "--json", "--output", str(path)])
+    path = tmp_path / "new" / "answers.json"
+    done = CliRunner().invoke(app, ["bench", "answers", "--runs", "1", "--json", "--output", str(path)])
     assert done.exit_code == 0, done.output
     assert json.loads(path.read_text()) == json.loads(done.stdout)
 
 
 def test_the_published_answers_came_within_two_seconds() -> None:
-    published = json.loads((RESULTS / "plan/llama3-70b.json").read_text())
-    assert published["command"] == ["ringlab", *PLAN]
-    assert len(published["wall_s"]) >= 11 and max(published["wall_s"]) < 2.0
+    published = json.loads((RESULTS / "waiting/answers.json").read_text())
+    assert [case["command"] for case in published["cases"]] == [
+        f"ringlab {' '.join(words)}" for words in (PLAN, HELP)
+    ]
+    assert all(len(case["wall_s"]) >= 11 and max(case["wall_s"]) < 2.0 for case in published["cases"])
+
+
+def test_a_wrong_ring_is_timed_until_its_first_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def checked(target: str, options: tuple[str, ...], ok: bool) -> tuple[float, dict[str, object]]:
+        asked.append((target, options, ok))
+        return float(len(asked)), {"checks": [1, 2]}
+
+    monkeypatch.setattr(conformance, "_checked", checked)
+    found = conformance.bench_check(wrong=3)
+    assert [case["seconds"] for case in found["cases"]] == [1.0, 2.0, 3.0, 4.0]
+    assert found["wrong"]["median_s"] == 6.0 and len(found["wrong"]["seconds"]) == 3
+    assert all(options == ("--quick", "--fail-fast") and not ok for _, options, ok in asked[4:])
+
+
+def test_what_cannot_be_checked_is_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RinglabError, match="a right ring that passes"):
+        conformance.bench_check(right=["ringlab.nowhere:attend"])
+    monkeypatch.setattr(conformance, "MUTANTS", ["no_such_ring"])
+    with pytest.raises(RinglabError, match="a wrong ring that fails"):
+        conformance.bench_check(right=[])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ HEAD = """\
 # Measured
 
 `make docs` writes this page from the files of `benchmarks/results`; each file holds its machine, its versions and the
-single timings. `ringlab bench --help` lists the commands that write them. Compare ratios, not seconds: seconds belong to
-one machine.
+single timings. `ringlab bench all --output benchmarks/results`, on a quiet machine, measures every time that needs no GPU, and `make
+gpu` the others. Compare ratios, not seconds: seconds belong to one machine.
 """
 Result = dict[str, Any]
 
@@ -24,7 +25,18 @@ Result = dict[str, Any]
 def page(root: Path) -> str:
     """Return the page for the checkout at `root`."""
     results = root / "benchmarks/results"
-    sections = (_ring, _peers, _gpus, _training, _simulator, _planner, _published, _judge, _waiting, _kernels)
+    sections = (
+        _ring,
+        _peers,
+        _gpus,
+        _training,
+        _simulator,
+        _commands,
+        _published,
+        _judge,
+        _waiting,
+        _kernels,
+    )
     return "\n\n".join([HEAD.strip(), *(text for section in sections for text in section(results))]) + "\n"
 
 
@@ -126,28 +138,41 @@ def _training(results: Path) -> Iterator[str]:
 
 
 def _simulator(results: Path) -> Iterator[str]:
-    yield "## The simulator"
     calibrated, large = (
         _read(results / "calibrate/two-processes.json"),
-        _read(results / "simulate/1024-ranks.json"),
+        _read(results / "simulate/many-ranks.json"),
     )
-    work, asked = calibrated["work"], large["simulated"]
+    work, asked = calibrated["work"], large["cases"][0]["simulated"]
+    yield "## The simulator"
     yield (
         f"Beside real runs on {work['P']} gloo processes (`ringlab calibrate`), the predictions of {len(calibrated['cases'])} "
-        f"cases are off by at most {calibrated['worst_relative_error']:.1%}. Simulating one causal forward of "
-        f"{asked['tokens'] // 10**6} million tokens on {asked['ranks']:,} ranks takes {large['wall_s']:.1f} s."
+        f"cases are off by at most {calibrated['worst_relative_error']:.1%}."
     )
     yield _machine(calibrated)
-
-
-def _planner(results: Path) -> Iterator[str]:
-    measured = _read(results / "plan/llama3-70b.json")
-    command = " ".join(measured["command"])
-    yield "## The planner"
     yield (
-        f"`{command}` answers in {measured['median_s']:.1f} s, the start of its process included (median of "
-        f"{len(measured['wall_s'])}; `ringlab bench plan`)."
+        f"Simulating one causal forward of {asked['tokens'] // 2**20}Mi tokens in equal shards, from the start of the process to its end "
+        "(`ringlab bench simulator`):"
     )
+    rows = [
+        (
+            f"{case['simulated']['ranks']:,}",
+            f"{case['measured']['process_wall_s']:.1f} s",
+            f"{case['wall_s']:.1f} s",
+            f"{case['measured']['peak_rss_bytes'] / 2**20:.0f} MiB",
+        )
+        for case in large["cases"]
+    ]
+    yield table(("ranks", "process", "simulation alone", "memory"), rows)
+    yield _machine(large)
+
+
+def _commands(results: Path) -> Iterator[str]:
+    measured = _read(results / "waiting/answers.json")
+    cases = measured["cases"]
+    yield "## The command line"
+    yield f"From the start of the process to its end, medians of {len(cases[0]['wall_s'])} (`ringlab bench answers`):"
+    rows = [(f"`{case['command']}`", f"{case['median_s']:.2f} s") for case in cases]
+    yield table(("command", "time"), rows)
     yield _machine(measured)
 
 
@@ -200,7 +225,8 @@ def _judge(results: Path) -> Iterator[str]:
     yield "## The judge"
     yield (
         f"On {measured['processes']} cores, {numpy['per_minute']:.0f} submissions of exercise {numpy['exercise']} a minute, and "
-        f"{ring['per_minute']:.0f} of a ring on four ranks, mostly spent on starting sandboxed workers. Over "
+        f"{ring['per_minute']:.0f} of a ring on four ranks. A sandboxed worker is handed out in "
+        f"{measured['handed_out_s']['numpy'] * 1e3:.0f} ms with NumPy, and in {measured['handed_out_s']['torch'] * 1e3:.0f} ms with PyTorch. Over "
         f"{flat['submissions']} submissions a judge process grew from {min(each['first_mib'] for each in growth):.0f} to "
         f"{max(each['last_mib'] for each in growth):.0f} MiB (`ringlab bench judge`)."
     )
@@ -208,19 +234,27 @@ def _judge(results: Path) -> Iterator[str]:
 
 
 def _waiting(results: Path) -> Iterator[str]:
-    notebooks, tiers = _read(results / "waiting/notebooks.json"), _read(results / "waiting/tiers.json")
-    slowest = max(notebooks["seconds"], key=notebooks["seconds"].__getitem__)
+    lessons, checked = _read(results / "waiting/lessons.json"), _read(results / "waiting/check.json")
+    seconds, first = lessons["seconds"], lessons["first_cell"]
+    slowest, latest = max(seconds, key=seconds.__getitem__), max(first, key=first.__getitem__)
     yield "## How long one waits"
     yield (
-        f"Of {len(notebooks['seconds'])} lessons run from top to bottom, the slowest ({slowest}) takes "
-        f"{notebooks['seconds'][slowest]:.0f} s. `ringlab check` takes:"
+        f"Of {len(seconds)} lessons run from top to bottom, the slowest ({slowest}) takes {seconds[slowest]:.0f} s. A first cell, which "
+        f"imports what the lesson needs, takes {statistics.median(first.values()):.1f} s in the median and {first[latest]:.1f} s at most "
+        f"({latest}); the kernel has started by then, which takes {lessons['kernel_start']:.1f} s (`ringlab bench lessons`)."
+    )
+    yield _machine(lessons)
+    wrong = checked["wrong"]
+    yield (
+        f"`ringlab check {wrong['options']}` finds the first fault of a wrong ring in {wrong['median_s']:.0f} s, the median of "
+        f"{len(wrong['seconds'])} of the suite's wrong rings (`ringlab bench check`). Right rings take:"
     )
     rows = [
         (f"`{case['target']}`", case["tier"], str(case["checks"]), f"{case['seconds']:.0f} s")
-        for case in tiers["cases"]
+        for case in checked["cases"]
     ]
     yield table(("target", "tier", "checks", "time"), rows)
-    yield _machine(tiers)
+    yield _machine(checked)
 
 
 def _kernels(results: Path) -> Iterator[str]:

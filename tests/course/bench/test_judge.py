@@ -141,16 +141,16 @@ def test_real_submissions_are_watched_on_their_way() -> None:
 
 
 GOOD = {
-    "numpy": {"per_minute": 60.0, "submissions": 60},
-    "ring": {"per_minute": 10.0, "submissions": 10},
+    "numpy": {"per_minute": 400.0, "submissions": 60},
+    "ring": {"per_minute": 100.0, "submissions": 10},
     "flat": {
         "submissions": 500,
         "memory": {"runner": {"kib_per_submission": 4.0}, "judge 1": {"kib_per_submission": -1.0}},
     },
 }
 SHORT = {
-    "numpy": {**GOOD["numpy"], "per_minute": 59.9},
-    "ring": {**GOOD["ring"], "per_minute": 9.9},
+    "numpy": {**GOOD["numpy"], "per_minute": 399.9},
+    "ring": {**GOOD["ring"], "per_minute": 99.9},
     "flat": {**GOOD["flat"], "memory": {"runner": {"kib_per_submission": 32.5}}},
 }
 
