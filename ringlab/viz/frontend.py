@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringlab.errors import require_package
 
 VARIABLE = "RINGLAB_STATIC"
 """Set to 1 where notebooks are executed without a person: the builder and the tests do."""
+FRAMES = "application/vnd.ringlab.frames+json"
+"""The type of a player's recorded pictures. Notebook readers show the text or the image beside them; the site plays them."""
 
 
 def in_notebook() -> bool:
@@ -44,6 +46,34 @@ def show_player(player: Callable[[], Any], instead: Callable[[], object]) -> Non
     from IPython.display import display
 
     display(player())
+
+
+def play_steps(
+    pictures: Callable[[], Sequence[str]], step: str, instead: Mapping[str, str], names: Sequence[object] = ()
+) -> None:
+    """Show pictures in HTML as a `step_player` if a person is there to use it; else record them, as `record_frames` does."""
+    show_player(
+        lambda: step_player(pictures(), step, readout=not names),
+        lambda: record_frames(pictures(), step, instead, names),
+    )
+
+
+def record_frames(
+    pictures: Sequence[str], step: str, instead: Mapping[str, str], names: Sequence[object] = ()
+) -> None:
+    """Record pictures in HTML in the output of this cell. Readers that cannot play them show `instead`, by its type.
+
+    step: the name of the slider. names: its values, one a picture; 0, 1, … if empty.
+    """
+    from IPython.display import display
+
+    frames = {
+        "step": step,
+        "names": [str(name) for name in names or range(len(pictures))],
+        "pictures": [*pictures],
+    }
+    alt = {"image/png": {"alt": instead["text/plain"]}} if "image/png" in instead else {}
+    display({**instead, FRAMES: frames}, metadata=alt, raw=True)
 
 
 def step_player(pictures: Sequence[str], step: str, *, readout: bool = True) -> Any:

@@ -103,7 +103,12 @@ def compare(
             draw(ax, one, rows, end, name)
         axes[-1].set_xlabel(f"time ({time_unit(end)[1]})")
         kinds: set[str] = {bar.kind for one in charts for bar in one.bars if bar.end > bar.start}
-        _legend(drawn, kinds, with_end=any(one.makespan < end for one in charts))
+        numbered = any(
+            bar.kind in ("forward", "backward") and bar.short[-1].isdecimal()
+            for one in charts
+            for bar in one.bars
+        )
+        _legend(drawn, kinds, numbered, with_end=any(one.makespan < end for one in charts))
     return drawn
 
 
@@ -298,12 +303,14 @@ def _busy_column(ax: Axes, one: Chart, ranks: Sequence[int]) -> None:
         )
 
 
-def _legend(drawn: Figure, kinds: set[str], with_end: bool) -> None:
+def _legend(drawn: Figure, kinds: set[str], numbered: bool, with_end: bool) -> None:
     from matplotlib.artist import Artist
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     words = WORDS if kinds & {"forward", "backward"} else WORDS | {"other": "computation"}
+    if not numbered:
+        words = {kind: word.removesuffix(" (number: step)") for kind, word in words.items()}
     marks: list[Artist] = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
     if with_end:
         marks.append(Line2D([], [], label="end of the run", **END))

@@ -123,8 +123,12 @@ def show(figure: Figure, alt: str) -> None:
     if is_live():
         display(image(figure, alt), raw=True)
     else:
-        data = base64.b64encode(png(figure)).decode()
-        display({"image/png": data, "text/plain": alt}, metadata={"image/png": {"alt": alt}}, raw=True)
+        display(still_image(figure, alt), metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def still_image(figure: Figure, alt: str) -> dict[str, str]:
+    """Return the display data of a figure for a notebook that is read without running it."""
+    return {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}
 
 
 def as_html(figure: Figure, words: str, widest: str = "100%") -> str:

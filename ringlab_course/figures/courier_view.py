@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringlab.comm.trace import Trace
-from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.frontend import play_steps
 from ringlab.viz.gantt import LOOKS, TEXT, WORDS
 from ringlab.viz.gantt_chart import Bar, Chart, chart, in_unit
 from ringlab.viz.style import (
@@ -76,7 +76,7 @@ class Frame:
 
     def describe(self) -> str:
         """The frame in words, one sentence per rank."""
-        lines = ["At the end." if self.home else f"Step {self.step}."]
+        lines = [f"{'At the end' if self.home else f'Step {self.step}'}: what stands in each rank's box."]
         for rank, sums in enumerate(self.sums):
             what = "no gradient" if sums is None else _inside(sums)
             if self.home:
@@ -215,16 +215,15 @@ def describe(frames: Sequence[Frame]) -> str:
     return " ".join(frame.describe() for frame in frames)
 
 
-def player(frames: Sequence[Frame], title: str = "") -> Any:
-    """Return a widget that plays the run: Play, a slider (arrow keys move it), the picture and its words."""
-    pictures = [as_html(figure(frames, title, n), frame.describe()) for n, frame in enumerate(frames)]
-    return step_player(pictures, "step")
+def pictures(frames: Sequence[Frame], title: str = "") -> list[str]:
+    """Return the run as HTML, one picture for each step, with its words."""
+    return [as_html(figure(frames, title, n), frame.describe()) for n, frame in enumerate(frames)]
 
 
 def play(frames: Sequence[Frame], title: str = "") -> None:
-    """Show the player to a person; without one, point to `figure`."""
+    """Show the steps with Play and a slider."""
     still = f"steps 0 to {len(frames) - 1}: run this cell to play them; below, they are side by side"
-    show_player(lambda: player(frames, title), lambda: print(still))
+    play_steps(lambda: pictures(frames, title), "step", {"text/plain": still})
 
 
 ROWS = ("computes, waits", "K/V", "courier")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.frontend import play_steps
 from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RULE, SKY, as_html, new_figure, styled
 
 if TYPE_CHECKING:
@@ -163,20 +163,20 @@ def describe(accesses: Sequence[Access], shapes: Shapes, program: Program | None
     return " ".join(lines)
 
 
-def player(accesses: Sequence[Access], shapes: Shapes) -> Any:
-    """Return a widget that goes through the program instances: Play, a slider, picture and words."""
-    instances = programs(accesses)
-    pictures = [
+def pictures(accesses: Sequence[Access], shapes: Shapes) -> list[str]:
+    """Return the program instances as HTML, a picture each, with its words."""
+    return [
         as_html(one_program(accesses, shapes, program), describe(accesses, shapes, program))
-        for program in instances
+        for program in programs(accesses)
     ]
-    return step_player(pictures, "program", readout=False)
 
 
 def play(accesses: Sequence[Access], shapes: Shapes, still: str = "") -> None:
-    """Show the player in a live notebook; elsewhere print `still`, or the programs in words."""
-    words = (describe(accesses, shapes, program) for program in programs(accesses))
-    show_player(lambda: player(accesses, shapes), lambda: print(*([still] if still else words), sep="\n"))
+    """Show the program instances with Play and a slider; where they cannot be played, `still`, or the programs in words."""
+    instances = programs(accesses)
+    words = still or "\n".join(describe(accesses, shapes, program) for program in instances)
+    names = [_named(program) for program in instances]
+    play_steps(lambda: pictures(accesses, shapes), "program", {"text/plain": words}, names)
 
 
 def _draw_map(

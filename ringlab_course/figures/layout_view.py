@@ -14,7 +14,7 @@ import numpy as np
 
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout
-from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.frontend import import_widgets, record_frames, show_player
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -26,7 +26,7 @@ from ringlab.viz.style import (
     as_html,
     new_figure,
     rank_colour,
-    show,
+    still_image,
     styled,
 )
 from ringlab_course.figures.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
@@ -196,9 +196,17 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
-    """Show the player in a live notebook, else the picture for the middle tile."""
+    """Show the player to a person; else record the picture of each tile, and that of the middle one for who cannot play them."""
     layouts, tile = [make(S, P) for make in NAMED.values()], tiles[len(tiles) // 2]
-    show_player(lambda: player(S, P, tiles), lambda: show(figure(layouts, tile), describe(layouts, tile)))
+    show_player(
+        lambda: player(S, P, tiles),
+        lambda: record_frames(
+            [as_html(figure(layouts, each), describe(layouts, each)) for each in tiles],
+            "tile",
+            still_image(figure(layouts, tile), describe(layouts, tile)),
+            names=tiles,
+        ),
+    )
 
 
 def _result(picture: Tiles) -> str:

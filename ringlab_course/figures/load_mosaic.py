@@ -13,8 +13,8 @@ import numpy as np
 
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout
-from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import INK, PAPER, QUIET, RED, RULE, as_html, new_figure, show, styled
+from ringlab.viz.frontend import record_frames, show_player, step_player
+from ringlab.viz.style import INK, PAPER, QUIET, RED, RULE, as_html, new_figure, still_image, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -226,31 +226,27 @@ def _margins(ax: Axes, totals: np.ndarray, below: np.ndarray, scale: float, P: i
     ax.text(P + 0.75, P + 0.55, _short(below.sum(), scale), bbox=box, **bold)
 
 
-def player(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> Any:
-    """Return a widget: Play and a slider (arrow keys) go through the steps; the words are below the picture."""
-    ipywidgets = import_widgets()
-
-    last = min(one.layout.P for one in mosaics(layouts, tile, causal)) - 1
-    play = ipywidgets.Play(min=0, max=last, interval=1200)
-    slider = ipywidgets.IntSlider(min=0, max=last, description="step")
-    picture = ipywidgets.HTML()
-
-    def redraw(_: object = None) -> None:
-        drawn = figure(layouts, tile, causal=causal, step=slider.value)
-        picture.value = as_html(drawn, describe_step(layouts, slider.value, tile, causal=causal))
-
-    slider.observe(redraw, names="value")
-    ipywidgets.jslink((play, "value"), (slider, "value"))
-    redraw()
-    return ipywidgets.VBox([ipywidgets.HBox([play, slider]), picture])
+def pictures(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> list[str]:
+    """Return the mosaics as HTML, one picture for each step, with its words."""
+    steps = min(one.layout.P for one in mosaics(layouts, tile, causal))
+    return [
+        as_html(
+            figure(layouts, tile, causal=causal, step=step), describe_step(layouts, step, tile, causal=causal)
+        )
+        for step in range(steps)
+    ]
 
 
 def play(layouts: Layout | Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> None:
-    """Show the player in a live notebook, else the whole mosaics."""
+    """Show the steps with Play and a slider; the whole mosaics where they cannot be played."""
     many = [layouts] if isinstance(layouts, Layout) else list(layouts)
     show_player(
-        lambda: player(many, tile, causal=causal),
-        lambda: show(figure(many, tile, causal=causal), describe(many, tile, causal=causal)),
+        lambda: step_player(pictures(many, tile, causal=causal), "step"),
+        lambda: record_frames(
+            pictures(many, tile, causal=causal),
+            "step",
+            still_image(figure(many, tile, causal=causal), describe(many, tile, causal=causal)),
+        ),
     )
 
 

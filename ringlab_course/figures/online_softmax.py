@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
-from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.frontend import play_steps
 from ringlab.viz.style import HATCHES, INK, QUIET, RULE, as_html, new_figure, rank_colour, styled
 
 if TYPE_CHECKING:
@@ -171,17 +171,17 @@ def describe(steps: Sequence[Step], upto: int | None = None) -> str:
     )
 
 
-def player(scores: np.ndarray, values: np.ndarray, block: int) -> Any:
-    """Return a widget that goes through the blocks: Play, a slider (arrow keys move it), picture and words."""
-    steps = stream(scores, values, block)
-    pictures = [
+def pictures(scores: np.ndarray, values: np.ndarray, block: int) -> list[str]:
+    """Return the stream as HTML, one picture for each block, with its words."""
+    return [
         as_html(stream_figure(scores, values, block, upto), describe([step]))
-        for upto, step in enumerate(steps)
+        for upto, step in enumerate(stream(scores, values, block))
     ]
-    return step_player(pictures, "block", readout=False)
 
 
 def play(scores: np.ndarray, values: np.ndarray, block: int) -> None:
-    """Show the player to a person; print the run in words where nobody is there to press Play."""
-    words = describe(stream(scores, values, block)).replace(" After", "\nAfter")
-    show_player(lambda: player(scores, values, block), lambda: print(words))
+    """Show the blocks with Play and a slider; in words where they cannot be played."""
+    steps = stream(scores, values, block)
+    words = describe(steps).replace(" After", "\nAfter")
+    numbers = [step.block + 1 for step in steps]
+    play_steps(lambda: pictures(scores, values, block), "block", {"text/plain": words}, numbers)

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringlab.layout import Layout, Run
-from ringlab.viz.frontend import import_widgets, show_player
+from ringlab.viz.frontend import import_widgets, record_frames, show_player
 from ringlab_course.figures.layout_tiles import LAYOUTS
 
 if TYPE_CHECKING:
@@ -279,9 +279,18 @@ def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Wi
     return ipywidgets.VBox([ipywidgets.HBox([step, rank]), picture])
 
 
-def play() -> None:
-    """Show the player in a live notebook; elsewhere print a line that says what it would do."""
-    show_player(player, lambda: print("Run this cell to move step and rank; step 1 of rank 1 is above."))
+def play(S: int = 512, P: int = 4) -> None:
+    """Show the player to a person; else record the steps of rank 1."""
+    from ringlab.viz.style import as_html
+
+    at = [layouts_at(S, P, 1, step) for step in range(P)]
+    still = "Run this cell to move step and rank; step 1 of rank 1 is above."
+    show_player(
+        lambda: player(S, P),
+        lambda: record_frames(
+            [as_html(grid(each), describe_grid(each)) for each in at], "step", {"text/plain": still}
+        ),
+    )
 
 
 def _look(kind: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.errors import CommError
-from ringlab.viz.frontend import show_player, step_player
+from ringlab.viz.frontend import play_steps
 from ringlab.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, new_figure, png, rank_colour, styled
 
 if TYPE_CHECKING:
@@ -245,11 +245,10 @@ def describe(trace: Trace) -> str:
     return " ".join(frame.describe() for frame in frames(trace))
 
 
-def player(trace: Trace) -> Any:
-    """A widget that plays the run: Play, a slider (arrow keys move it), the picture and its words."""
+def pictures(trace: Trace) -> list[str]:
+    """Return the steps of the run, each as `moving` draws it."""
     steps = frames(trace)
-    pictures = [moving(trace, frame, before) for frame, before in zip(steps, [None, *steps], strict=False)]
-    return step_player(pictures, "step")
+    return [moving(trace, frame, before) for frame, before in zip(steps, [None, *steps], strict=False)]
 
 
 def moving(trace: Trace, frame: Frame, before: Frame | None = None) -> str:
@@ -303,9 +302,9 @@ def _box(frame: Frame, rank: int, place: tuple[float, float], away: tuple[float,
 
 
 def play(trace: Trace) -> None:
-    """Show the player to a person; where nobody is there to press Play, say so and leave it to `strip`."""
+    """Show the steps with Play and a slider."""
     still = f"steps 0 to {len(frames(trace)) - 1}: run this cell to play them; they stand side by side below"
-    show_player(lambda: player(trace), lambda: print(still))
+    play_steps(lambda: pictures(trace), "step", {"text/plain": still})
 
 
 def _radius(world_size: int) -> float:

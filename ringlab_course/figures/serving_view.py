@@ -129,7 +129,11 @@ def travellers(P: int) -> Figure:
             ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
             ax.set_axis_off()
         axes[1].text(
-            P + 0.05, 2.3, "partials of rank 0's\nqueries; so for\nthe other ranks", color=QUIET, fontsize=8
+            P + 0.05,
+            2.3,
+            "partials of rank 0's\nqueries; the other\nranks get theirs\nthe same way",
+            color=QUIET,
+            fontsize=8,
         )
     return drawn
 
@@ -220,7 +224,7 @@ def describe_hand_over(P: int) -> str:
 def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Figure:
     """Return, for each way to share a cache, which part each rank reads: (first head, heads, first token, tokens), in shares of 1."""
     with styled():
-        drawn = new_figure((8.0, 3.2))
+        drawn = new_figure((2 + 3.0 * len(grids), 3.2))
         axes = drawn.subplots(1, len(grids), sharey=True, squeeze=False)[0]
         for ax, (name, parts) in zip(axes, grids.items(), strict=True):
             columns = sorted({token for _, _, token, _ in parts})

@@ -304,7 +304,7 @@ compare("05.traffic", "as many" if same else "fewer")
 # send more if there are more ranks?
 
 # %% tags=["nbval-ignore-output"]
-predict("05.more", "Section 3's 16 tokens on 16 ranks, not 8: how many bytes does a rank send?",
+predict("05.more", "The same 16 tokens on 16 ranks: how many bytes does a rank send?",
         choices=["half as many as on 8", "about as many", "twice as many"])
 
 # %%

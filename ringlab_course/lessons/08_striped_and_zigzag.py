@@ -207,8 +207,8 @@ show(layout_view.figure(layouts, tile=4), layout_view.describe(layouts, tile=4))
 
 # %% [markdown]
 # In the striped panel **every pair of shards has a dark diagonal**, and about half the work in each of its tiles is wasted.
-# The zig-zag has a diagonal only where a rank meets its own tokens, in step 0. In a live notebook, let the tile grow with the
-# slider: at 8 a shard is two tiles wide, as in the question.
+# The zig-zag has a diagonal only where a rank meets its own tokens, in step 0. Let the tile grow with the slider: at 8 a shard
+# is two tiles wide, as in the question.
 
 # %% tags=["nbval-ignore-output"]
 layout_view.play(tiles=(4, 8, 16))

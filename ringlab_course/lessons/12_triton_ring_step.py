@@ -378,7 +378,7 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # - Step 3 brings pieces 2 and 5, and again the early rows see neither. But this is the last step and out must be written, so
 #   they keep a program.
 #
-# Other layouts cut other tiles. Here are four at step 1; in a live notebook, move the sliders over step and rank.
+# Other layouts cut other tiles. Here are four at step 1; below them a slider moves over the steps.
 
 # %%
 four = ring_step.layouts_at(S, P, rank, step=1)

@@ -10,8 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published
-# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. Some need several
-# documents to show, others uneven lengths. Most raise no error, and often the loss looks as it should.
+# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. Some show only
+# with several documents, others only with uneven lengths. Most raise no error, and often the loss looks as it should.
 
 # %%
 import numpy as np
@@ -96,7 +96,7 @@ pictured = [contiguous(S, 2), zigzag(S, 2)]
 show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
 
 # %% [markdown]
-# Four triangles, and nothing between them. A zig-zag balances one large triangle; four small ones it balances only nearly:
+# Four triangles, and nothing between them. A zig-zag balances one large triangle; with several it depends on where they fall. Here, nearly:
 
 # %%
 for layout in pictured:
@@ -104,8 +104,8 @@ for layout in pictured:
     print(layout.name, "pairs by rank:", [int(whole[layout.positions(r)].sum()) for r in range(2)])
 
 # %% [markdown]
-# Without the documents, one large triangle is computed, and values leak from each document into the next. In [one published
-# ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) the first loss was 1.83 times that of one rank. A test needs no
+# If the mask does not know the documents, one large triangle is computed, and values leak from each document into the next. In [one published
+# ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) the first loss was 1.83 times that of a single GPU. A test needs no
 # second implementation: change **one token**, and look which outputs move.
 
 # %%
@@ -156,8 +156,8 @@ compare("18.leak", len(moved(causal, 6)))
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# (`cp_size` is P.) This takes for granted that each rank has 1/P of every document. Contiguous shards do not, and still both ranks cut their 8
-# tokens at the same bounds:
+# (`cp_size` is P.) This takes for granted that each rank has 1/P of every document. Contiguous shards break that: below, rank 0 holds no token of
+# document 3, rank 1 none of document 0. Yet both ranks read the same bounds.
 
 # %%
 P = 2
@@ -170,8 +170,8 @@ for rank in range(P):
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "With these bounds both ranks number the documents of their 8 tokens 0 0 1 2 2 2 3 3. A query "
-    "sees the keys of its number, on either rank, that are not later in the row. For how many of "
+    "Bounds 0 2 3 6 8 give the 8 tokens of either rank the numbers 0 0 1 2 2 2 3 3. A query sees "
+    "the keys that have its number, on either rank, and are not later in the row. For how many of "
     "the 16 queries are these exactly the right keys? (Shards are contiguous.)",
     unit="queries",
 )
@@ -214,8 +214,9 @@ show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
 # (Queries 6 and 7 are right by luck: no token of documents 0 and 1 has got their number, 3.)
 #
 # When is the division right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
-# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test with this layout is green, as
-# long as all its lengths are multiples of 2P:
+# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test of divided bounds passes with this layout, as long as
+# all its lengths are multiples of 2P. Otherwise tokens are left over, and all go to the rank that has fewer
+# so far. On two ranks seven tokens are four pieces of one, two for each; the other three go to rank 0.
 
 # %%
 even = Packing.of_lengths((8, 4, 12))
@@ -228,8 +229,8 @@ for packing in (even, row):
           f"tokens of each document by rank {shares}")
 
 # %% [markdown]
-# Some libraries therefore pad every document to a multiple of 2P. That makes two lists of bounds, with and without padding, and mixing
-# them up is [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495). What does the padding cost on our 24 documents?
+# Some libraries therefore pad every document to a multiple of 2P. (Then places in the padded row and in the real one differ, and mixing them up is
+# [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495).) What does the padding cost on our 24 documents?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -248,9 +249,9 @@ shortest = Packing.of_lengths([1] * 100).padded(16)
 print("a hundred documents of one token:", shortest.length, "tokens with padding")
 
 # %% [markdown]
-# Here 1 %, but a row of one-token documents grows 16-fold. The other way needs no equal parts: keep each token's **place in the row**. Two places
-# and the row's bounds decide whether a query sees a key. ringlab's masks work like this, in any layout and for any lengths, here on three
-# ranks, whose shards are uneven:
+# Here 1 %, but a row of one-token documents grows 16-fold. The padding is needed only because all ranks use one list of bounds, divided by P.
+# The other way keeps each token's **place in the row**: two places and the row's bounds decide whether a query sees a key. ringlab works like this, in any layout and
+# for any lengths, here on three ranks, whose shards are uneven. (A block is the keys of one rank, for the queries of one.)
 
 
 # %%
@@ -262,7 +263,8 @@ def on_ring(ring, layout, packing, qkv):
 def blocks_seen(layout):
     """Whether any query of one rank sees any key of another: (P, P), of bool."""
     own = [layout.positions(rank) for rank in range(layout.P)]
-    return np.array([[packed[np.ix_(rows, keys)].any() for keys in own] for rows in own])
+    visible = row.mask().visible(places, places)
+    return np.array([[visible[np.ix_(rows, keys)].any() for keys in own] for rows in own])
 
 
 q, k, v = embedding[torch.arange(S)].permute(1, 2, 3, 0, 4)
@@ -279,9 +281,8 @@ for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_do
 #
 # ## 5 · Labels
 #
-# The label of a token is the next token of **its document**. Two borders matter. The last token of a document has no next token, and gets no
-# label. A *run* is a stretch of the row that one rank holds without a gap. The token after the last one of a run is on another rank. Three ways to
-# make labels:
+# The label of a token is the next token of **its document**. Two borders matter. At the end of a document there is no next token, and no label. At the
+# end of a *run*, a stretch of the row that one rank holds without a gap, the next token is on another rank. Three ways to make labels:
 #
 # - *shift the row*, ignoring documents, then cut;
 # - *cut first*, then shift on each rank, within documents;
@@ -409,11 +410,11 @@ print(f"{factor:.1f} times")
 compare("18.loss", factor)
 
 # %% [markdown]
-# The factor differs by rank and by batch. (Other wrong counts give a constant one: [verl](https://github.com/verl-project/verl/issues/5983) left the
-# ring's ranks out, and loss and gradients were P times too large.) The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
+# Where all ranks have equal counts, the factor is P, as it was in [verl](https://github.com/verl-project/verl/issues/5983); here it differs by rank
+# and by batch. The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
 # over all ranks, once, before anybody divides.** Padding has no labels, so it does not count.
 #
-# A second choice is easily changed by packing. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
+# Packing can also change, unnoticed, who has *one vote*: a token or a document. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
 # line counts each *document* once instead, as in some losses of reinforcement learning. The packed loss must keep the choice:
 
 # %%
@@ -429,8 +430,9 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 #
 # ## 8 · A short document needs no ring
 #
-# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. What if each had a ring of its own? (The times of this section
-# come from a model: a training step of Llama 3 8B on H100s, 8 to a node. Reading the weights, once for all documents, is left out.)
+# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. What if each document had a ring of its own, of as many ranks as
+# suit it? (The times of this section come from a model: a training step of Llama 3 8B on H100s, 8 to a node. Reading the weights from memory,
+# once for all documents, is left out.)
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -460,17 +462,26 @@ choices = {"a quarter": 25, "half": 50, "three quarters": 75, "nearly all": 100}
 compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.max())))
 
 # %% [markdown]
-# In time it has less: every token also passes the linear layers. Which degree for which document? `compare_assignments` looks for degrees with which all ranks end at about the same time, and no rank holds
-# more than `capacity` tokens: *dynamic*. It puts two beside them. *Static* is the same degree for every document, the fastest that keeps within `capacity`. (It is not
-# the packed row: here, too, each document goes around by itself.) *Bound* is the work of all documents, each
-# on as few ranks as hold it, divided by 16: no assignment beats it.
+# The longest document has only 36 % of the *time*, since the linear layers cost every token the same. Now we compare three ways:
+#
+# - **packed**: one ring of 16 for the whole row, as so far;
+# - **static**: rings of one size, whichever is fastest; each ring does its share of the documents one after another;
+# - **dynamic**: a degree for each document, chosen so that all ranks end at about the same time.
+#
+# A rank has memory for 2,048 tokens in all. So 5,526 tokens need at least 4 ranks (3 is no degree), 2,242 need 2, all others 1. That gives a **bound**
+# for all three ways: on these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. No way can be faster, since
+# more ranks for a document add waiting and remove no work.
 
 # %%
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
-print(found.table())
-longer = compare_assignments((16 * lengths).tolist(), P=16, capacity=16 * 2048, costs=costs)
-print(f"16 times as long: static {longer.static_s / longer.least_s:.2f} of bound,",
-      f"dynamic {longer.dynamic_s / longer.least_s:.2f}")
+times = {"packed": costs.row_s(lengths.tolist(), 16), "static": found.static_s,
+         "dynamic": found.dynamic_s, "bound": found.least_s}
+for way, time in times.items():
+    print(f"{way:8} {1e3 * time:5.0f} ms, {time / found.least_s:.2f} of the bound")
+
+# %% [markdown]
+# In the picture each column is a rank, and each block a document, as wide as the ranks that share it, with its tokens where there is room. (Colours
+# repeat; the white above a column is waiting. The bound is for the rank that ends last, so others may end below it.)
 
 # %%
 placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
@@ -480,13 +491,11 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Each column is a rank, and each block a document, as wide as the ranks that share it. (Colours repeat.) Under *static* two rings of eight share
-# the documents out. On eight ranks 432 tokens take only about twice as long as 72: waiting for hops grows less than computing. Under *dynamic* 21
-# documents are on one rank each. Every rank does its documents in the order of falling degree, so ranks that share several meet in the same order, and
-# none waits for ever. With documents 16 times as long, hops hide behind longer computations, and both assignments take the same time.
+# Under *static* two rings of eight share the documents out. The short documents of each ring take almost equally long, since they mostly wait for hops. Under
+# *dynamic* 21 documents are on one rank each, where nothing of them travels.
 #
-# In traffic the difference is larger. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the whole row would
-# go around:
+# *Packed* is slow because of its traffic. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the
+# whole row goes around, and between the nodes its hops take longer than the computing:
 
 # %%
 print(f"packed, one ring of 16: {real.length * 15:7,} tokens' keys and values travel")
@@ -516,6 +525,7 @@ def step(ring, layout, spoil=None):
         part |= spoil(part, torch.from_numpy(layout.positions(ring.rank)))
     # agreed: all ranks check that their layouts and masks are the same
     own = Context.agreed(ring, layout, mask=part["mask"], position_ids=part["position_ids"][0])
+    # Only a fault brings a count of its own.
     total = part.get("count", ring.all_reduce((part["labels"] != IGNORE).sum()))
     share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
     share.backward()
@@ -544,8 +554,10 @@ for layout in (zigzag(S, 3), row.layout("per_document", 3)):
 # %%
 faults = {
     "none": None,
+    # ringlab refuses this mask with the right positions. Places do no harm, by section 6.
     "mask without documents": lambda part, own: {"mask": Mask(), "position_ids": own[None]},
     "labels cut first": lambda part, own: {"labels": shift(part["input_ids"][0], of[own])[None]},
+    # A rank's sum over 3 times its own count; the three add up to the mean of means.
     "mean of ranks' means": lambda part, own: {"count": 3 * (part["labels"] != IGNORE).sum()},
     "index as position": lambda part, own: {"position_ids": torch.arange(len(own))[None]},
 }
@@ -555,13 +567,12 @@ for name, spoil in faults.items():
         total = sum(share for share, _ in run.results)
         print(f"{name:23} loss {total:.3f}, as alone: {abs(total - loss.item()) < 1e-12}")
     except LayoutError as refusal:
-        print(f"{name:23} refused: {str(refusal).splitlines()[0]}")
+        print(f"{name:23} refused:", *str(refusal).splitlines(), sep="\n    ")
 
 # %% [markdown]
 # Three losses that nobody would doubt, and no error. (The decoder is untrained, so its loss is near ln 256 = 5.55 whatever the bug. In the published
 # ring of section 3 the same leak gave 1.83 times the loss.) The comparison with documents computed alone finds all three. (ringlab compares position
-# ids with layout and mask, and refuses wrong ones; most code does not. Under *mask without documents* positions count through the row, or that
-# would be refused, too.)
+# ids with layout and mask, and refuses wrong ones; most code does not.)
 #
 # ## Recap
 #

@@ -67,7 +67,7 @@ compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))
 # it, whose keys and values are cached; and to itself, causally.
 #
 # Its mask is no triangle. Here are three chunks of uneven lengths. The last begins at position 97, and its first query must see 98 keys. PyTorch's
-# `is_causal` lets query i see keys 0 to i, so it sees one. In the pictures the keys that a query sees are blue; the dotted line is the end of the prefix:
+# `is_causal` lets query i see keys 0 to i, so the first sees one. In the pictures the keys that a query sees are blue; the dotted line is the end of the prefix:
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -84,8 +84,9 @@ show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 10
 # So the mask and the rotary embedding must get the positions 97 to 199, not 0 to 102.
 #
 # In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block of keys; these blocks go around the ring
-# once, and the mask compares positions. `next_layout` gives each token of the next chunk to the rank that will cache it, and `prefill` also appends the
-# chunk to the cache. Here on 4 ranks (pages come in section 3):
+# once, and the mask compares positions. The cache gives the first `interleave` tokens to rank 0, the next to rank 1, and so on around;
+# `next_layout` deals out a chunk in the same way, so each key is computed where it is cached. (Many small pieces balance it.) `prefill` also appends the chunk to the cache. Here on 4 ranks
+# (pages come in section 3):
 
 
 # %%
@@ -132,8 +133,8 @@ compare("19.chunks", pairs[3] / pairs[0])
 # %% [markdown]
 # The attention of equal chunks costs 1 : 3 : 5 : 7; their linear layers cost the same.
 #
-# How long should a chunk be? A short one lets others in sooner, but computes less for each message and each reading of the weights. The
-# first cell's prompt of 2²⁰ tokens on 8 ranks × 2, tensor parallelism times ring, by the planner's model:
+# How long should a chunk be? A short one lets others in sooner, but computes less for each message and each reading of the weights. Here is the
+# first cell's prompt, by the planner's model, on ranks that also decode. So they are divided as for decode, 8 for tensor parallelism × 2 for the ring:
 
 # %%
 print("chunk    chunks alone    with steps for others    longest wait of others")
@@ -146,14 +147,13 @@ for tokens in (512, 2_048, 8_192, 32_768):
           f"{1e3 * max(served.chunks_s):22,.0f} ms")
 
 # %% [markdown]
-# With chunks of 512 others wait a sixtieth of the time that they wait with 32,768. The price is 4 % in the chunks themselves, and 2,048 pauses for a step
-# of decode, after which the first token comes 15 % later. (The
-# ranks are divided otherwise than in the first cell.)
+# With chunks of 512 others wait a sixtieth of the time that they wait with 32,768. Their price: 2²⁰ tokens are
+# 2,048 such chunks, and with a step of decode after each the first token comes after 180.0 s, not 156.0.
 #
 # ## 2 · Who should travel?
 #
-# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In lesson 15's ring a token's keys and values were
-# fewer bytes than its queries and partials, and travelled once. In chunks the same prefix travels again for every chunk, perhaps a
+# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In one pass around a ring a token's keys and values are
+# fewer bytes than its queries and partials, and travel once. In chunks the same prefix travels again for every chunk, perhaps a
 # hundred times, and the **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the
 # query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A
 # two-coloured box is a partial: its left colour says whose queries, its right colour whose keys.
@@ -202,7 +202,8 @@ for travels in ("kv", "q", "auto"):
           f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
 
 # %% [markdown]
-# `auto` sends least, since it chooses anew for each chunk. With these heads queries and partials have 4.125 times the bytes of keys and values.
+# `auto` sends least, since it chooses anew for each chunk. Here all numbers have 32 bits, and 4 query heads share a K/V head. So a token's query and
+# partial are 8 · (2 · 16 + 1) = 264 numbers, its key and value 2 · 2 · 16 = 64: 4.125 times as many.
 # The second chunk has seven tokens after 90, and 97 is more than 4.125 · 7: queries travel. In the last, 97 + 103 is less than 4.125 · 103: keys do.
 #
 # ## 3 · Pages
@@ -213,7 +214,7 @@ for travels in ("kv", "q", "auto"):
 # On many ranks tokens are also dealt out. `interleave` is how many neighbours go to one rank: the first eight of a sequence to rank 0, the next
 # eight to rank 1, and so on around. `page` is how many tokens a page holds *on each rank*, a multiple of `interleave`. Here both are 8, so a page on
 # 4 ranks holds 32 consecutive tokens. Three sequences share a pool. The second is a **fork** of the first: it has the
-# first 64 tokens in common, say a system prompt, and goes on with a text of its own. The third has nothing in common with them.
+# first 64 tokens in common, say a system prompt. The third has nothing in common with them.
 
 
 # %%
@@ -251,8 +252,8 @@ print("free pages after the fork, and after fork and third have grown:", free)
 compare("19.fork", free[0] - free[1] - taken_by_third)
 
 # %% [markdown]
-# A column is a page, its rows are the ranks. A hatched page belongs to two sequences, and each has all of its tokens: nothing was copied. A
-# shared page that is not full must be copied before one of its owners writes to it (*copy on write*):
+# A column is a page, its rows are the ranks. A hatched page belongs to two sequences, and both read all tokens on it: nothing was copied. A
+# shared page into which one owner must write is copied first (*copy on write*):
 
 
 # %%
@@ -270,41 +271,26 @@ def shared_to_the_last_token(ring):
 print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
 
 # %% [markdown]
-# The fork took no page. Its 71st token fits in the third page, so the page that is gone is a copy.
+# The fork took no page. Its 71st token fits in the page that it shares. So this was copied first, and the copy is the page that is gone.
 #
-# A page is free when *no* sequence has it any more. If a server frees a shared page as soon as one owner ends, the next user's tokens overwrite
-# the prompt of the owner that remains.
+# If a server frees a shared page as soon as one owner ends, the next user's tokens overwrite
+# the prompt of the owner that remains. So a page counts its owners.
 #
-# A shared prefix saves memory, and above all its prefill. So servers keep the caches of common prefixes, and look for the longest one with which
-# a new prompt begins. The match has to be exact: a single different token changes every later key, in all layers but the first.
+# A shared prefix also saves its prefill, so servers keep common ones. A new prompt has to match exactly: a single different token changes every later
+# key, in all layers but the first.
 #
 # **Halfway. This is a good place to stop.** You know how a prompt is computed and kept. The rest is about decode.
 #
 # ## 4 · Decode when heads are divided
 #
-# A step of decode reads the weights once for all users, but each user's cache for that user alone. By the model, on the same 16 ranks, for contexts of 32,768:
-
-# %%
-for users in (1, 8, 64):
-    step = serve_time(ServeRequest("llama3-70b", "h100", sequences=users, context=2**15,
-                                   token_ranks=2, head_ranks=8, sharing="copies")).token
-    print(f"{users:2} users: weights {1e3 * step.weights_s:.1f} ms,",
-          f"caches {1e3 * step.cache_s:4.1f} ms,",
-          f"{users / step.total_s:5,.0f} tokens per second in all")
-
-# %% [markdown]
-# So a server decodes for many users at once, until caches fill its memory.
-#
-# In lesson 15 every rank had the queries of all heads. A server divides the weights by heads (tensor parallelism), so each rank has H/P query
-# heads. With 8 K/V heads, more than 8 ranks cannot divide the *cache* by heads without copies. So the cache is divided by tokens, the weights
-# by heads: a rank has the queries of some heads, and the keys of all heads for some tokens. A step of this *decode context parallelism* is:
+# In lesson 15's sharded cache the ranks that divide the tokens all had the same queries. A server divides the weights by heads (tensor parallelism), so each rank has H/P query
+# heads. With 8 K/V heads, more than 8 ranks cannot divide the *cache* by heads without copies. The simplest way out divides it by tokens, over all P
+# ranks. A rank then has the queries of some heads, and the keys of all heads for some tokens. (Section 6 divides the cache by both.) The new token's key and
+# value, of all heads, go to the rank that caches it. Then a step of this *decode context parallelism* is:
 #
 # 1. **gather** the queries: every rank gets all heads of the new token;
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
-#
-# (A server also sends the new token's keys and values to the rank that caches it. Here `append` is called on every rank with all tokens, and each rank
-# keeps its own.)
 #
 # In the picture each rank has two squares, after steps 2 and 3: heads from top to bottom, tokens from left to right. A filled box is a partial that the
 # rank has:
@@ -313,7 +299,7 @@ for users in (1, 8, 64):
 show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
-# The hand-over is a transposition. `decode_heads` does the three steps, here for two sequences of different lengths at once:
+# The hand-over is a transposition (an all-to-all). `decode_heads` does the three steps, here for two sequences of different lengths at once.
 
 
 # %%
@@ -338,14 +324,14 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
 
 # %% [markdown]
 # To each of 3 others a rank sends the queries of its own H/P = 2 heads, D numbers each, and later the partials of the *other's* 2 heads, D + 1
-# numbers each. With 2 sequences and 4 bytes a number: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes.
+# numbers each. With 2 sequences and 4 bytes a number: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. (The new keys and values are in the caches already.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.shared",
     "64 query heads of 128 on 16 ranks, all in 32 bits. In lesson 15 a rank sends the partials of "
-    "all heads to each other rank. With divided heads it sends queries, then partials. By what "
-    "factor are these fewer bytes?",
+    "all heads to each other rank. With divided heads it sends queries, then partials. How "
+    "many times fewer bytes does the second way send?",
     unit="times",
 )
 
@@ -357,7 +343,7 @@ print(f"{of_all:,} bytes a token, {divided.total_bytes:,} with divided heads")
 compare("19.shared", of_all / divided.total_bytes)
 
 # %% [markdown]
-# Partials of H/P heads in place of H are 1/P of the bytes; the queries are nearly as many again. So the ratio is about P/2.
+# Partials of H/P heads are 1/P of the bytes; the queries are nearly as many again. So the ratio is about P/2.
 #
 # ## 5 · The merge, where the bugs are
 #
@@ -406,26 +392,28 @@ print("the new token on every rank: off by", off(total.out))
 #   sequence is no longer than `interleave`, all ranks but one are empty.
 # - **A new token that every rank appends** to its own cache is counted P times.
 #
-# None of these answers but the NaN looks wrong. One more bug lies outside the merge: a token's index in a rank's cache is not its position.
-# `cache.next_positions(sequence, n)` gives the positions that rotary embedding needs.
+# All these answers look plausible, but for the NaN. One more bug lies outside the merge: rotary embedding gets a token's index in its
+# rank's cache, not its position in the sequence. `cache.next_positions(sequence, n)` gives the positions of the next n tokens.
 #
 # ## 6 · More ranks than K/V heads
 #
-# Llama 3 70B has 8 K/V heads. How can 16 ranks share its cache and its weights? Three ways:
+# Llama 3 70B has 8 K/V heads. How can 16 ranks divide its cache and its weights? In section 4's way each gathers the queries of all heads, and
+# exchanges partials with 15 others. Three ways send less:
 #
-# | | K/V cache on a rank | weights on a rank, of the feed-forward | partials are merged with | hidden states are added up over |
+# | | K/V cache on a rank | feed-forward weights on a rank | partials are merged with | all-reduce over |
 # |---|---|---|---|---|
 # | **TP 16** | 1/8: each part lies on two ranks | 1/16 | nobody | 16 ranks |
 # | **TP 8 × CP 2** (lesson 15) | 1/16 | 1/8 | one rank, on the other node | 8 ranks, of one node |
 # | **Helix 8 × 2** ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) | 1/16 | 1/16 | one rank, a neighbour | 16 ranks |
 #
-# Helix reads least: it divides the cache as the second way, and the weights as the first. Its price is the sum over 16 ranks, two all-reduces a layer.
+# Helix reads least: it divides the cache as the second way, and all weights but those of q, k and v as the first. Its price is that of TP 16: a layer's two all-reduces go over 16 ranks, not 8.
 # In the picture the numbers are ranks, and a hatched part is held twice:
 
 # %%
 cache = kv_cache_bytes(model("llama3-70b"), 2**20)
-grids = {
+grids = {  # of each rank: first head, share of the heads, first token, share of the tokens
     "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
+    "TP 8 × CP 2": [(r % 8 / 8, 1 / 8, r // 8 / 2, 1 / 2) for r in range(16)],
     "Helix 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
 }
 for name, parts in grids.items():
@@ -433,14 +421,15 @@ for name, parts in grids.items():
 show(serving_view.shares(grids), serving_view.describe_shares(grids))
 
 # %% [markdown]
-# So Helix has 8 *rows*, one for each K/V head, of two ranks that share its tokens. A row decodes a token like this:
+# So Helix has 8 *rows*, one for each K/V head, of two ranks that divide its tokens between them. A row decodes a token like this:
 #
-# 1. both ranks compute the queries, keys and values of the row's heads (these weights alone are divided by 8);
+# 1. both ranks compute the queries, keys and values of the row's heads, and one of them caches the new ones;
 # 2. each attends to its own tokens;
 # 3. each hands over the partials of the heads that the other will merge, half of the row's, as in section 4;
 # 4. the output projection and the feed-forward go on with 16 parts.
 #
 # A small grid of 2 × 2 ranks, heads × tokens, with our 2 K/V heads:
+
 # %%
 def on_grid(ring):
     """One decoded token on a grid of 2 × 2: this rank's heads, and the tokens in its cache."""
@@ -457,12 +446,13 @@ print("tokens in each rank's cache:", [length for _, length in run.results], "of
 print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-5))
 
 # %% [markdown]
-# And the time of a token of Llama 3 70B, on 2 nodes of 8:
+# And the time of a token of Llama 3 70B, on 2 nodes of 8. *Add up* is the all-reduces of hidden states, which between nodes are slow; *merge* is the
+# hand-over of partials:
 
 # %%
 h100 = hardware("h100")
-WAYS = {"TP 16": (1, 16, "copies"),  # ranks for tokens, ranks for heads, and who has the weights
-        "TP 8 × CP 2": (2, 8, "copies"), "Helix 8 × 2": (2, 8, "helix")}
+# Ranks for tokens, ranks for heads; "copies": ranks that divide the tokens have the same weights.
+WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"), "Helix 8 × 2": (2, 8, "helix")}
 
 
 def token_ms(machine, way):
@@ -497,43 +487,36 @@ predict(
 compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
 
 # %% [markdown]
-# Beside TP 8 × CP 2, Helix saves 2.4 ms of reading weights, and on two nodes 0.8 ms of merging. Adding up over 16 ranks costs it 4.5 ms more on two
+# Compared with TP 8 × CP 2, Helix saves 2.4 ms of reading weights, and on two nodes 0.8 ms of merging. Adding up over 16 ranks costs it 4.5 ms more on two
 # nodes, where TP 8 × CP 2 wins, but only 1.1 ms more on one NVLink, where Helix wins.
 #
-# ## 7 · What travels
+# ## 7 · What travels for attention
 #
 # | in | travels | how much |
 # |---|---|---|
-# | prefill, short prefix | K and V | 2KD numbers (here 4 KiB) of each token of prefix and chunk, to all ranks |
+# | prefill, short prefix | K and V | 2KD numbers (4 KiB with section 2's sizes) of each token of prefix and chunk, to all ranks |
 # | prefill, long prefix | queries, and partials home | H (2D + 1) numbers (48¼ KiB) of each token of the chunk, out to all ranks and back |
-# | decode, all ranks have all heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
+# | decode, ranks have the same heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
 # | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
+# | decode, divided heads | the new K and V | 2KD numbers in all, to the rank that caches the token; none in Helix |
 # | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
-# | decode, divided cache | the new K and V | 2KD numbers, to the rank that caches the token |
-# | every layer under tensor parallelism | partial sums of the hidden state | two all-reduces (*add up*) |
 #
 # ## Recap
 #
-# - Prefill is arithmetic. Decode is mostly reading; on 16 ranks messages took 22 % to 47 % of the time. They want different divisions of the same ranks.
+# - Prefill is arithmetic. Decode is mostly reading; on 16 ranks messages (*add up* and *merge* in section 6) took 22 % to 47 % of the time. They want different divisions of the same ranks.
 # - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
 # - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
 # - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
 # - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes do not depend on the length.
 # - Merge by lse, of one base, with (0, −∞) where there is no key.
-# - A grid divides the cache by heads and tokens. Dividing the other weights among all its ranks, as Helix does, pays on one fast network.
+# - A grid divides the cache by heads and tokens. Dividing all weights but those of q, k and v among all its ranks, as Helix does, pays on one fast network.
 #
 # ## Self-check
 #
 # <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
 # the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
-# <details><summary>2. When do travelling keys send fewer bytes?</summary>When the prefix is shorter than about eleven chunks, with 8 query heads to a K/V
-# head and 16-bit keys.</details>
-#
-# <details><summary>3. A sequence ends, and its first page is shared with another. What becomes of the page?</summary>It stays, with one owner
-# fewer.</details>
-#
-# <details><summary>4. Why does Helix not simply divide the tokens among all ranks?</summary>Every rank computes all the queries with which it
-# attends. In a row these are one eighth of the heads, and partials go to one other rank; without rows it would be all heads, and all ranks.</details>
+# <details><summary>2. Why does Helix not simply divide the tokens among all ranks?</summary>Then every rank would have to compute the queries of all
+# heads, or gather them, and would send partials to all others. In a row it is one eighth of the heads, and one other rank.</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

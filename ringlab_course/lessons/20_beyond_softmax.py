@@ -127,14 +127,14 @@ show(scan_view.recall(stored, errors, D), scan_view.describe_recall(stored, erro
 
 # %% [markdown]
 # The plain sum mixes values from the second key on. (At an error of 1, zeros would be as good an answer.) The delta rule mixes them less. No
-# model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: about D values. A state is small, so it must
-# lose something: one reason why hybrids keep some layers with softmax.
+# model goes through its tokens a hundred times, but the third line shows how much the matrix could hold: about D values. So a state must lose
+# something: one reason why hybrids keep some layers with softmax.
 #
 # ## 3 · Chunk by chunk
 #
 # A loop over tokens leaves a GPU idle. So cut the sequence into *chunks* of, say, 64 tokens. Inside a chunk the weights are computed at once, as for
-# softmax; only from chunk to chunk does the state travel. So we need to know what fraction of the entering state, and of each write, is left when a
-# token reads. Here is a chunk of four tokens. A row says what fraction a token reads of the state that enters and of each write:
+# softmax; only from chunk to chunk does the state travel. Here is a chunk of four tokens. A row says what fraction a token reads of the state that
+# enters, and of each write:
 
 # %%
 alphas = (0.5, 0.9, 0.8, 0.5)
@@ -147,10 +147,10 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# (⊙ multiplies number by number; with e and f, as columns, it multiplies row i by $e_i$ or $f_i$.)
+# (⊙ multiplies number by number; with e or f it multiplies row i by $e_i$ or $f_i$.)
 #
-# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes one triangular system more, in
-# [`ringlab.scan.plain`](../ringlab/scan/plain.py). (Open it after the exercise.) Its chunks, with all four steps of section 2, beside the loop:
+# You write this chunk in the exercise. With the delta rule each write depends on those before it, which takes one triangular system more
+# ([`ringlab.scan.plain`](../ringlab/scan/plain.py); open it after the exercise). Its chunks, with all four steps of section 2, beside the loop:
 
 # %%
 draw = torch.Generator().manual_seed(20)
@@ -167,7 +167,8 @@ for length in (1, 16, 64, 256):
 
 # %% [markdown]
 # The decays hide a trap. $E_{ij} = \alpha_{j+1} \cdots \alpha_i$ is a quotient, $(\alpha_1 \cdots \alpha_i) / (\alpha_1 \cdots \alpha_j)$. So one could
-# scale row i of Q by the numerator and row j of K by one over the denominator, and would need no matrix E.
+# scale row i of Q by the numerator and row j of K by one over the denominator, and would need no matrix E. The cell below also tries differences of
+# running sums, $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$, and a second sequence, whose 21st token forgets everything: g = −∞.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -203,8 +204,8 @@ for name, each in (("a tenth each", g), ("one forgets everything", g_forgets)):
           f"by G_i − G_j {lost((G[:, None] - G).exp()):2}, by sums {lost(by_sums(each))}")
 
 # %% [markdown]
-# After 39 tokens the denominator is $10^{-39}$, and one over it is more than the largest number in 32 bits. From token 46 on the numerator is 0,
-# and 0 · ∞ is NaN. Differences of running sums, $e^{G_i - G_j}$ with $G_i = g_1 + \dots + g_i$, do not overflow below the diagonal. But after a token that forgets
+# After 39 tokens the denominator is $10^{-39}$, and one over it is more than the largest number in 32 bits. From token 46 on the numerator is below
+# the smallest one, so it is 0, and 0 · ∞ is NaN. Differences of running sums do not overflow below the diagonal. But after a token that forgets
 # everything both sums are −∞, and their difference is NaN. `by_sums` neither divides nor subtracts: for each pair it adds up the logarithms
 # between the two, and takes the exponential last.
 #
@@ -256,8 +257,8 @@ show(gantt.figure(run.trace), gantt.describe(run.trace))
 show(scan_view.composition(), scan_view.describe_composition())
 
 # %% [markdown]
-# (A, B) is the **transition** of a stretch. Two runs find it: from zeros, which gives B, and from the unit matrix, which gives A + B. (Keys and values
-# have the same D here.)
+# (A, B) is the **transition** of a stretch. Here two runs find it: from zeros, which gives B, and from the unit matrix, which gives A + B. (ringlab
+# finds both in one.)
 
 
 # %%
@@ -285,11 +286,10 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 
 # %% [markdown]
 # Transitions compose **associatively**: one may group them at will. They do **not commute**: one may not swap them. Nor can one add up the B
-# alone, since A says what later tokens leave of what earlier ones wrote. (Without the delta rule A is one number for each head, the product of
+# alone: A says what later tokens leave of earlier writes. (Without the delta rule A is one number for each head, the product of
 # the decays. With it, A has as many numbers as a state.)
 #
-# A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks, and
-# nothing else.
+# A **scan** gives every rank the composition of all transitions before it. It needs an associative operation and the order of the ranks.
 #
 # ## 6 · Three scans
 #
@@ -299,15 +299,16 @@ for order, A, B in (("1 after 0", A_1 @ A_0, A_1 @ B_0 + B_1),
 # - **doubling** (Hillis and Steele, 1986): in round i a rank sends the transition of all tokens it knows of to the rank $2^{i-1}$ further on, so after each round it knows
 #   of twice as many ranks;
 # - **relay** ([arXiv 2404.02882](https://arxiv.org/abs/2404.02882)): a state goes from rank to rank, as in section 4. But the transitions are there already, so a hop costs one product of small
-#   matrices and not a stretch.
+#   matrices.
 #
-# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. In the first two scans a rank keeps two compositions:
+# In the picture a row is a rank, and its boxes are the ranks whose tokens it knows of, its own framed. In doubling a rank keeps two compositions:
 #
 # - *all* is of all its boxes, at first of its own alone. This one it sends.
 # - *before* leaves out its own box. At first it is the pair that changes nothing, (I, 0). At the end its B is the state that enters.
 #
-# A message m comes from earlier tokens, so both go after it: all ← all ∘ m, before ← before ∘ m. For example, rank 3 in round 2 has all = {2, 3} and
-# before = {2}. It hears m = {0, 1} from rank 1 (hatched), and has all = {0, 1, 2, 3} and before = {0, 1, 2}.
+# A message m comes from earlier tokens, so both go after it: all ← all ∘ m, before ← before ∘ m. Rank 3 in round 2 has all = {2, 3} and
+# before = {2}. It hears m = {0, 1} from rank 1 (hatched), and has all = {0, 1, 2, 3} and before = {0, 1, 2}. In the all-gather a rank needs *before*
+# alone, and takes up the nearest rank's message first.
 
 # %%
 P = 8
@@ -315,7 +316,8 @@ scans = {name: scan_view.known(SCANS[name](P), P) for name in ("doubling", "all-
 show(scan_view.rounds(scans), scan_view.describe(scans))
 
 # %% [markdown]
-# A rank with a check knows the very state that leaves it, and from then on sends this alone, without A. Rank 0 does so from the start.
+# A rank with a check knows of all ranks before it. The sequence begins with a state of zeros, and A · 0 + B = B: the B of its *all* is the very state
+# that leaves it. So it sends B alone from then on, rank 0 from the start. A rank that hears B alone then has a check too, and needs its A no more.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -349,7 +351,7 @@ for scan in SCANS:
     print(f"{scan:10} as on one process: {same}, bytes sent by each rank: {sends}")
 
 # %% [markdown]
-# In the all-gather, for example, rank 1 sends (A, B) to two ranks, 16,384 bytes.
+# In doubling rank 1 sends (A, B), then one state.
 #
 # ## 7 · What a scan costs
 #
@@ -372,9 +374,10 @@ for scan in SCANS:
         show(gantt.figure(run.trace), gantt.describe(run.trace))
 
 # %% [markdown]
-# The relay of whole stretches took 11.5 s, and one rank alone would take 8. With transitions ready the relay takes 5.5 s, doubling 3.5, the all-gather 2.5. In the timeline all ranks work side by side, and go
-# through their stretches twice: first for the transition (*passage*; nobody needs rank 7's), then for the outputs (*attend*). The thin bars are
-# messages. (In ringlab a rank finishes its sends first.)
+# The relay of whole stretches took 11.5 s, and one rank alone would take 8. With transitions computed first, the relay takes 1 + 7 · ½ + 1 = 5.5 s, doubling 3.5, the all-gather 2.5. In the timeline all ranks work side by side, and go
+# through their stretches twice: for the transition (*passage*; nobody needs rank 7's), then for the outputs (*attend*). The thin bars are
+# messages, in two rows where some of a rank's overlap. Rank 0 needs nothing, and yet waits until 2.5 s: in
+# ringlab a rank goes on when what it *sends* has arrived, too.
 #
 # This clock does not count bytes, of which an all-gather sends most. Here are 32 states of 128 × 128 with the delta rule, on links of 50 GB/s whose
 # messages take 10 µs before their first byte:
@@ -395,9 +398,8 @@ own_flops = attend_flops(layer, 8_192) + passage_flops(layer, 8_192)
 print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of computing")
 
 # %% [markdown]
-# So on these links doubling is fastest. The all-gather saves two starts on 8 ranks, 20 µs, and sends 3.5 transitions more, 294 µs. A relay's ranks send
-# least, one state, but its hops wait for each other. ringlab hides nothing of a scan, which lies between the two passes. With 8,192 tokens on each rank,
-# doubling takes about as long as the computing on 8 ranks, and two and a half times as long on 64.
+# So on these links doubling is fastest. A relay's ranks send least, but its hops wait for each other. ringlab overlaps no computing with the scan, so its time is added in full. A rank with 8,192 tokens
+# computes for 0.21 ms. Doubling adds 0.24 ms on 8 ranks; on 64 it adds 0.52 ms, two and a half times the computing.
 #
 # ## 8 · Backward
 #
@@ -407,7 +409,7 @@ print(f"a stretch of 8,192 tokens at 400 TFLOP/s: {own_flops / 400e9:.2f} ms of 
 # $$A^\top dS + B' .$$
 #
 # The first part comes through the state that leaves. The second, B′, comes through the stretch's own outputs. These are linear in the state that
-# entered, so B′ does not depend on that state, and a rank finds it without hearing from anyone. Autograd agrees:
+# entered, so B′ does not depend on it, and a rank finds it alone. Autograd agrees:
 
 # %%
 entering = torch.randn(1, 2, D, D, generator=draw, dtype=torch.float64).requires_grad_()
@@ -419,7 +421,8 @@ print("the gradient of the state that entered is Aᵀ dS + B′:",
       torch.allclose(found, A_1.mT @ dstate + B_prime))
 
 # %% [markdown]
-# So (Aᵀ, B′) is a transition again, and all three scans work backward too. On four ranks, the gradients of the values and of the decays:
+# So (Aᵀ, B′) is a transition again, and all three scans work backward too. With its dS, and the entering state from the forward, a rank has all that
+# the gradients of its own q, k, v, decays and β need. On four ranks, those of the values and of the decays:
 
 
 # %%
@@ -446,14 +449,15 @@ for scan in SCANS:
 #
 # ## 9 · The ledger
 #
-# What does a layer send? In the ring, K and V of every token pass every rank. The scan sends transitions and states only. Here are the softmax layer
-# of section 1, and the layer above with the delta rule and doubling, forward, on 8 ranks, for the rank that sends most.
+# In the ring, K and V of every token pass every rank. The scan sends transitions and states only. Here are the softmax layer
+# of section 1, and that of section 7 with doubling, forward, on 8 ranks, for the rank that sends most.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.equal",
     "Forward, on 8 ranks. At how many tokens in the whole sequence do the busiest rank of the ring "
-    "and that of the doubling send equally many bytes? (A and B have 4.2 MB.)",
+    "and that of the doubling send equally many bytes? (A and B have 4.2 MB, and the doubling's "
+    "busiest rank sends 2.5 such pairs. A token's key and value have 4 KiB.)",
     ["300", "3,000", "30,000", "300,000"],
 )
 
@@ -472,26 +476,24 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 
 # %% [markdown]
 # For short sequences the scan sends more, but its bytes do not grow with the length: at a million tokens the ring sends hundreds of times as
-# much. (ringlab's ring hides its bytes behind computing, though, and its scan does not.)
+# much.
 #
 # ## 10 · Three things left to settle
 #
 # **The layout.** A token costs the same wherever it stands: there is no triangle, and nothing to balance. Contiguous stretches are best. In a
-# zig-zag each rank has two stretches, so the chain has 2P links instead of P; in a striped layout every token would be a stretch, and ringlab
-# refuses it. But the softmax layers of a hybrid want a zig-zag: either the other layers pay for two stretches on a rank, or tokens change ranks.
+# zig-zag each rank has two stretches, so the chain has 2P links instead of P; in a striped layout every token would be a stretch. But the softmax layers of a hybrid want a zig-zag: either the other layers pay for two stretches on a rank, or tokens change ranks.
 #
 # **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)): it is set to zeros where a
-# document begins, as by a decay of −∞. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
+# document begins, as by g = −∞. If a document begins on rank r, then A of rank r is zero, and nothing earlier passes it.
 #
-# **The tokens next door.** These layers begin with a short convolution: a token sees itself and the three before it. So every
+# **The tokens next door.** Today's linear layers begin with a short convolution: a token sees itself and the three before it. So every
 # rank but the last sends its last three tokens to the next, a *halo*, and in the backward their gradient comes back.
 #
 # ## Recap
 #
 # - Without the exponential, keys and values of all tokens fold into one state of D × D numbers per head.
 # - A token forgets, corrects, writes and reads. The state can hold about D values: that is its price.
-# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border. For each pair of
-#   tokens add up the logarithms of the decays between them, then take the exponential: nothing overflows.
+# - Inside a chunk everything is a few products of matrices, and with the delta rule one triangular system; a state crosses its border.
 # - A stretch of tokens makes A S + B of any state S. Its transition (A, B) composes with others associatively, in order. A scan needs no more.
 # - With transitions computed first, a relay is P − 1 short hops, an all-gather one round, doubling ⌈log₂ P⌉ rounds.
 # - The backward is a scan from the end. The bytes depend on heads, head dims, the scan and the number of ranks, not on the length.
@@ -506,8 +508,5 @@ compare("20.equal", f"{min(choices, key=lambda n: abs(np.log(n / at_equal))):,}"
 #
 # <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing or wrong?</summary>The reverse scan: it brings
 # the gradient of the state from later ranks.</details>
-#
-# <details><summary>4. A token of rank 5 forgets everything. What is A of rank 5, and what need it send?</summary>Zeros. B alone: whoever composes with it
-# needs nothing of the ranks before.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

@@ -178,6 +178,10 @@ def test_lessons_are_numbered_up_to_the_capstone_and_need_only_what_comes_before
     for item in LESSONS:
         assert all(lesson(needed).id < item.id for needed in item.needs)
         assert item.part in PARTS and 30 <= item.minutes <= 90
+        first = (
+            nbformat.read(builder.find_root() / f"notebooks/{item.slug}.ipynb", as_version=4).cells[0].source
+        )
+        assert f"**Minutes** {item.minutes}" in first
 
 
 def test_papers_build_on_older_ones_and_each_is_explained_somewhere():

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ringlab.comm.trace import Compute, Trace
-from ringlab.layout import contiguous, zigzag
 from ringlab.viz import frontend, gantt
-from ringlab_course.figures import decision_map, layout_view, load_mosaic, overlap_view
+from ringlab_course.figures import decision_map, layout_view, overlap_view
 
 ipywidgets = pytest.importorskip("ipywidgets")
 
@@ -52,7 +51,7 @@ def faults(widget: Any) -> list[str]:
 TRACES = {name: Trace(1, [Compute(0, "attend 0", 0.0, 1.0)]) for name in ("a", "b")}
 PLAYERS: dict[str, Callable[[], Any]] = {
     "gantt": lambda: gantt.player(TRACES),
-    "load_mosaic": lambda: load_mosaic.player([contiguous(8, 2), zigzag(8, 2)]),
+    "steps": lambda: frontend.step_player(["<b>0</b>", "<b>1</b>"], "step"),
     "layout_view": lambda: layout_view.player(S=16, P=2),
     "overlap_view": overlap_view.player,
     "decision_map": decision_map.player,
@@ -87,3 +86,18 @@ def test_the_slider_of_a_step_player_changes_the_picture() -> None:
     assert (play.max, slider.max, slider.description) == (2, 2, "block") and picture.value == "<b>0</b>"
     slider.value = 2
     assert picture.value == "<b>2</b>"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_steps_are_played_to_people_and_recorded_for_the_site(
+    monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(frontend, "is_live", lambda: live)
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    frontend.play_steps(lambda: ["<b>0</b>", "<b>1</b>"], "block", {"text/plain": "two"}, names=(1, 2))
+    if live:
+        assert shown[0].children[1].value == "<b>0</b>"
+    else:
+        frames = {"step": "block", "names": ["1", "2"], "pictures": ["<b>0</b>", "<b>1</b>"]}
+        assert shown == [{"text/plain": "two", frontend.FRAMES: frames}]

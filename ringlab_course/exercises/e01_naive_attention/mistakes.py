@@ -34,13 +34,14 @@ def grouped(
     hidden: float = -np.inf,
 ) -> Pair:
     """Return plain attention in the dtype of q; `rows` is the softmax and `hidden` the score of hidden keys."""
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
-    scores = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5 if scale is None else scale)
+    of_groups = (*k.shape[:2], -1)  # all rows of the query heads that share a K/V head
+    scores = q.reshape(*of_groups, q.shape[-1]) @ k.swapaxes(-1, -2)
+    scores = scores.reshape(*q.shape[:3], -1) * q.dtype.type(q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         scores = np.where(mask, scores, q.dtype.type(hidden))
     weights, lse = rows(scores)
-    return weights @ v, lse
+    out = weights.reshape(*of_groups, k.shape[2]) @ v
+    return out.reshape(*q.shape[:3], -1), lse
 
 
 def _divide(powers: np.ndarray, top: Any) -> Pair:

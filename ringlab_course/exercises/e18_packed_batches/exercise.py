@@ -92,16 +92,16 @@ check("18.shard")
 # %% [markdown]
 # ## 18.ring · The ring over packed documents
 #
-# `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `positions[r]` (L,), int64, holds the places in the
-# **row** of rank r's tokens (not in their documents), in any order, for some ranks none, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
+# `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `places[r]` (L,), int64, holds the places in the row of
+# rank r's tokens, in any order, for some ranks none, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
 # sees the keys of its own document at or before itself.
 #
 # - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a hidden check counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
+#   sees a key, and not at all for the others: a check counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
 #   The label is any text. `merge(a, b)` merges two `Partial`s; one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
 # - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
 #   of a block: somebody else does. `ring.shift(k, v, length=n)` sends k and v on, and returns (k, v) of the block that arrives, which
-#   has n tokens; `positions` tells n. After h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
+#   has n tokens; `places` tells n. After h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
 # - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
 
 
@@ -116,20 +116,20 @@ def attend(q, k, v, visible):
     return Partial(torch.exp(scores - safe[..., None]) @ v, lse)
 
 
-def packed_ring(ring, q, k, v, positions, cu_seqlens):
+def packed_ring(ring, q, k, v, places, cu_seqlens):
     """Return this rank's (out, lse) over the keys of each query's document, up to the query."""
     # BEGIN SOLUTION attend to each block of which some query sees a key
     lengths = cu_seqlens.long().diff()
     document = torch.arange(len(lengths)).repeat_interleave(lengths)
-    state, rows = Partial.identity(q), positions[ring.rank]
+    state, rows = Partial.identity(q), places[ring.rank]
     for step in range(ring.world_size):
-        keys = positions[ring.origin(step)]
+        keys = places[ring.origin(step)]
         visible = (document[rows][:, None] == document[keys]) & (rows[:, None] >= keys)
         if visible.any():
             part = ring.compute(f"attend {step}", attend, q, k, v, visible)
             state = merge(state, part)
         if step < ring.world_size - 1:
-            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+            k, v = ring.shift(k, v, length=len(places[ring.origin(step + 1)]))
     return state.out, state.lse
     # END SOLUTION
 
@@ -188,15 +188,15 @@ def on_real_text(P=4, lengths=(1, 37, 300, 2, 90, 7, 75), H=4, K=2, D=32):
     ids = torch.cat([torch.arange(n) for n in lengths])
     cu, documents = bounds_of(ids)
     layout, (q, k, v) = zigzag(S, P), corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
-    positions = [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
+    places = [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
     tokens = torch.from_numpy(corpus.tokens(S))
     parts = [oracle.attention(*(x[:, :, a:b] for x in (q, k, v)), causal=True).out
              for a, b in pairwise(cu.tolist())]
     true = torch.cat([torch.from_numpy(part) for part in parts], dim=2)
 
     def program(ring):
-        own = positions[ring.rank]
-        out, _ = packed_ring(ring, *layout.shard((q, k, v), ring.rank), positions, cu)
+        own = places[ring.rank]
+        out, _ = packed_ring(ring, *layout.shard((q, k, v), ring.rank), places, cu)
         _, labels, _ = shard_packed(tokens, cu, own)
         weights = token_weights(ring, labels != -100, documents[own], len(lengths))
         return out, weights.sum()

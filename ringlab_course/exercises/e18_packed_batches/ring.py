@@ -135,7 +135,7 @@ def _case(
 
 
 def _run(subject: Any, case: Shards) -> Any:
-    keywords = {**case.keywords, "positions": case.positions}
+    keywords = {**case.keywords, "places": case.positions}
     try:
         return subject.run_ring(case.world_size, case.qs, case.ks, case.vs, **keywords)
     except Crashed as crash:
@@ -238,10 +238,10 @@ STAGE = Stage(
     title="The ring over packed documents",
     kind="ring",
     hints=(
-        "A block has arrived. Which two things must a query and a key have in common, whatever rank they lie on, for the query to "
-        "see the key?",
-        "Look up the document of every token of your own and of the block's, by its position in the row. The mask compares "
-        "documents and positions. If it holds nothing, compute nothing; the exchange happens all the same.",
+        "A block has arrived. Which two conditions must a query and a key meet, whatever rank they lie on, for the query to see the "
+        "key?",
+        "Look up the document of every token of your own and of the block's, by its place in the row. The mask compares "
+        "documents and places. If it holds nothing, compute nothing; the exchange happens all the same.",
         r"$\mathrm{visible}_{ij} = [d_{p_i} = d_{p_j}] \wedge [p_j \le p_i]$, "
         r"$\;(o, L) \leftarrow (o, L) \oplus \mathrm{attend}(q, k, v, \mathrm{visible})$",
     ),

@@ -111,6 +111,22 @@ def _strict(rank: int, given: Problem) -> State:
     return _over(rank, given, given.positions[rank].numpy()[:, None] > given.keys()[2][None])
 
 
+def _by_index(rank: int, given: Problem) -> State:
+    """The whole prefix; of the chunk, earlier ranks' keys, and of its own those at or before the query's index."""
+    seen = [np.ones((len(given.positions[rank]), len(old)), bool) for old in given.cached]
+    for other, own in enumerate(given.positions):
+        every = np.ones((len(given.positions[rank]), len(own)), bool)
+        seen.append(np.tril(every) if other == rank else every if other < rank else ~every)
+    return _over(rank, given, np.concatenate(seen, axis=1))
+
+
+def _by_index_in_each_block(rank: int, given: Problem) -> State:
+    """The whole prefix; of each rank's part of the chunk, the keys at or before the query's index in its own."""
+    seen = [np.ones((len(given.positions[rank]), len(old)), bool) for old in given.cached]
+    seen += [np.tri(len(given.positions[rank]), len(own), dtype=bool) for own in given.positions]
+    return _over(rank, given, np.concatenate(seen, axis=1))
+
+
 IN_VALUES = (
     mistake("forgets_the_prefix", _chunk_alone),
     mistake("forgets_the_chunk", _prefix_alone),
@@ -118,6 +134,8 @@ IN_VALUES = (
     mistake("sees_later_tokens", _not_causal),
     mistake("sees_its_own_part_of_the_prefix", _own_prefix),
     mistake("misses_its_own_token", _strict),
+    mistake("compares_indices", _by_index),
+    mistake("compares_indices_in_each_block", _by_index_in_each_block),
 )
 BEHAVES = (
     mistake("assumes_equal_parts"),

@@ -14,7 +14,6 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e20_beyond_softmax.scan import rounds_of
 from ringlab_course.exercises.e20_beyond_softmax.transition import RIGHT as TRANSITION
 
 mistake = mistakes_of("20.layer")
@@ -119,21 +118,23 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
     _verify(subject, problem(rng, [2, 5, 3]), problem(rng, [4, 0, 3]), problem(rng, [0, 1, 0, 2, 1], H=1))
 
 
+SHORT, LONG = 2, 40
+
+
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """What travels is as large as states are, for short sequences and long ones."""
-    H, D, Dv, P = 2, 4, 4, 4
-    for length in (2, 40):
-        given = problem(rng, [length] * P, H, D, Dv)
+    """A rank sends as many bytes of a long sequence as of a short one."""
+    P, sent = 4, {}
+    for length in (SHORT, LONG):
+        given = problem(rng, [length] * P, H=2, D=4, Dv=4)
         outcome = subject.run_ring(P, *given.per_rank)
         compare_all(_answers(outcome.results, given), MISTAKES)
-        most = 8 * H * D * (D + Dv) * rounds_of(P)
-        for rank in range(P):
-            sent = outcome.trace.bytes_sent(rank)
-            if sent > most:
-                text = f"{given.text}: rank {rank} sent {sent:,} bytes, {most:,} are enough"
-                raise NAMED["sends_its_tokens"].failure(text)
-        if not sum(outcome.trace.bytes_sent(rank) for rank in range(P)):
+        sent[length] = [outcome.trace.bytes_sent(rank) for rank in range(P)]
+        if not sum(sent[length]):
             raise Failure("No rank can know the others' tokens without a message.", given.text)
+    for rank, (short, long) in enumerate(zip(sent[SHORT], sent[LONG], strict=True)):
+        if long > short:
+            text = f"rank {rank} sent {short:,} bytes with {SHORT} tokens on each rank, {long:,} with {LONG}"
+            raise NAMED["sends_its_tokens"].failure(text)
 
 
 STAGE = Stage(

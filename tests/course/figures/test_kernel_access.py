@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ringlab.viz.frontend import FRAMES
 from ringlab_course.figures import kernel_access
 from ringlab_course.figures.kernel_access import (
     all_programs,
@@ -12,7 +14,7 @@ from ringlab_course.figures.kernel_access import (
     counts,
     describe,
     one_program,
-    player,
+    pictures,
     programs,
 )
 
@@ -149,16 +151,15 @@ def test_the_map_of_one_program_shows_its_tiles_and_the_others_in_grey() -> None
 
 
 def test_the_player_has_a_picture_with_words_for_every_program() -> None:
-    box = player(causal(), SHAPES)
-    slider, picture = box.children[0].children[1], box.children[1]
-    for index, program in enumerate(programs(causal())):
-        slider.value = index
-        assert describe(causal(), SHAPES, program) in picture.value
+    for program, picture in zip(programs(causal()), pictures(causal(), SHAPES), strict=True):
+        assert describe(causal(), SHAPES, program) in picture
 
 
-def test_without_a_person_the_programs_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_person_the_programs_are_text_and_their_pictures_are_recorded(
+    recorded: list[dict[str, Any]],
+) -> None:
     kernel_access.play(causal(), SHAPES)
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(recorded[0]["text/plain"].splitlines()) == len(recorded[0][FRAMES]["pictures"]) == 2
 
 
 @pytest.mark.needs_interpreter

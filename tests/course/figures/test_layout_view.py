@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,9 +13,10 @@ from matplotlib.colors import to_hex
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.plan import work
+from ringlab.viz.frontend import FRAMES
 from ringlab.viz.style import rank_colour
 from ringlab_course.figures import layout_view
-from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, NAMED, PARTIAL, SKIP, owners, tiles_of
+from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from tests.viz.test_style import illegible
 
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
@@ -184,8 +187,12 @@ def test_sliders_move_the_picture_and_its_words() -> None:
     assert len({*seen, picture.value}) == 3 and "32 tokens on 4 ranks, tiles of 8 × 8" in picture.value
 
 
-def test_without_a_person_the_still_picture_is_shown(monkeypatch) -> None:
-    shown = []
-    monkeypatch.setattr(layout_view, "show", lambda figure, alt: shown.append((figure, alt)))
-    layout_view.play()
-    assert len(shown[0][0].axes) == 2 * len(NAMED) and "tiles of 4 × 4" in shown[0][1]
+def test_without_a_person_the_picture_of_the_middle_tile_is_shown_and_all_are_recorded(
+    recorded: list[dict[str, Any]],
+) -> None:
+    layout_view.play(S=16, P=2, tiles=(2, 4, 8))
+    (output,) = recorded
+    assert "tiles of 4 × 4" in output["text/plain"]
+    assert output["image/png"] in output[FRAMES]["pictures"][1]
+    for tile, picture in zip(output[FRAMES]["names"], output[FRAMES]["pictures"], strict=True):
+        assert f"tiles of {tile} × {tile}" in picture

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringlab.viz.frontend import FRAMES
 from ringlab_course.figures import online_softmax
 from ringlab_course.figures.online_softmax import describe, example, stream, stream_figure
 
@@ -63,14 +65,15 @@ def test_the_bars_of_the_figure_are_the_shares(upto: int | None) -> None:
 
 def test_the_player_has_a_picture_with_words_for_every_block() -> None:
     scores, values = example()
-    box = online_softmax.player(scores, values, 4)
-    slider, picture = box.children[0].children[1], box.children[1]
-    for index, step in enumerate(stream(scores, values, 4)):
-        slider.value = index
-        assert describe([step]) in picture.value
+    pictures = online_softmax.pictures(scores, values, 4)
+    for step, picture in zip(stream(scores, values, 4), pictures, strict=True):
+        assert describe([step]) in picture
 
 
-def test_without_a_person_the_run_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_person_the_run_is_text_and_its_pictures_are_recorded(
+    recorded: list[dict[str, Any]],
+) -> None:
     scores, values = example()
     online_softmax.play(scores, values, 4)
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(recorded[0]["text/plain"].splitlines()) == len(recorded[0][FRAMES]["pictures"]) == 6
+    assert recorded[0][FRAMES]["names"] == ["1", "2", "3", "4", "5", "6"]

@@ -38,8 +38,8 @@ def attend(q, k, v, visible):
     return Partial(torch.exp(scores - safe[..., None]) @ v, lse)
 
 
-def packed_ring(ring, q, k, v, positions, cu_seqlens):
-    P, mine = ring.world_size, positions[ring.rank]
+def packed_ring(ring, q, k, v, places, cu_seqlens):
+    P, mine = ring.world_size, places[ring.rank]
     bounds = cu_seqlens.long()
 
     def document(places):
@@ -48,8 +48,8 @@ def packed_ring(ring, q, k, v, positions, cu_seqlens):
     parts = []
     for step in range(P):
         origin = ring.origin(step)
-        theirs = positions[origin]
-        due = len(positions[ring.origin(step + 1)])
+        theirs = places[origin]
+        due = len(places[ring.origin(step + 1)])
         work = ring.post(k, v, length=due) if step < P - 1 else None
         seen = document(mine)[:, None].eq(document(theirs)[None]).logical_and(mine[:, None] >= theirs[None])
         if bool(seen.any()):

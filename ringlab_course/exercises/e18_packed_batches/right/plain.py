@@ -32,18 +32,18 @@ def attend(q, k, v, visible):
     return Partial(torch.exp(scores - safe[..., None]) @ v, lse)
 
 
-def packed_ring(ring, q, k, v, positions, cu_seqlens):
+def packed_ring(ring, q, k, v, places, cu_seqlens):
     lengths = cu_seqlens.long().diff()
     document = torch.arange(len(lengths)).repeat_interleave(lengths)
-    state, rows = Partial.identity(q), positions[ring.rank]
+    state, rows = Partial.identity(q), places[ring.rank]
     for step in range(ring.world_size):
-        keys = positions[ring.origin(step)]
+        keys = places[ring.origin(step)]
         visible = (document[rows][:, None] == document[keys]) & (rows[:, None] >= keys)
         if visible.any():
             part = ring.compute(f"attend {step}", attend, q, k, v, visible)
             state = merge(state, part)
         if step < ring.world_size - 1:
-            k, v = ring.shift(k, v, length=len(positions[ring.origin(step + 1)]))
+            k, v = ring.shift(k, v, length=len(places[ring.origin(step + 1)]))
     return state.out, state.lse
 
 

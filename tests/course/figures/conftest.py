@@ -1,0 +1,15 @@
+"""Outputs of cells, without a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The data of each output that a figure has displayed."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: found.append(data))
+    return found
