@@ -1,4 +1,4 @@
-"""Pages as axe-core sees them, in light and dark: one of each kind on every commit, notebooks and documents in parts."""
+"""Pages as axe-core sees them, in light and dark: one of each kind whenever pages are tested, notebooks and documents in parts."""
 
 from __future__ import annotations
 

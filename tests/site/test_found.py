@@ -10,11 +10,13 @@ from urllib.parse import quote
 import matplotlib.image
 import pytest
 
+from ringlab_course.builder.sources import targets
 from tests.browser.window import Window
 from tools.website import address as where
-from tools.website import preview
+from tools.website import front, preview, repository
 
 pytestmark = pytest.mark.slow
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["index.html", "play.html"])
@@ -41,6 +43,33 @@ def test_pages_that_know_their_address_have_a_sitemap_and_a_picture_for_previews
     assert matplotlib.image.imread(site / picture).shape[:2] == (preview.HEIGHT, preview.WIDTH)
     with pytest.raises(SystemExit, match="needed: an address"):
         where.check("ringlab.example")
+
+
+def test_pages_that_know_their_repository_can_be_edited_at_their_source(site: Path, tmp_path: Path) -> None:
+    edited = dict(repository.sources(CHECKOUT))
+    assert edited["notebooks/05_emulated_ring.html"] == "ringlab_course/lessons/05_emulated_ring.py"
+    assert edited["docs/guide/masks.html"] == "docs/guide/masks.md" and "docs/cli.html" not in edited
+    for page, source in edited.items():
+        assert (CHECKOUT / source).is_file(), source
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(site / page, tmp_path / page)
+        assert "/edit/" not in (site / page).read_text(encoding="utf-8")
+    repository.write(tmp_path, "https://code.example/ringlab.git", CHECKOUT)
+    for page, source in edited.items():
+        address = f'href="https://code.example/ringlab/edit/main/{source}"'
+        assert (tmp_path / page).read_text(encoding="utf-8").count(address) == 1
+    with pytest.raises(SystemExit, match="needed: the address of a repository"):
+        repository.check("code.example/ringlab")
+
+
+def test_the_first_page_says_how_to_clone_a_repository_that_is_known() -> None:
+    every = targets(CHECKOUT)
+    lessons, exercises = ([each for each in every if each.kind == kind] for kind in ("lesson", "exercise"))
+    known, unknown = (
+        front.front(lessons, exercises, [], url) for url in ("https://code.example/ringlab", "")
+    )
+    assert "git clone https://code.example/ringlab ringlab && cd ringlab\nmake lab" in known
+    assert "git clone" not in unknown and "Get the code" not in unknown and "Get the code" in known
 
 
 @pytest.mark.needs_chromium

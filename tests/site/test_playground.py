@@ -61,6 +61,74 @@ def test_a_change_is_compared_with_what_was_before(page: Any) -> None:
     assert page.locator("button[aria-pressed=true]").count() == 0
 
 
+def test_what_does_not_fit_is_in_the_headline(site: Path, page: Any) -> None:
+    page.goto((site / "play.html").as_uri() + "#layout=zigzag&P=2&S=24&H=128&K=8&machine=h100")
+    page.reload()
+    words = page.locator(".play-headline").inner_text()
+    assert re.search(r"It does not fit: a rank needs [\d.]+ [GT]B and has 85.5 GB\.", words)
+    assert "does not fit" in said(page, "memory of a rank")
+
+
+def test_a_story_goes_when_the_setting_has_left_it(page: Any) -> None:
+    note = page.locator(".play-note")
+    told = note.inner_text()
+    page.get_by_label("zig-zag").check()  # the story asks for it
+    assert told and note.inner_text() == told
+    page.get_by_label("full").check()
+    assert note.inner_text() == ""
+    page.get_by_label("causal").check()
+    assert note.inner_text() == told
+
+
+def test_there_are_never_more_kv_heads_than_query_heads(page: Any) -> None:
+    page.locator("#play-K").press("End")
+    assert (
+        page.locator("output[for=play-H]").inner_text()
+        == page.locator("output[for=play-K]").inner_text()
+        == "32"
+    )
+
+
+def test_a_turned_phone_keeps_the_comparison(page: Any, browser: Window) -> None:
+    def width() -> int:
+        return int(page.locator(".play-timeline svg").get_attribute("viewBox").split()[2])
+
+    page.get_by_label("zig-zag").check()
+    words = page.locator(".play-headline").inner_text()
+    wide = width()
+    resize(browser, 390)
+    assert "it was" in words and page.locator(".play-headline").inner_text() == words
+    assert width() < 400 < wide
+    resize(browser, 1280)
+    assert width() == wide
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_a_copy_of_a_block_waits_until_the_next_rank_takes_it(site: Path, page: Any, layout: str) -> None:
+    """On two nodes: at all times, a copy is under way or waits from its hop's start until its receiver begins on it."""
+    page.goto((site / "play.html").as_uri() + f"#layout={layout}&mask=causal&P=16&S=16&machine=h100")
+    page.reload()
+    wrong = page.evaluate("""() => {
+      const machine = JSON.parse(document.getElementById("playground-choices").textContent).machines[0];
+      const layout = new URLSearchParams(location.hash.slice(1)).get("layout");
+      const s = { layout, causal: true, schedule: "ring", P: 16, S: 65536, H: 32, K: 8, D: 128, machine };
+      const found = ringModel.simulate(s), [picture, follow] = playViews.ringView(s, found);
+      const copies = [...picture.querySelectorAll(".play-moving")];
+      let wrong = 0;
+      for (let n = 0; n <= 400; n += 1) {
+        const now = (n / 400) * found.makespan;
+        follow(now);
+        copies.forEach((copy, rank) => {
+          const next = found.begins[(rank + 1) % 16];
+          const due = found.hops[rank].filter(([start], step) => start <= now && now < next[step + 1]).length;
+          if (due > 1 || (copy.getAttribute("visibility") === "visible") !== (due === 1)) wrong += 1;
+        });
+      }
+      return wrong;
+    }""")
+    assert wrong == 0
+
+
 def test_every_rank_stands_in_a_table_with_names(page: Any) -> None:
     page.get_by_text("Every rank in numbers").click()
     assert page.locator(".play-table thead").is_visible()
@@ -143,7 +211,7 @@ def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, st
     found = json.loads(done.stdout)
     shown = page.evaluate("document.querySelector('.play-figures dd').textContent")
     number, unit = shown.split()
-    seconds = float(number) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
+    seconds = float(number) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
     assert seconds == pytest.approx(found["makespan_s"], rel=6e-3)  # three digits are shown
     share = float(re.match(r"[\d.]+", said(page, "ranks compute"))[0])  # type: ignore[index]
     assert share == pytest.approx(100 * found["busy_fraction"], abs=0.06)

@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 import ringlab
+from ringlab.viz.frontend import FRAMES
 from ringlab_course.builder.sources import prepare, targets
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.checking.contract import Stage
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).resolve().parents[2]
 EVERY = targets(CHECKOUT)
 LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]
+PLAYED = ("02", "04", "05", "07", "08", "09", "12")
+"""The lessons with pictures that move on the page as in the notebook."""
 EXERCISE_PAGES = [target for target in EVERY if target.kind == "exercise"]
 LOOKED_AT = (
     "index.html",
@@ -160,7 +163,11 @@ def test_a_misconception_that_is_not_there_is_missed(site: Path, tmp_path: Path)
 def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     notebook = nbformat.read(CHECKOUT / "notebooks" / f"{slug}.ipynb", as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    drawn = [output for output in outputs if "image/png" in output.get("data", {})]
+    players = [output.data[FRAMES]["pictures"] for output in outputs if FRAMES in output.get("data", {})]
+    stills = [
+        output for output in outputs if {*output.get("data", {})} & {"image/png", FRAMES} == {"image/png"}
+    ]
+    drawn = [*stills, *(picture for player in players for picture in player)]
     page = site / f"notebooks/{slug}.html"
     pictures = re.findall(r"<img [^>]*>", page.read_text(encoding="utf-8").split("<article", 1)[1])
     text = text_of(page)
@@ -336,3 +343,36 @@ def test_the_dark_is_dark_and_pictures_stay_on_white(site: Path, browser: Window
     browser.page.emulate_media(color_scheme="light")
     assert (page < 60 and words > 180) if scheme == "dark" else (page > 240 and words < 60)
     assert brightness(plate) == 255
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES if target.slug[:2] in PLAYED])
+def test_recorded_pictures_play(site: Path, browser: Window, slug: str) -> None:
+    """Keys move the slider and Play the pictures; one is seen at a time, with its words."""
+    page = browser.page
+    page.goto((site / f"notebooks/{slug}.html").as_uri())
+    if (every := page.get_by_role("button", name="Show all answers")).count():
+        every.click()
+    player = page.locator("[data-frames]")
+    frames = player.locator("[data-name]")
+    last = frames.count() - 1
+    assert last >= 2
+
+    def seen() -> list[int]:
+        return [number for number in range(last + 1) if frames.nth(number).is_visible()]
+
+    words = player.locator("> p")
+    assert seen() == [0] and (before := words.inner_text())
+    slider = player.get_by_role("slider")
+    slider.press("ArrowRight")
+    assert seen() == [1] and words.inner_text() != before
+    name = frames.nth(1).get_attribute("data-name")
+    assert player.locator("output").inner_text() == f"{player.get_attribute('data-frames')} {name}"
+    player.get_by_role("button", name="Play").click()
+    assert seen() == [2]
+    player.get_by_role("button", name="Pause" if last > 2 else "Play").click()
+    slider.press("End")
+    player.get_by_role("button", name="Play").click()
+    assert seen() == [0]
+    player.get_by_role("button", name="Pause").click()
+    page.evaluate("localStorage.clear()")

@@ -11,21 +11,24 @@ from pathlib import Path
 
 from ringlab_course.builder.build import find_root
 
-from . import accessible, address, links, preview, stage
+from . import accessible, address, links, pictures, preview, repository, stage
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
 """Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
 
 
-def build(folder: Path, root: Path | None = None, at: str = "") -> list[str]:
+def build(folder: Path, root: Path | None = None, at: str = "", source: str = "") -> list[str]:
     """Build the pages and put them in place of `folder`; return what is wrong with their links.
 
     at: the address that the pages will have on the web, if it is known: search engines and previews ask for whole addresses.
-    Raises: SystemExit where Sphinx fails or warns, `folder` holds something else, or `at` is no whole address.
+    source: the address of the repository, if it is known: to clone it, and to edit pages.
+    Raises: SystemExit where Sphinx fails or warns, `folder` holds something else, or `at` or `source` is no whole address.
     """
     if at:
         address.check(at)
+    if source:
+        repository.check(source)
     folder = folder.resolve()
     if folder.exists() and any(folder.iterdir()) and not (folder / OURS).exists():
         raise SystemExit(
@@ -33,7 +36,7 @@ def build(folder: Path, root: Path | None = None, at: str = "") -> list[str]:
         )
     with tempfile.TemporaryDirectory() as scratch:
         sources, cache, built = (Path(scratch) / name for name in ("sources", "cache", "site"))
-        stage.write(sources, root)
+        stage.write(sources, root, source)
         # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
         command = [
             sys.executable,
@@ -49,9 +52,12 @@ def build(folder: Path, root: Path | None = None, at: str = "") -> list[str]:
         if status := subprocess.run(command).returncode:
             raise SystemExit(status)
         accessible.mend(built)
+        pictures.move(built)
         preview.write(built)
         if at:
             address.write(built, at)
+        if source:
+            repository.write(built, source, root or find_root())
         (built / OURS).touch()
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +74,14 @@ def main() -> None:
         default="",
         help="where the pages will be, https://…: adds a sitemap and the preview's picture",
     )
+    parser.add_argument(
+        "--repository",
+        default="",
+        help="where the repository is, https://…: adds how to clone it, and links to edit in the form of GitHub",
+    )
     chosen = parser.parse_args()
     folder = chosen.folder or find_root() / "build" / "site"
-    found = build(folder, at=chosen.address)
+    found = build(folder, at=chosen.address, source=chosen.repository)
     for line in found:
         print(line, file=sys.stderr)
     if found:

@@ -31,7 +31,7 @@ html_theme = "furo"
 html_title = "ringlab"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = ["pages.js", "questions.js"]
+html_js_files = ["pages.js", "questions.js", "frames.js"]
 html_favicon = html_logo = "static/ring.svg"
 html_copy_source = False
 html_show_sourcelink = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import nbformat
 
 from ringlab_course.builder.sources import Target
 from ringlab_course.catalogue import LESSONS, PARTS, Lesson
@@ -36,8 +39,8 @@ def shown(lessons: list[Target]) -> list[Lesson]:
     return list(LESSONS)
 
 
-def front(lessons: list[Target], documents: list[str]) -> str:
-    """Return the first page, with the navigation of all pages."""
+def front(lessons: list[Target], exercises: list[Target], documents: list[str], repository: str = "") -> str:
+    """Return the first page, with the navigation of all pages; with a `repository`, it says how to clone it."""
     here = shown(lessons)
     text = (TEXTS / "front.md").read_text(encoding="utf-8")
     known = (
@@ -49,26 +52,42 @@ def front(lessons: list[Target], documents: list[str]) -> str:
         first_id=here[0].id,
         first_minutes=here[0].minutes,
         mistakes=sum(known),
-        lessons=_map(here),
+        code=f'\n<a class="door" href="{repository}">Get the code</a>' if repository else "",
+        unknown="" if repository else " (these pages were built without knowing where its code is published)",
+        clone=f"git clone {repository} ringlab && cd ringlab\n" if repository else "",
+        lessons=_map(here, {target.slug: minutes(target.path) for target in exercises}),
     )
     return filled + "\n" + "\n\n".join(_navigation(here, documents)) + "\n"
 
 
-def _map(lessons: list[Lesson]) -> str:
-    """The lessons by part, one line each."""
+def minutes(notebook: Path) -> int:
+    """Return the minutes that the first cell of a notebook names. Raises: ValueError if it names none."""
+    first = nbformat.read(notebook, as_version=4).cells[0].source
+    found = re.search(r"\*\*Minutes\*\* (\d+)", first)
+    if found is None:
+        raise ValueError(
+            f"needed: **Minutes** and a number in the first cell of {notebook.name}\n   got: {first}"
+        )
+    return int(found[1])
+
+
+def _map(lessons: list[Lesson], of_exercise: dict[str, int]) -> str:
+    """The lessons by part, one line each, with the minutes of the lesson and of its exercise."""
     parts = []
     for part in PARTS:
         rows = [
             (
                 f"[{lesson.id}](notebooks/{lesson.slug}.ipynb)",
                 f"[**{escape(lesson.title)}**](notebooks/{lesson.slug}.ipynb): {escape(lesson.afterwards)}",
-                f"{lesson.minutes}\N{NO-BREAK SPACE}min",
+                f"{lesson.minutes} + {of_exercise[lesson.slug]} min".replace(" ", "\N{NO-BREAK SPACE}"),
             )
             for lesson in lessons
             if lesson.part == part
         ]
         if rows:
-            parts.append(f"### {part}\n\n{table(('Lesson', 'Afterwards you can', 'Time'), rows)}")
+            parts.append(
+                f"### {part}\n\n{table(('Lesson', 'Afterwards you can', 'Lesson + exercise'), rows)}"
+            )
     return "\n\n".join(parts)
 
 
@@ -97,12 +116,14 @@ def exercise_list(exercises: list[Target], titles: dict[str, str]) -> str:
     rows = [_of_exercise(target, titles[target.slug], contracts.get(target.slug)) for target in exercises]
     text = (TEXTS / "exercises.md").read_text(encoding="utf-8")
     pages = toctree([f"/exercises/{target.slug}" for target in exercises])
-    return text.format(table=table(("Exercise", "You write", "Points"), rows)) + "\n" + pages + "\n"
+    return (
+        text.format(table=table(("Exercise", "You write", "Points", "Minutes"), rows)) + "\n" + pages + "\n"
+    )
 
 
 def _of_exercise(target: Target, title: str, contract: Exercise | None) -> tuple[str, ...]:
     link = f"[{escape(title.removeprefix('Exercise '))}]({target.slug}.ipynb)"
     if contract is None:
-        return link, "", ""
+        return link, "", "", ""
     stages = ", ".join(f"[`{stage.function}`](#{stage_anchor(stage.id)})" for stage in contract.stages)
-    return link, stages, str(contract.points)
+    return link, stages, str(contract.points), str(minutes(target.path))

@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from ringlab.viz.frontend import FRAMES
 from ringlab_course.builder.sources import Target, prepare
 from ringlab_course.notebook.predictions import ROOM
 
@@ -21,8 +22,9 @@ _HEADING = re.compile(r"^## ", re.MULTILINE)
 _RUN_IT = """\
 :::{{admonition}} Read it here, or run it
 :class: tip
-What the cells print and draw below was recorded. Where a picture moves, a still stands here; the [playground](../play.md) moves. Questions can be answered here, before
-you see what was measured. {download}{exercise}
+What the cells print and draw below was recorded; a few pictures have more controls in the notebook. Questions can be answered here,
+before you see what was measured. \
+{download}{exercise}
 :::"""
 _DOWNLOAD = (
     "To change the code, run `make lab` in a checkout and open `{path}`. "
@@ -37,6 +39,7 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     notebook = nbformat.read(target.path, as_version=4)
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
+        _play(cell)
         _ask(cell)
         _mark_answer(cell)
     _keep_one_title(notebook)
@@ -60,6 +63,16 @@ def _keep_one_title(notebook: NotebookNode) -> None:
     for cell in notebook.cells[1:]:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.MULTILINE)
+
+
+def _play(cell: NotebookNode) -> None:
+    """Show all recorded pictures of a player in place of the one that stands for them. static/frames.js plays them."""
+    for output in cell.get("outputs", []):
+        if recorded := output.get("data", {}).get(FRAMES):
+            named = zip(recorded["names"], recorded["pictures"], strict=True)
+            frames = (f'<div data-name="{html.escape(name)}">{picture}</div>' for name, picture in named)
+            text = f'<div data-frames="{html.escape(recorded["step"])}">{"".join(frames)}</div>'
+            output.data = nbformat.from_dict({"text/html": text, "text/plain": output.data["text/plain"]})
 
 
 def _ask(cell: NotebookNode) -> None:

@@ -17,17 +17,20 @@ from . import api, errors, front, kill_matrix, misconceptions, notebooks, playgr
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def write(folder: Path, root: Path | None = None) -> None:
-    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first."""
+def write(folder: Path, root: Path | None = None, repository: str = "") -> None:
+    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first.
+
+    repository: its address on the web, if it is known.
+    """
     root = root or find_root()
     shutil.rmtree(folder, ignore_errors=True)
-    for name, text in _texts(root):
+    for name, text in _texts(root, repository):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _texts(root: Path) -> Iterator[tuple[str, str]]:
+def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
     """Yield (file, text) of every page. Solutions are no page."""
     every = targets(root)
     lessons = [target for target in every if target.kind == "lesson"]
@@ -41,7 +44,7 @@ def _texts(root: Path) -> Iterator[tuple[str, str]]:
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
     known |= {f"{playground.NAME}.md", f"{errors.NAME}.md"}
-    yield "index.md", only_known_links(front.front(lessons, [*documents]), "", known)
+    yield "index.md", only_known_links(front.front(lessons, exercises, [*documents], repository), "", known)
     yield f"{playground.NAME}.md", playground.page()
     yield f"{errors.NAME}.md", errors.page(root)
     practice = {target.slug[:2]: target.slug for target in exercises}

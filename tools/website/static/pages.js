@@ -7,10 +7,15 @@ document.addEventListener("click", (event) => {
   if (drawer && event.target.closest(".toc-drawer a")) drawer.checked = false;
 });
 
-// Code and tables that are wider than their column can be scrolled with keys.
+// What is wider than its column can be scrolled with keys; of a picture this is also said.
 function letKeysScroll() {
-  for (const wide of document.querySelectorAll("pre, .table-wrapper")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+  for (const box of document.querySelectorAll("pre, .table-wrapper, div.cell_output")) {
+    const wide = box.scrollWidth > box.clientWidth;
+    if (wide) box.tabIndex = 0;
+    box.classList.toggle("goes-on", wide && Boolean(box.querySelector("img")));
+  }
 }
 letKeysScroll();
 addEventListener("resize", letKeysScroll);
+addEventListener("load", letKeysScroll); // of pictures, which have a width only then
 addEventListener("toggle", letKeysScroll, true); // of <details>, in which nothing has a width before

@@ -5,30 +5,31 @@
 (() => {
   const root = document.getElementById("playground");
   if (!root) return;
-  const { bytes, make, speed, time, tokens } = playViews;
+  const { bytes, held, make, speed, time, tokens } = playViews;
   const offered = JSON.parse(document.getElementById("playground-choices").textContent);
   const brief = root.hasAttribute("data-brief");
   const STILL = matchMedia("(prefers-reduced-motion: reduce)");
   const SECONDS = 8; // that playing a whole timeline takes
 
+  // Each tells of its state, and still of what its `moves` lead to.
   const STORIES = [
     {
-      name: "Why zig-zag?",
+      name: "Why zig-zag?", moves: ["layout"],
       state: { layout: "contiguous", mask: "causal", schedule: "ring", P: 8, S: 17, H: 32, K: 8, machine: "h100", speed: 0 },
       text: "Contiguous shards under a causal mask: the first rank's tokens see almost nothing, the last rank's see everything. All wait for the last rank. Now choose zig-zag: each rank gets one early and one late piece, and all work equally.",
     },
     {
-      name: "When the link is too slow",
+      name: "When the link is too slow", moves: ["S"],
       state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 8, S: 14, H: 32, K: 8, machine: "h100", speed: -4 },
       text: "With few tokens and a slow link, a block arrives later than the computation on the one before has ended: the hatched time is exposed communication. Move the tokens up: computation grows as the square of the tokens, messages only with their number, and the waiting disappears.",
     },
     {
-      name: "Two nodes",
+      name: "Two nodes", moves: ["S", "K"],
       state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 16, S: 16, H: 32, K: 8, machine: "h100", speed: 0 },
-      text: "Two of the sixteen hops cross from one node to the other, over a slower link, and the whole ring goes at its pace. Make the sequence longer, or use fewer K/V heads: then the slow hops hide, too.",
+      text: "Two of the sixteen hops cross from one node to the other, over a slower link, and most ranks end up waiting for it. Make the sequence longer, or use fewer K/V heads: then the slow hops hide, too.",
     },
     {
-      name: "All at once",
+      name: "All at once", moves: ["schedule"],
       state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 15, H: 32, K: 8, machine: "h100", speed: 0 },
       text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks beside its own.",
     },
@@ -37,7 +38,7 @@
     { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]] },
     { key: "mask", label: "Mask", kind: "radio", values: [["causal", "causal"], ["full", "full"]] },
     { key: "schedule", label: "Schedule", kind: "radio", values: [["ring", "ring"], ["allgather", "all-gather"]] },
-    { key: "P", label: "Ranks", kind: "range", values: offered.ranks, shown: String },
+    { key: "P", label: "Ranks (GPUs)", kind: "range", values: offered.ranks, shown: String },
     { key: "S", label: "Tokens", kind: "range", values: span(offered.tokens), shown: (n) => tokens(2 ** n) },
     { key: "H", label: "Query heads", kind: "range", values: offered.heads, shown: String },
     { key: "K", label: "K/V heads", kind: "range", values: offered.kvHeads, shown: String },
@@ -123,8 +124,7 @@
 
   function change(key, value) {
     state = { ...state, [key]: value };
-    if (key === "K" && state.K > state.H) state.H = state.K;
-    if (key === "H" && state.K > state.H) state.K = state.H;
+    state.K = Math.min(state.K, state.H);
     stop();
     scrub.value = 0;
     update();
@@ -183,7 +183,8 @@
     const same = before !== null && ["S", "H", "mask"].every((key) => before.state[key] === state[key]);
     const times = same ? before.makespan / ran.makespan : 1;
     if (Math.abs(times - 1) < 0.005) return "";
-    return `; it was ${time(before.makespan)} (${times > 1 ? `${times.toPrecision(3)} times as fast` : `${(1 / times).toPrecision(3)} times as long`})`;
+    const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en"));
+    return `; it was ${time(before.makespan)} (${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`})`;
   }
 
   function waiting() {
@@ -194,12 +195,24 @@
     return `Ranks wait ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, ${causes.join(" and ")}.`;
   }
 
+  function fitting(s) {
+    const { sum, fits } = held(s, ran);
+    return fits ? "" : ` It does not fit: a rank needs ${bytes(sum)} and has ${bytes(s.machine.memory)}.`;
+  }
+
   function update() {
     STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(Object.entries(each.state).every(([key, value]) => state[key] === value))));
     Object.values(inputs).forEach((show) => show());
     write();
+    tell();
     const s = setting();
     ran = ringModel.simulate(s);
+    draw(s);
+    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${waiting()}${fitting(s)}`;
+    before = { makespan: ran.makespan, state };
+  }
+
+  function draw(s) {
     const [ring, followRing] = playViews.ringView(s, ran);
     const [lines, followLines] = playViews.timeline(s, ran, seek);
     follow = [followRing, followLines];
@@ -213,8 +226,6 @@
       fill("commands", playViews.commands(s, offered.models));
       fill("table", playViews.table(s, ran));
     }
-    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${waiting()}`;
-    before = { makespan: ran.makespan, state };
     moveTo(scrub.value / 1000);
   }
 
@@ -224,7 +235,6 @@
       story = each;
       before = null;
       state = { ...each.state };
-      tell();
       scrub.value = 0;
       update();
     });
@@ -233,7 +243,9 @@
   }
 
   function tell() {
-    note.textContent = story.text;
+    const told = Object.entries(story.state).every(([key, value]) => story.moves.includes(key) || state[key] === value);
+    const text = told ? story.text : "";
+    if (note.textContent !== text) note.textContent = text;
   }
 
   function light(rank) {
@@ -245,12 +257,13 @@
   const titled = (level, text, ...children) => make("section", {}, make("p", { class: "play-title", role: "heading", "aria-level": level }, text), ...children);
   const time_ = make("div", { class: "play-player" }, playing, make("label", { for: "play-time" }, "Time"), scrub);
   const everything = make("a", {}, "Heads, machines, links, memory: all of the playground");
+  const caption = make("p", { class: "play-caption" }, "Frames are ranks: they and their queries stay. Squares are blocks of keys and values, in the colour of their owner. A rank computes on its square, or just keeps it (pale). A copy travels on and waits beside the next rank.");
   const controls = CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map(control);
   const moving = [
     make("div", { class: "play-controls" }, ...controls),
     titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
     headline,
-    make("div", { class: "play-views" }, make("div", {}, slots.ring, time_), slots.timeline),
+    make("div", { class: "play-views" }, make("div", {}, slots.ring, caption, time_), slots.timeline),
   ];
   if (brief) root.replaceChildren(...moving, make("p", {}, everything));
   else root.replaceChildren(
@@ -263,11 +276,15 @@
   state = brief ? state : read();
   const same = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value));
   if (same) story = same;
-  tell();
-  if (!same) note.textContent = "";
   if (!brief) addEventListener("hashchange", () => {
     state = read();
     update();
+  });
+  let drawn = root.clientWidth;
+  addEventListener("resize", () => {
+    if (root.clientWidth === drawn) return;
+    drawn = root.clientWidth;
+    draw(setting());
   });
   update();
 })();

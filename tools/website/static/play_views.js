@@ -20,7 +20,7 @@ const playViews = (() => {
     while (n < units.length - 1 && value >= 999.5) [value, n] = [value / 1000, n + 1];
     return `${value >= 99.95 || value === 0 ? Math.round(value) : value.toPrecision(3)} ${units[n]}`;
   }
-  const time = (s) => short(s * 1e6, ["µs", "ms", "s"]);
+  const time = (s) => (s === 0 ? "0 s" : short(s * 1e9, ["ns", "µs", "ms", "s"]));
   const bytes = (n) => short(n, ["B", "kB", "MB", "GB", "TB"]);
 
   const within = (share) => Math.max(0, Math.min(1, share));
@@ -38,6 +38,9 @@ const playViews = (() => {
   // Views. Each returns an element; those that follow the time have a function that moves them to it.
 
   const HATCH = "play-hatch";
+  // The width of a picture in its own units: its text is as large on a phone as on a screen.
+  const room = () => Math.max(340, Math.min(640, document.getElementById("playground").clientWidth));
+  const BLOCK = 0.62; // the side of a block, as a share of its rank's frame
 
   function svg(width, height, words, ...children) {
     const hatch = make("pattern", { id: HATCH, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
@@ -52,12 +55,12 @@ const playViews = (() => {
       const angle = (2 * Math.PI * place) / s.P - Math.PI / 2;
       return [middle + r * Math.cos(angle), middle + r * Math.sin(angle)];
     };
-    const square = (attributes) => make("rect", { width: side, height: side, rx: 3, ...attributes });
+    const square = (width, attributes) => make("rect", { width, height: width, rx: 3, ...attributes });
     const put = (box, [x, y]) => {
-      box.setAttribute("x", x - side / 2);
-      box.setAttribute("y", y - side / 2);
+      box.setAttribute("x", x - box.getAttribute("width") / 2);
+      box.setAttribute("y", y - box.getAttribute("width") / 2);
     };
-    const picture = svg(size, size, `A ring of ${s.P} ranks. Each square is a block of keys and values, in the colour of the rank that it belongs to.`);
+    const picture = svg(size, size, `A ring of ${s.P} ranks. Each rank stays where it is, with its queries, in a frame of its colour. The squares are blocks of keys and values, in the colour of their rank.`);
     picture.append(make("circle", { cx: middle, cy: middle, r: radius, class: "play-way" }));
     for (let first = 0; s.P > s.machine.perNode && first < s.P; first += s.machine.perNode) {
       const [[x1, y1], [x2, y2]] = [at(first - 0.5, radius - 16), at(first - 0.5, radius + 16)];
@@ -66,12 +69,14 @@ const playViews = (() => {
     const centre = make("text", { x: middle, y: middle, class: "play-centre" });
     const here = [], moving = [];
     for (let rank = 0; rank < s.P; rank += 1) {
-      const box = square({ "data-rank": rank, class: "play-here" });
+      const frame = square(side, { "data-rank": rank, class: "play-rank", stroke: colour(rank) });
+      const box = square(BLOCK * side, { "data-rank": rank, class: "play-here" });
+      const other = square(BLOCK * side, { "data-rank": rank, class: "play-moving" });
+      put(frame, at(rank));
       put(box, at(rank));
       here.push(box);
-      const other = square({ class: "play-moving", width: side * 0.62, height: side * 0.62 });
       moving.push(other);
-      picture.append(box, other);
+      picture.append(frame, box, other);
       if (s.P <= 16) {
         const [x, y] = at(rank, radius + side / 2 + 13);
         picture.append(make("text", { x, y: y + 4, class: "play-name" }, String(rank)));
@@ -89,14 +94,16 @@ const playViews = (() => {
         computing += busy;
         box.setAttribute("fill", colour((rank - step + s.P) % s.P));
         box.classList.toggle("play-idle", !busy);
-        const goes = s.schedule === "ring" && began && step < s.P - 1 && now < begins[step + 1];
+        // A copy of a block sets out for the next rank, and waits beside it until that one takes it.
+        const hops = found.hops[rank];
+        let sent = hops.length - 1;
+        while (sent >= 0 && hops[sent][0] > now) sent -= 1;
+        const goes = sent >= 0 && now < found.begins[(rank + 1) % s.P][sent + 1];
         moving[rank].setAttribute("visibility", goes ? "visible" : "hidden");
         if (goes) {
-          const share = (now - begins[step]) / Math.max(begins[step + 1] - begins[step], 1e-30);
-          const [x, y] = at(rank + 0.25 + 0.5 * share);
-          moving[rank].setAttribute("x", x - side * 0.31);
-          moving[rank].setAttribute("y", y - side * 0.31);
-          moving[rank].setAttribute("fill", colour((rank - step + s.P) % s.P));
+          const [start, end] = hops[sent];
+          put(moving[rank], at(rank + 0.25 + 0.5 * within((now - start) / Math.max(end - start, 1e-30))));
+          moving[rank].setAttribute("fill", colour((rank - sent + s.P) % s.P));
         }
       });
       centre.textContent = `${computing} of ${s.P} compute`;
@@ -105,7 +112,7 @@ const playViews = (() => {
   }
 
   function timeline(s, found, seek) {
-    const width = 640, left = 52, row = Math.max(4, Math.min(18, 260 / s.P)), gap = row > 8 ? 3 : 1;
+    const width = room(), left = 52, row = Math.max(4, Math.min(30, 270 / s.P)), gap = row > 8 ? 3 : 1;
     const height = 5 + s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
     const words = `Timeline of ${s.P} ranks: it ends after ${time(found.makespan)}, and ranks compute ${Math.round(100 * found.busyFraction)} percent of the time.`;
     const picture = svg(width, height, words);
@@ -131,11 +138,11 @@ const playViews = (() => {
   }
 
   function tokensView(s) {
-    const width = 640, parts = { contiguous: s.P, zigzag: 2 * s.P, striped: s.P * Math.max(2, Math.round(96 / s.P)) }[s.layout];
+    const width = room(), parts = { contiguous: s.P, zigzag: 2 * s.P, striped: s.P * Math.max(2, Math.round(96 / s.P)) }[s.layout];
     const owner = (n) => (s.layout === "zigzag" && n >= s.P ? 2 * s.P - 1 - n : n % s.P);
     const picture = svg(width, 18, `The sequence from its first token to its last, in the colours of the ranks that hold it: ${s.layout}.`);
     for (let n = 0; n < parts; n += 1) {
-      picture.append(make("rect", { x: (n * width) / parts, y: 1, width: width / parts, height: 16, fill: colour(owner(n)), "data-rank": owner(n) }));
+      picture.append(make("rect", { x: (n * width) / parts, y: 1, width: width / parts, height: 16, fill: colour(owner(n)), class: "play-piece", "data-rank": owner(n) }));
     }
     return picture;
   }
@@ -158,28 +165,35 @@ const playViews = (() => {
 
   function memoryView(s, found) {
     const rank = found.lengths.indexOf(Math.max(...found.lengths)), held = found.held[rank];
-    const parts = [["its own q, k and v", found.inputs[rank], "#0a5b8c"], ["two blocks of others, or all", held.blocks, "#4f93bd"], ["sums in float32", held.sums, "#9cc4de"], ["results", held.out, "#c9b79c"]];
-    const sum = parts.reduce((total, [, n]) => total + n, 0), room = s.machine.memory, width = 632;
-    const picture = svg(640, 62, `Memory of a rank: ${bytes(sum)} of ${bytes(room)}.`);
+    const parts = [["its own q, k and v", found.inputs[rank], "#0a5b8c"], [s.schedule === "ring" ? "two blocks of others" : "all other blocks", held.blocks, "#4f93bd"], ["sums in float32", held.sums, "#9cc4de"], ["results", held.out, "#c9b79c"]];
+    const sum = parts.reduce((total, [, n]) => total + n, 0), most = s.machine.memory, width = room() - 8;
+    const picture = svg(room(), 62, `Memory of a rank: ${bytes(sum)} of ${bytes(most)}.`);
     let x = 4;
     for (const [, n, fill] of parts) {
       picture.append(make("rect", { x, y: 4, width: (n / sum) * width, height: 22, fill }));
       x += (n / sum) * width;
     }
     picture.append(make("rect", { x: 4, y: 34, width, height: 8, class: "play-room" }));
-    picture.append(make("rect", { x: 4, y: 34, width: Math.max(1, Math.min(1, sum / room) * width), height: 8, class: "play-share" }));
-    picture.append(make("text", { x: 4, y: 57 }, `${bytes(sum)}, ${percent(sum / room)} of ${bytes(room)}`));
+    picture.append(make("rect", { x: 4, y: 34, width: Math.max(1, Math.min(1, sum / most) * width), height: 8, class: "play-share" }));
+    picture.append(make("text", { x: 4, y: 57 }, `${bytes(sum)}, ${percent(sum / most)} of ${bytes(most)}`));
     const legend = make("ul", { class: "play-legend" }, ...parts.map(([name, n, fill]) => make("li", {}, make("span", { style: `background:${fill}` }), `${name}: ${bytes(n)}`)));
     return make("div", {}, picture, legend);
   }
 
+  // The bytes on the rank that holds most, and whether it has room for them.
+  function held(s, found) {
+    const sum = Math.max(...found.inputs) + found.peak;
+    return { sum, fits: sum <= s.machine.memory };
+  }
+
   function figures(s, found) {
-    const sum = Math.max(...found.inputs) + found.peak, fits = sum <= s.machine.memory;
+    const { sum, fits } = held(s, found), blocks = found.compute.flat().filter((seconds) => seconds > 0);
+    const [least, most] = [Math.min(...blocks), Math.max(...blocks)];
     const rows = [
       ["ends after", time(found.makespan)],
       ["ranks compute", `${(100 * found.busyFraction).toFixed(1)} % of the time`],
       ["exposed communication", time(Math.max(0, found.exposed))],
-      ["computing on a block", time(found.busy.reduce((total, n) => total + n, 0) / s.P / s.P)],
+      ["computing on a block", least < 0.95 * most ? `${time(least)} to ${time(most)}` : time(most)],
       ["slowest hop of a block", time(slowestHop(s, found))],
       ["bytes sent, all ranks", bytes(found.bytesSent)],
       ["memory of a rank", `${bytes(sum)}: ${fits ? "fits" : "does not fit"}`],
@@ -222,5 +236,5 @@ const playViews = (() => {
     return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
 
-  return { bytes, commands, figures, make, memoryView, ringView, speed, table, time, timeline, tokens, tokensView, workView };
+  return { bytes, commands, figures, held, make, memoryView, ringView, speed, table, time, timeline, tokens, tokensView, workView };
 })();

@@ -56,23 +56,25 @@ const ringModel = (() => {
   }
 
   // From here on, `compute[r][s]` are the seconds of rank r's block number s, and `bytes[r]` those of its keys and values.
-  // A schedule returns when each block is begun.
+  // A schedule returns when each block is begun, and for a ring when each hop sets out and arrives.
 
   // While a rank computes on a block, it sends that block on and receives the next one.
   function ring(P, compute, bytes, hop) {
-    const begins = compute.map(() => []);
+    const begins = compute.map(() => []), hops = compute.map(() => []);
     let now = new Array(P).fill(0);
     for (let step = 0; step < P; step += 1) {
       const ready = now;
       ready.forEach((time, r) => begins[r].push(time));
       if (step === P - 1) break;
       const arrival = ready.map((time, r) => {
-        const to = (r + 1) % P;
-        return hop(r, to, bytes[(r - step + P) % P], Math.max(time, ready[to]));
+        const to = (r + 1) % P, start = Math.max(time, ready[to]);
+        const end = hop(r, to, bytes[(r - step + P) % P], start);
+        hops[r].push([start, end]);
+        return end;
       });
       now = ready.map((time, r) => Math.max(time + compute[r][step], arrival[r], arrival[(r - 1 + P) % P]));
     }
-    return begins;
+    return { begins, hops };
   }
 
   // Every rank sends its keys to all others, nearest first, then its values; then it computes.
@@ -93,10 +95,11 @@ const ringModel = (() => {
       }
       now = done;
     }
-    return compute.map((blocks, r) => {
+    const begins = compute.map((blocks, r) => {
       let time = now[r];
       return blocks.map((seconds) => (time += seconds) - seconds);
     });
+    return { begins, hops: compute.map(() => []) };
   }
 
   const SCHEDULES = { ring, allgather };
@@ -109,9 +112,9 @@ const ringModel = (() => {
       return end + (fast ? 0 : latency);
     };
     const port = (source, to) => (link(s.machine, source, to) === s.machine.inside ? 0 : 1);
-    const begins = SCHEDULES[s.schedule](s.P, compute, bytes, hop, port);
+    const { begins, hops } = SCHEDULES[s.schedule](s.P, compute, bytes, hop, port);
     const ends = begins.map((blocks, r) => blocks[s.P - 1] + compute[r][s.P - 1]);
-    return { begins, makespan: Math.max(...ends) };
+    return { begins, hops, makespan: Math.max(...ends) };
   }
 
   // Bytes that a rank holds at most, beside its own q, k and v: float32 sums, results, and blocks of others.
@@ -129,12 +132,12 @@ const ringModel = (() => {
     const perScore = (4 * s.D * s.H) / s.machine.flops;
     const compute = own.map((_, r) => own.map((_, step) => scores(s, own, r, (r - step + s.P) % s.P) * perScore));
     const bytes = lengths.map((n) => n * block);
-    const { begins, makespan } = times(s, compute, bytes, false);
+    const { begins, hops, makespan } = times(s, compute, bytes, false);
     const held = lengths.map((_, r) => memory(s, lengths, r, block));
     const busy = compute.map((blocks) => blocks.reduce((sum, seconds) => sum + seconds, 0));
     const total = busy.reduce((sum, seconds) => sum + seconds, 0);
     return {
-      lengths, compute, begins, makespan, busy, held,
+      lengths, compute, begins, hops, makespan, busy, held,
       exposed: makespan - times(s, compute, bytes, true).makespan,
       busyFraction: makespan ? total / (makespan * s.P) : 1,
       bytesSent: bytes.reduce((sum, each) => sum + each, 0) * (s.P - 1),
