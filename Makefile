@@ -1,7 +1,7 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
-# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI makes the sweeps in parts
-# make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS=--address=https://… where they will be)
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI makes a third
+# make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS='--address=https://… --repository=https://…': where they, and the code, will be)
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
 # All but make gpu use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
@@ -59,9 +59,10 @@ gpu:
 	@sh tools/gpu_check.sh
 
 # Without setting up. Two runs, as the course and the reference need other packages: a process that loads all of them is large.
+check: PARTS = --sweep-part $(or $(SWEEP_PART),0)
 check: style
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval notebooks tests/course
-	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --nbval notebooks tests/course
+	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --ignore=tests/course tests
 
 check-all: PARTS = $(if $(SWEEP_PART),--sweep-part $(SWEEP_PART))
 check-all: style types

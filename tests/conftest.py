@@ -56,7 +56,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sweep-part", type=int, help="run part N of each long sweep that tests/sweeps.py lists"
+        "--sweep-part", type=int, help="run the tests that CI runs on commit N (tests/sweeps.py)"
     )
 
 
@@ -114,7 +114,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to other commits their parts of the sweeps, and skip what cannot run on this machine, with the remedy as the reason.
+    """Leave to other commits their part of the long tests, and skip what cannot run on this machine, with the remedy as the reason.
 
     RINGLAB_REQUIRE_ALL=1 forbids skips, but for what no package can bring.
     """
@@ -149,7 +149,7 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line that nobody overlooks for each thing whose tests did not run, and the most memory that was held."""
     if (part := terminalreporter.config.option.sweep_part) is not None:
-        terminalreporter.write_line(f"of each long sweep (tests/sweeps.py) only part {part} was run")
+        terminalreporter.write_line(f"of long tests only part {part} was run (tests/sweeps.py)")
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)

@@ -11,16 +11,20 @@ every machine.
 from __future__ import annotations
 
 AUTHORS = "only here: it is about this repository's own files, which are the same on every machine"
-ANSWERS = "tests/course/test_submissions.py::test_a_wrong_submission: the same answers in this process"
+ANSWERS = (
+    "tests/course/test_submissions.py::test_a_wrong_submission: a part of the same answers, in this process"
+)
 WRONG = "only here: it holds a test to wrong code, which tells nothing about a user's machine"
-CHECKS = "tests/course/test_submissions.py: the same checks on every wrong answer and on the solution"
+CHECKS = (
+    "tests/course/test_submissions.py: the same checks on a part of the wrong answers and on the solution"
+)
 VIRTUAL = (
     "tests/substrates/test_plain_ring.py::test_processes[gloo-2]; "
     "notebooks/11_real_processes.ipynb and others start processes"
 )
-TABLE = "tests/substrates/test_case_table.py::test_virtual_ranks on the other layouts"
+TABLE = "tests/substrates/test_case_table.py::test_virtual_ranks on a part of the other layouts"
 BITS = "tests/substrates/test_case_table.py::test_both_schedules_give_the_same_bits_forward[native]"
-PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on the other layouts"
+PLAIN = "tests/substrates/test_plain_ring.py::test_virtual_ranks on a part of the other layouts"
 ISOLATED = "tests/conformance/test_faults.py::test_a_signal_is_named"
 TORCHRUN = (
     "only here: torchrun and two processes a rank take long to start; the other tests in this file start none"
@@ -90,7 +94,7 @@ THOROUGH = {
     "tests/cost/test_planner_laws.py": "tests/cost/test_planner.py",
     "tests/cost/test_planner_mutants.py": "tests/cost/test_planner.py",
     "tests/cost/test_simulate.py::test_its_messages_under": "tests/cost/test_simulate.py::test_its_messages_are",
-    "tests/course/bench/test_judge.py": "tests/course/judge/test_network.py::test_a_ring_exercise_is_graded",
+    "tests/course/bench/": "only here: it is about measuring, which contributors do",
     "tests/course/figures/": "only here: the notebooks draw these pictures, and make test runs them",
     "tests/course/gradebook/test_cluster.py": "only here: Dask clusters, an extra",
     "tests/course/gradebook/test_hostile_class.py": "tests/course/judge/test_hostile.py::test_those_that_leave_each_other",
@@ -214,6 +218,12 @@ THOROUGH = {
 }  # fmt: skip
 
 
+def entry_of(nodeid: str) -> str | None:
+    """Return the entry that lists a thorough test; None for a test that `make test` runs."""
+    return next((start for start in THOROUGH if nodeid.startswith(start)), None)
+
+
 def guard_of(nodeid: str) -> str | None:
     """Return what guards a thorough test's behaviour in `make test`; None for a test that `make test` runs."""
-    return next((guard for start, guard in THOROUGH.items() if nodeid.startswith(start)), None)
+    entry = entry_of(nodeid)
+    return None if entry is None else THOROUGH[entry]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.sweeps import SWEEPS, left_to_other_parts
-from tests.thorough import THOROUGH, guard_of
+from tests.sweeps import ALWAYS, SWEEPS, THIRDS, left_to_other_parts
+from tests.thorough import THOROUGH, entry_of, guard_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST = 400  # lines of code
@@ -97,10 +97,10 @@ _ONLY_HERE = re.compile(r"only here: \w+")
 
 @pytest.mark.parametrize("start", SWEEPS)
 def test_a_sweep_is_of_cases(start: str) -> None:
-    assert start.endswith("[") or start == "solutions/"
+    assert start.endswith("[")
 
 
-@pytest.mark.parametrize("start", [*THOROUGH, *SWEEPS])
+@pytest.mark.parametrize("start", [*THOROUGH, *SWEEPS, *ALWAYS])
 def test_a_test_that_is_listed_exists(start: str) -> None:
     name, _, function = start.partition("::")
     assert (CHECKOUT / name).exists()
@@ -118,20 +118,39 @@ def test_its_guard_exists_and_is_not_thorough(start: str) -> None:
         assert guard_of(name) is None
 
 
+QUICK = "tests/laws/test_merge_laws.py::test_x"
+HOSTILE = "tests/course/judge/test_hostile.py::test_hostile_submissions_earn_nothing[x]"
+
+
 @pytest.mark.parametrize("first", [0, 731])
-def test_parts_of_a_sweep_make_the_whole_and_nothing_is_run_twice(first: int) -> None:
-    (start, parts), *_ = [each for each in SWEEPS.items() if each[0].startswith("tests/")]
-    swept = [f"{start}[{index}]" for index in range(4 * parts + 1)]
-    alone = ["tests/laws/test_merge_laws.py::test_x", "tests/cost/test_simulate.py::test_y"]
-    runs = [set(swept + alone) - left_to_other_parts(swept + alone, first + part) for part in range(parts)]
-    assert all(set(alone) < run for run in runs)
-    assert sorted(nodeid for run in runs for nodeid in run - set(alone)) == sorted(swept)
+def test_a_sweep_of_quick_cases_is_whole_after_its_parts_and_nothing_is_run_twice(first: int) -> None:
+    start = "tests/cost/test_simulate.py::test_its_messages_are_those_of_a_run_with_data["
+    assert entry_of(start) is None
+    swept = [f"{start}{index}]" for index in range(20 * SWEEPS[start])]
+    assert all(left_to_other_parts(swept, first + part) for part in range(SWEEPS[start]))
+    assert sorted(
+        nodeid for run in runs([*swept, QUICK], first, SWEEPS[start]) for nodeid in run - {QUICK}
+    ) == sorted(swept)
 
 
-def test_cells_of_a_notebook_are_in_one_part() -> None:
-    cells = [f"solutions/{name}.ipynb::Cell {cell}" for name in "abcdefg" for cell in range(3)]
-    left = left_to_other_parts(cells, 1)
-    assert left and len({nodeid[:11] for nodeid in left}) * 3 == len(left)
+@pytest.mark.parametrize("first", [0, 731])
+def test_thorough_tests_are_whole_after_three_commits_and_nothing_is_run_twice(first: int) -> None:
+    thorough = [f"{start}/x" for start in THOROUGH if not f"{start}/x".startswith((*ALWAYS, *SWEEPS))]
+    parts = runs([*thorough, QUICK, HOSTILE], first, THIRDS)
+    assert all({QUICK, HOSTILE} < part for part in parts)
+    assert sorted(nodeid for part in parts for nodeid in part - {QUICK, HOSTILE}) == sorted(thorough)
+
+
+@pytest.mark.parametrize("start", [start for start in SWEEPS if entry_of(start)])
+def test_a_sweep_of_thorough_cases_is_whole_after_three_times_its_parts(start: str) -> None:
+    swept = [f"{start}{index}]" for index in range(20 * SWEEPS[start])]
+    parts = runs(swept, 7, THIRDS * SWEEPS[start])
+    assert sorted(nodeid for part in parts for nodeid in part) == sorted(swept)
+
+
+def runs(nodeids: list[str], first: int, commits: int) -> list[set[str]]:
+    """Return the tests that each of several successive commits runs."""
+    return [set(nodeids) - left_to_other_parts(nodeids, first + commit) for commit in range(commits)]
 
 
 def test_pytest_runs_the_part_that_it_is_asked_for() -> None:

@@ -40,7 +40,7 @@ REFERENCE = {
     "verify --quick": 0,
     f"bench emulate {TINY}": 0,
     f"bench processes {TINY}": 0,
-    "bench plan --runs 1": 0,
+    "bench answers --runs 1": 0,
     "bench ring --emulated 2 --tokens 256 --heads 1 --rounds 1": 1,
     "doctor --json": 0,
     "--help": 0,
