@@ -6,7 +6,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,9 +73,7 @@ def _words(arguments: Sequence[str]) -> str:
 def _answered(arguments: Sequence[str]) -> tuple[float, dict[str, Any], dict[str, float]]:
     """The wall seconds of one call, its JSON if that was asked for, and the resources that its process used."""
     command = [sys.executable, "-I", "-S", "-c", _WATCH, sys.executable, "-c", CALL, *arguments]
-    begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
-    seconds = time.perf_counter() - begin
     *said, used = done.stderr.splitlines() or [""]
     try:
         answer = json.loads(done.stdout) if "--json" in arguments else {}
@@ -85,14 +82,20 @@ def _answered(arguments: Sequence[str]) -> tuple[float, dict[str, Any], dict[str
     if "error" in answer or done.returncode not in (0, 1):
         why = f"status {done.returncode}: {answer.get('error') or ' '.join(said)[-300:]}"
         raise RinglabError(f"an answer of {_words(arguments)}", why)
-    return seconds, answer, json.loads(used)
+    resources = json.loads(used)
+    return resources["wall_s"], answer, resources
 
 
 # A process of its own, and a small one: the most memory of a child counts what its parent held when it was started.
 _WATCH = """
-import json, os, sys
+import json, os, sys, time
+begin = time.perf_counter()
 _, status, used = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
-unit = 1 if sys.platform == "darwin" else 1024
-print("", json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "peak_rss_bytes": used.ru_maxrss * unit}), sep="\\n", file=sys.stderr)
+used = {
+    "wall_s": time.perf_counter() - begin,
+    "cpu_s": used.ru_utime + used.ru_stime,
+    "peak_rss_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+}
+print("", json.dumps(used), sep="\\n", file=sys.stderr)
 sys.exit(os.waitstatus_to_exitcode(status))
 """

@@ -5,6 +5,7 @@ Other packages add commands by entry points: the groups "ringlab.commands", "rin
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import ClassVar
 
@@ -44,6 +45,9 @@ def about() -> None:
 
 def main() -> None:
     """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
+    gc.set_threshold(
+        50_000
+    )  # imports leave nothing to collect, and looking for it takes a tenth of a short command
     try:
         app()
     except MissingExtraError as error:

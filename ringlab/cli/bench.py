@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,15 @@ app = typer.Typer(
     help="Timings: paired ones against torch's own attention, and how long a user waits.",
     no_args_is_help=True,
 )
+
+
+@app.callback()
+def bench() -> None:
+    """Prepare what all benches need."""
+    os.environ.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # a user's Python compiles a module once, and so do those measured
+
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query and key/value heads.")]

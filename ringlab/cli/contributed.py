@@ -4,23 +4,60 @@ from __future__ import annotations
 
 import sys
 from collections import UserDict
-from functools import partial
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from inspect import cleandoc
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_command, get_group
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group, solve_typer_info_help
+from typer.models import TyperInfo
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; one given as a `partial` is made by calling it when it is first needed."""
+    """Commands by name; one given as an entry point is made when it is first needed.
+
+    The entry points of other packages are looked for once a name is not known, or all names are needed.
+    """
+
+    def __init__(self, made: Mapping[str, Any], own: Mapping[str, str], entry_group: str) -> None:
+        super().__init__(made)
+        self.data |= {name: EntryPoint(name, where, entry_group) for name, where in own.items()}
+        self.entry_group: str | None = entry_group
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
-        if isinstance(found, partial):
-            found = self.data[name] = found()
+        if isinstance(found, EntryPoint):
+            found = self.data[name] = _command_of(found)
         return found
+
+    def __missing__(self, name: str) -> Any:
+        if self.entry_group is not None and name in self:
+            return self[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data or name in self._all()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def listed(self) -> dict[str, Any]:
+        """Return commands with name and help alone: their options take longer to make than all else that a list needs."""
+        return {
+            name: TyperCommand(name, help=_help_of(found)) if isinstance(found, EntryPoint) else found
+            for name, found in self._all().items()
+        }
+
+    def _all(self) -> dict[str, Any]:
+        if self.entry_group is not None:
+            self.data |= {entry.name: entry for entry in entry_points(group=self.entry_group)}
+            self.entry_group = None
+        return self.data
 
 
 class ExtensibleGroup(TyperGroup):
@@ -34,11 +71,17 @@ class ExtensibleGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        own = [EntryPoint(name, where, self.entry_group) for name, where in self.own.items()]
-        lazy = {
-            entry.name: partial(_command_of, entry) for entry in (*own, *entry_points(group=self.entry_group))
-        }
-        self.commands = LazyCommands({**self.commands, **lazy})
+        self.lazy = self.commands = LazyCommands(self.commands, self.own, self.entry_group)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the group."""
+        self.commands = self.lazy.listed()
+        super().format_help(ctx, formatter)
+        self.commands = self.lazy
 
 
 class ExtensibleBench(ExtensibleGroup):
@@ -48,18 +91,30 @@ class ExtensibleBench(ExtensibleGroup):
 
 
 def _command_of(entry: EntryPoint) -> Any:
-    app = typer.Typer(add_completion=False)
     try:
         found = entry.load()
     except ImportError as error:
-        app.command(entry.name, context_settings=_ANY_ARGUMENTS)(_unavailable(entry, error))
-        return get_command(app)
+        return _as_command(entry.name, _unavailable(entry, error), context_settings=_ANY_ARGUMENTS)
     if not isinstance(found, typer.Typer):
-        app.command(entry.name)(found)
-        return get_command(app)
+        return _as_command(entry.name, found)
     group = get_group(found)
     group.name = entry.name
     return group
+
+
+def _as_command(name: str, function: Any, **settings: Any) -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command(name, **settings)(function)
+    return get_command(app)
+
+
+def _help_of(entry: EntryPoint) -> str:
+    try:
+        found = entry.load()
+    except ImportError as error:
+        found = _unavailable(entry, error)
+    text = solve_typer_info_help(TyperInfo(found)) if isinstance(found, typer.Typer) else found.__doc__
+    return cleandoc(text or "")
 
 
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.planner.weigh import fastest, least_memory, weigh
+from ringlab.cost.planner.weigh import Candidate, fastest, leanest, weigh
 from ringlab.errors import CostError
 from tests.cost.planner_cases import ideal, small_model
 
@@ -51,6 +51,10 @@ def possible(request: Request) -> bool:
     except CostError:
         return False
     return True
+
+
+def least_memory(request: Request) -> Candidate:
+    return min(leanest(request), key=lambda it: it.ledger.total_bytes)
 
 
 @given(requests(), st.integers(2, 5))

@@ -55,6 +55,8 @@ def ledger(request: Request, degrees: Degrees, recomputation: str, rounds: int =
     found = stages(request.sized, degrees.pp, request.interleave, rounds)
     books = [_of_stage(request, degrees, recomputation, stage) for stage in found]
     fullest = max(books, key=lambda it: it.total_bytes)
+    if len(books) == 1:
+        return fullest
     return replace(fullest, host_bytes=max(it.host_bytes for it in books))
 
 

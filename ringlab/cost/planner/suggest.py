@@ -12,7 +12,7 @@ from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
 from ringlab.cost.planner.request import MOST_CHUNKS, MOST_OF_A_COUNT, MOST_TOKENS, Request
 from ringlab.cost.planner.serve_ledger import most_sequences
 from ringlab.cost.planner.step_time import StepTime
-from ringlab.cost.planner.weigh import Candidate, least_memory, weigh
+from ringlab.cost.planner.weigh import Candidate, leanest, weigh
 from ringlab.cost.units import duration, in_percent, short, short_count
 from ringlab.errors import CostError
 
@@ -270,7 +270,7 @@ def fits(request: Request, shrinking: bool = False) -> bool:
     shrinking: a request with more ranks than tokens counts as fitting, since fewer tokens would not help.
     """
     try:
-        return least_memory(request).fits
+        return any(it.fits for it in leanest(request))
     except CostError:
         return shrinking and request.tokens < request.gpus
 

@@ -160,10 +160,9 @@ def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
     return min(fitting, key=_step, default=None)
 
 
-def least_memory(request: Request) -> Candidate:
-    """Return the candidate that needs the least memory; no times are computed. Raises: as `weigh`."""
-    last = (family[-1][-1] for family in _families(request))
-    return min(last, key=lambda it: it.ledger.total_bytes)
+def leanest(request: Request) -> Iterator[Candidate]:
+    """Return of each way to divide the GPUs the candidate that needs the least memory. Raises: as `weigh`."""
+    return (family[-1][-1] for family in _families(request))
 
 
 def fastest(request: Request) -> Candidate:
