@@ -85,7 +85,7 @@ class Call:
 
         That is a `TilewiseForward`, unless the block backend has its own: for `TritonBlock`, a `TritonForward`.
         """
-        if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
+        if isinstance(self.block, StepBlock):
             return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
@@ -94,14 +94,9 @@ class Call:
 
         That is a `TilewiseBackward`, unless the block backend has its own: for `TritonBlock`, a `TritonBackward`.
         """
-        if isinstance(self.block, StepBlock) and not self._mirrors_tiles:
+        if isinstance(self.block, StepBlock):
             return self.block.begin_backward(rows, count, scale=self.scale)
         return TilewiseBackward(self.block, rows, self.scale)
-
-    @property
-    def _mirrors_tiles(self) -> bool:
-        """Return whether tiles may be mirrored, as those of a window are; a `StepBlock` does not support them."""
-        return self.mask.window is not None
 
     def run(self, label: str, function: Callable[..., T], *args: Any) -> T:
         """Return `function(self, *args)`, timed and traced under `label` by the transport.

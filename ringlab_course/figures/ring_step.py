@@ -125,7 +125,7 @@ def _programs(
     met = tiles(layout, rank, origin, causal)
     for row_start, row_stop, segments in row_programs(met, layout.length(rank), block_m, block_n, every_row):
         visits: list[Visit] = []
-        for begin, split, end, _ in segments:
+        for begin, split, end, *_ in segments:
             visits += [Visit(key, key + block_n, "full") for key in range(begin, split, block_n)]
             visits += [Visit(key, min(key + block_n, end), "masked") for key in range(split, end, block_n)]
         yield Program(row_start, row_stop, tuple(visits))

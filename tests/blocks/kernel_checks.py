@@ -21,6 +21,7 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.mask import Mask
 from ringlab.plan import Tile
 from ringlab.scores import ScoreRules
 from tests.blocks.compiled import small_tiles
@@ -42,6 +43,7 @@ class Task:
     P: int = 1
     layout: str = "zigzag"
     causal: bool = True
+    mask: Mask | None = None
     dtype: torch.dtype = torch.float32
     scale: float | None = None
     softcap: float | None = None
@@ -52,7 +54,8 @@ class Task:
     def how(self) -> dict[str, Any]:
         """Return the oracle's options, with the factors that the twin in tests/laws/draw.py draws."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
-        return {"causal": self.causal, "scale": self.scale, "softcap": self.softcap, "factors": drawn}
+        seen = {"causal": self.causal} if self.mask is None else {"mask": self.mask}
+        return seen | {"scale": self.scale, "softcap": self.softcap, "factors": drawn}
 
     def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
@@ -86,8 +89,8 @@ def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         out, lse = ring_attention(
             q, k, v,
-            ring=ring, layout=layout, causal=task.causal, scale=task.scale, block=SMALL, return_lse=True,
-            softcap=task.softcap, dropout=task.dropout, seed=task.seed,
+            ring=ring, layout=layout, causal=task.causal, mask=task.mask, scale=task.scale, block=SMALL,
+            return_lse=True, softcap=task.softcap, dropout=task.dropout, seed=task.seed,
         )  # fmt: skip
         return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
 
@@ -119,6 +122,12 @@ def causal_ring() -> None:
 def full_ring() -> None:
     """Every tile unmasked but the last, which is ragged; three steps, so that one is neither first nor last."""
     right(Task(S=123, Dv=24, P=3, H=1, K=1, causal=False, layout="contiguous"))  # v has more dims than q
+
+
+def window_ring() -> None:
+    """A window narrower than a tile of keys, and one of several tiles, whose rows see as many keys after their own."""
+    right(Task(S=90, H=1, K=1, P=2, mask=Mask(window=11)))
+    right(Task(S=150, H=1, K=1, P=2, layout="contiguous", mask=Mask(window=60, causal=False)))
 
 
 def batches() -> None:
@@ -318,6 +327,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     for check in (
         causal_ring,
         full_ring,
+        window_ring,
         batches,
         stored_otherwise,
         own_scale,

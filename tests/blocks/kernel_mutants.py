@@ -70,6 +70,8 @@ def loaded(source: str, folder: Path) -> ModuleType:
 
 _VISIBLE = "keys[None, :] <= rows[:, None] + shift"
 _VISIBLE_KEYS = "keys[:, None] <= rows[None, :] + shift"
+_WINDOW = "keys[None, :] >= rows[:, None] + low"
+_WINDOW_KEYS = "keys[:, None] >= rows[None, :] + low"
 _CARRIED = "tile(ACC + state * VALUE_DIM, row, VALUE_DIM, owned, BLOCK_M, VALUE_DIM, BLOCK_V, True)"
 _CARRIED_DQ = _CARRIED.replace("VALUE_DIM", "HEAD_DIM").replace("BLOCK_V", "BLOCK_D")
 _DP, _DP_KEYS = (
@@ -271,8 +273,8 @@ BACKWARD = (
     Mutant("lse of another batch", "backward_dkv", "LSE + (batch * H + query_head)", "LSE + query_head", "batches"),
     Mutant(
         "dout lies like q", "backward_dkv",
-        "row, split, shift, keys, q_l, dout_l",
-        "row, split, shift, keys, q_l, q_l",
+        "row, split, shift, low, keys, q_l, dout_l",
+        "row, split, shift, low, keys, q_l, q_l",
         "stored_otherwise",
     ),
     Mutant("dK is scaled twice", "backward_dkv", "dk * scale", "dk * scale * scale", "own_scale"),
@@ -374,4 +376,21 @@ SCORES = (
     Mutant("heads of the group draw alike", "backward_dkv", _HEAD, "first_head + key_head * GROUP", "dropping_ring"),
 )  # fmt: skip
 
-MUTANTS = FORWARD + BACKWARD + SCORES
+_LOW = "tl.load(LOWS + segment)"
+
+WINDOWS = tuple(
+    Mutant(name, function, old, new, "window_ring")
+    for kernel, helper, visible in (
+        ("forward_step", "_attend", _WINDOW),
+        ("backward_dq", "_add_to_dq", _WINDOW),
+        ("backward_dkv", "_add_to_dkv", _WINDOW_KEYS),
+    )
+    for name, function, old, new in (
+        ("a row misses the first key of its window", helper, visible, visible.replace(">=", ">")),
+        ("a row sees the key before its window", helper, visible, f"{visible} - 1"),
+        ("windows have no left edge", helper, "if WINDOW:", "if False:"),
+        ("all segments have the left edge of the first", kernel, _LOW, "tl.load(LOWS)"),
+    )
+)
+
+MUTANTS = FORWARD + BACKWARD + SCORES + WINDOWS

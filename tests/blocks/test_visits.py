@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.blocks.triton import visits
-from ringlab.blocks.triton.visits import ALL, Program, key_programs, key_visits, row_programs, row_visits
+from ringlab.blocks.triton.visits import (
+    ALL,
+    Program,
+    Segment,
+    key_programs,
+    key_visits,
+    row_programs,
+    row_visits,
+)
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from ringlab.mask import Mask
 from ringlab.plan import Tile, tiles
 from tests.laws.draw import refute
 
@@ -34,6 +43,7 @@ LAYOUTS = st.one_of(
         st.integers(1, 5),
     ),
 )
+MASKS = st.builds(Mask, causal=st.booleans(), window=st.one_of(st.none(), st.integers(1, 40)))
 BLOCKS = st.sampled_from([1, 2, 3, 4, 8, 16, 64])
 
 
@@ -45,13 +55,12 @@ def keys(plan: Tiles, n_rows: int, n_keys: int, block_m: int, block_n: int) -> t
     return key_programs(plan, n_rows, n_keys, block_m, block_n)
 
 
-def plans(layout: Layout, causal: bool) -> Iterable[tuple[Tiles, np.ndarray]]:
-    """Every pair of ranks: its tiles, and the mask by global positions that they stand for."""
+def plans(layout: Layout, mask: Mask) -> Iterable[tuple[Tiles, np.ndarray]]:
+    """Every pair of ranks: its tiles, and the pairs by global positions that they stand for."""
     for rank in range(layout.P):
         for origin in range(layout.P):
-            queries, kept = layout.positions(rank)[:, None], layout.positions(origin)[None, :]
-            mask = queries >= kept if causal else np.ones((queries.size, kept.size), bool)
-            yield tiles(layout, rank, origin, causal), mask
+            visible = mask.visible(layout.positions(rank), layout.positions(origin))
+            yield tiles(layout, rank, origin, mask), visible
 
 
 def painted(programs: tuple[Program, ...], mask: np.ndarray, block: int, over_keys: bool) -> np.ndarray:
@@ -61,73 +70,74 @@ def painted(programs: tuple[Program, ...], mask: np.ndarray, block: int, over_ke
     own, other = (row, key) if over_keys else (key, row)
     for program in programs:
         owned = (program.start <= own) & (own < program.stop)
-        for begin, split, end, shift in program.segments:
+        for begin, split, end, high, low in program.segments:
             free, masked = ((begin, split), (split, end)) if over_keys else ((split, end), (begin, split))
             assert begin <= split <= end and (free[1] - free[0]) % block == 0
             counts += owned & (free[0] <= other) & (other < free[1])
-            counts += owned & (masked[0] <= other) & (other < masked[1]) & (key <= row + shift)
+            visible = (row + low <= key) & (key <= row + high)
+            counts += owned & (masked[0] <= other) & (other < masked[1]) & visible
     return counts
 
 
-def law_rows_see_what_they_may(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
-    for plan, mask in plans(layout, causal):
-        assert np.array_equal(painted(make(plan, *mask.shape, m, n), mask, n, True), mask)
+def law_rows_see_what_they_may(make: Maker, layout: Layout, mask: Mask, m: int, n: int) -> None:
+    for plan, visible in plans(layout, mask):
+        assert np.array_equal(painted(make(plan, *visible.shape, m, n), visible, n, True), visible)
 
 
-def law_keys_are_seen_where_they_may(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
-    for plan, mask in plans(layout, causal):
-        assert np.array_equal(painted(make(plan, *mask.shape, m, n), mask, m, False), mask)
+def law_keys_are_seen_where_they_may(make: Maker, layout: Layout, mask: Mask, m: int, n: int) -> None:
+    for plan, visible in plans(layout, mask):
+        assert np.array_equal(painted(make(plan, *visible.shape, m, n), visible, m, False), visible)
 
 
-def law_each_has_one_writer(make: Maker, layout: Layout, causal: bool, m: int, n: int) -> None:
+def law_each_has_one_writer(make: Maker, layout: Layout, mask: Mask, m: int, n: int) -> None:
     """Programs of at most a block, that own every row (every key for dK/dV) exactly once."""
-    for plan, mask in plans(layout, causal):
+    for plan, visible in plans(layout, mask):
         for programs, length, block in (
-            (make(plan, *mask.shape, m, n), mask.shape[0], m),
-            (key_programs(plan, *mask.shape, m, n), mask.shape[1], n),
+            (make(plan, *visible.shape, m, n), visible.shape[0], m),
+            (key_programs(plan, *visible.shape, m, n), visible.shape[1], n),
         ):
             assert sorted(i for p in programs for i in range(p.start, p.stop)) == list(range(length))
             assert all(0 < p.stop - p.start <= block for p in programs)
 
 
-@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
-def test_rows_see_what_they_may(layout: Layout, causal: bool, m: int, n: int) -> None:
-    law_rows_see_what_they_may(rows, layout, causal, m, n)
+@given(LAYOUTS, MASKS, BLOCKS, BLOCKS)
+def test_rows_see_what_they_may(layout: Layout, mask: Mask, m: int, n: int) -> None:
+    law_rows_see_what_they_may(rows, layout, mask, m, n)
 
 
-@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
-def test_keys_are_seen_where_they_may(layout: Layout, causal: bool, m: int, n: int) -> None:
-    law_keys_are_seen_where_they_may(keys, layout, causal, m, n)
+@given(LAYOUTS, MASKS, BLOCKS, BLOCKS)
+def test_keys_are_seen_where_they_may(layout: Layout, mask: Mask, m: int, n: int) -> None:
+    law_keys_are_seen_where_they_may(keys, layout, mask, m, n)
 
 
-@given(LAYOUTS, st.booleans(), BLOCKS, BLOCKS)
-def test_each_has_one_writer(layout: Layout, causal: bool, m: int, n: int) -> None:
-    law_each_has_one_writer(rows, layout, causal, m, n)
+@given(LAYOUTS, MASKS, BLOCKS, BLOCKS)
+def test_each_has_one_writer(layout: Layout, mask: Mask, m: int, n: int) -> None:
+    law_each_has_one_writer(rows, layout, mask, m, n)
 
 
-@given(LAYOUTS, BLOCKS, BLOCKS)
+@given(LAYOUTS, MASKS, BLOCKS, BLOCKS)
 def test_in_the_middle_of_a_ring_rows_that_see_nothing_have_no_program(
-    layout: Layout, m: int, n: int
+    layout: Layout, mask: Mask, m: int, n: int
 ) -> None:
-    for plan, mask in plans(layout, True):
-        programs = row_programs(plan, mask.shape[0], m, n, every_row=False)
-        owned = np.zeros(mask.shape[0], bool)
+    for plan, visible in plans(layout, mask):
+        programs = row_programs(plan, visible.shape[0], m, n, every_row=False)
+        owned = np.zeros(visible.shape[0], bool)
         for program in programs:
             assert program.segments
             owned[program.start : program.stop] = True
-        seeing = mask.any(1)
+        seeing = visible.any(1)
         assert np.array_equal(seeing & owned, seeing)
-        assert np.array_equal(painted(programs, mask, n, True), mask)
+        assert np.array_equal(painted(programs, visible, n, True), visible)
 
 
 EXAMPLES = [
-    (layout, causal, 4, 4)
-    for causal in (True, False)
+    (layout, mask, 4, 4)
+    for mask in (Mask(), Mask(causal=False), Mask(window=5))
     for layout in (striped(23, 3), zigzag(23, 2), dealt(29, 3, chunk=1, folded=True), dealt(26, 3, chunk=5))
 ]
 
 
-def shifted(change: Callable[[tuple[int, int, int, int]], tuple[int, int, int, int]], of: Maker) -> Maker:
+def shifted(change: Callable[[Segment], Segment], of: Maker) -> Maker:
     def mutant(*problem: object) -> tuple[Program, ...]:
         made = of(*problem)  # type: ignore[arg-type]
         return tuple(p._replace(segments=tuple(map(change, p.segments))) for p in made)
@@ -135,24 +145,24 @@ def shifted(change: Callable[[tuple[int, int, int, int]], tuple[int, int, int, i
     return mutant
 
 
-MASK_OFF_BY_ONE = lambda s: (*s[:3], s[3] if s[3] == ALL else s[3] - 1)  # noqa: E731
-TAIL_SKIPPED = lambda s: (s[0], s[1], s[1], s[3])  # noqa: E731
-HEAD_SKIPPED = lambda s: (s[1], s[1], s[2], s[3])  # noqa: E731
-NO_MASK = lambda s: (*s[:3], ALL)  # noqa: E731
+CHANGES: dict[str, Callable[[Segment], Segment]] = {
+    "high off by one": lambda s: (*s[:3], s[3] if s[3] == ALL else s[3] - 1, s[4]),
+    "low off by one": lambda s: (*s[:4], s[4] if s[4] == -ALL else s[4] + 1),
+    "tail skipped": lambda s: (s[0], s[1], s[1], *s[3:]),
+    "head skipped": lambda s: (s[1], s[1], *s[2:]),
+    "no high": lambda s: (*s[:3], ALL, s[4]),
+    "no low": lambda s: (*s[:4], -ALL),
+}
 
 
-@pytest.mark.parametrize("change", [MASK_OFF_BY_ONE, TAIL_SKIPPED, NO_MASK])
-def test_wrong_segments_of_keys_are_noticed(
-    change: Callable[[tuple[int, ...]], tuple[int, int, int, int]],
-) -> None:
-    refute(law_rows_see_what_they_may, rows, shifted(change, rows), EXAMPLES)
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "head skipped"])
+def test_wrong_segments_of_keys_are_noticed(change: str) -> None:
+    refute(law_rows_see_what_they_may, rows, shifted(CHANGES[change], rows), EXAMPLES)
 
 
-@pytest.mark.parametrize("change", [MASK_OFF_BY_ONE, HEAD_SKIPPED, NO_MASK])
-def test_wrong_segments_of_rows_are_noticed(
-    change: Callable[[tuple[int, ...]], tuple[int, int, int, int]],
-) -> None:
-    refute(law_keys_are_seen_where_they_may, keys, shifted(change, keys), EXAMPLES)
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "tail skipped"])
+def test_wrong_segments_of_rows_are_noticed(change: str) -> None:
+    refute(law_keys_are_seen_where_they_may, keys, shifted(CHANGES[change], keys), EXAMPLES)
 
 
 def test_an_unwritten_row_is_noticed() -> None:
@@ -184,10 +194,22 @@ def test_few_programs_and_full_ones(
 def test_tiles_that_all_rows_see_are_not_masked() -> None:
     """Two of eight tiles of 64 keys touch the diagonal of 128 rows; zig-zag's full tiles have no mask at all."""
     made = {p.start: p for p in row_programs((Tile(0, 512, 0, 512, True),), 512, 128, 64, every_row=True)}
-    assert made[384].segments == ((0, 384, 512, 0),)
-    assert made[0].segments == ((0, 0, 128, 0),)
+    assert made[384].segments == ((0, 384, 512, 0, -ALL),)
+    assert made[0].segments == ((0, 0, 128, 0, -ALL),)
     full = row_programs(tiles(zigzag(1024, 2), 1, 0), 512, 128, 64, every_row=False)
-    assert all(split == end and shift == ALL for p in full for _, split, end, shift in p.segments)
+    assert all(split == end and high == ALL for p in full for _, split, end, high, _ in p.segments)
+
+
+def test_a_window_has_masked_tiles_at_its_edges_alone() -> None:
+    """Of 512 keys at 128 rows: the left edge is a segment of two masked tiles, then six are free, and two at the diagonal."""
+    plan = tiles(contiguous(1024, 1), 0, 0, Mask(window=512))
+    made = {p.start: p for p in row_programs(plan, 1024, 128, 64, every_row=True)}
+    assert len(made) == 8, "one band: its programs own whole blocks of rows"
+    assert made[640].segments == ((129, 129, 257, 0, -511), (257, 641, 768, 0, -511))
+    assert made[128].segments == ((0, 128, 256, 0, -ALL),)
+    found = row_visits(plan, 1024, 128, 64, True, torch.device("cpu"))
+    assert found.lows is not None and found.arguments[2] is found.lows
+    assert sorted(set(found.lows.tolist())) == [-ALL, -511]
 
 
 def test_the_longest_walks_come_first() -> None:
@@ -221,8 +243,8 @@ def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pyt
             registered.append((self.device, stream))
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    on_gpu = visits.Visits(Table("cuda:1", True), Table("cuda:1", True))  # type: ignore[arg-type]
+    on_gpu = visits.Visits(Table("cuda:1", True), Table("cuda:1", True), None)  # type: ignore[arg-type]
     assert on_gpu.on_this_stream() is on_gpu
     assert registered == [("cuda:1", "stream of cuda:1")] * 2
-    on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False))  # type: ignore[arg-type]
+    on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False), None)  # type: ignore[arg-type]
     assert on_cpu.on_this_stream() is on_cpu and len(registered) == 2

@@ -101,7 +101,7 @@ if __name__ == "__main__":
 
 _WIDTH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # in the dtype of q; other tensors are float32 state
-_TABLES = {"PROGRAMS", "SEGMENTS", "ROWS_AT", "KEYS_AT"}
+_TABLES = {"PROGRAMS", "SEGMENTS", "LOWS", "ROWS_AT", "KEYS_AT"}
 _COUNTS = {"n_programs", "n_rows", "n_keys", "H"}  # of any value, where strides are multiples of 16
 _FACTORS = {"scale", "cap", "keep"}
 
@@ -126,7 +126,7 @@ def source(job: Job) -> Source:
     }
     first, last = STEPS[job.step]
     known: dict[str, Any] = _USUAL | sizes | {"PRECISION": config.precision, "FIRST": first, "LAST": last}
-    known |= {"SOFTCAP": "softcap" in job.scores, "DROPOUT": "dropout" in job.scores}
+    known |= {"SOFTCAP": "softcap" in job.scores, "DROPOUT": "dropout" in job.scores, "WINDOW": job.window}
     parameters = inspect.signature(kernel.fn).parameters.values()
     constants = {each.name: known[each.name] for each in parameters if "constexpr" in str(each.annotation)}
     types = {name: _type(name, job.dtype) for name in kernel.arg_names if name not in constants}

@@ -4,7 +4,9 @@ Every kernel runs one program per entry of a table of programs and per head (see
 few rows of one tensor and walks over segments of the other. A segment has two parts: tiles in which everything is
 visible, which need no mask, and tiles that are masked by
 
-    key j is visible to row i   ⟺   j ≤ i + shift, and j (or i) is before the end of the segment.
+    key j is visible to row i   ⟺   j ≤ i + shift, and j (or i) is before the end of the segment,
+
+with WINDOW also only where j ≥ i + low.
 
 State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score of a row in units of log 2, and
 `total` = Σ e^(s−m), with s = scale·q·k. Rows that have seen no key hold (0, −inf, 0). Products of 16-bit numbers
@@ -37,10 +39,10 @@ _COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "see
 # fmt: off
 @triton.jit
 def _attend(
-    acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
+    acc, m, total, q, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, NON_FINITE: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Return the state after one tile of keys, from `key` on. `unit` is log2(e) times the scale, or the cap if SOFTCAP."""
@@ -52,6 +54,8 @@ def _attend(
         scores = tanh(scores * inner)
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
+        if WINDOW:
+            visible = visible & (keys[None, :] >= rows[:, None] + low)
         scores = tl.where(visible, scores * unit, -float("inf"))
         factor = 1.0
     else:
@@ -80,12 +84,12 @@ def _attend(
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def forward_step(
-    Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
-    v_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
+    Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
+    v_h, v_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
     NEGATIVE: tl.constexpr, NON_FINITE: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Compute one step of the ring: the rows of Q attend to the block (K, V).
@@ -131,15 +135,18 @@ def forward_step(
         split = tl.load(SEGMENTS + 4 * segment + 1)
         end = tl.load(SEGMENTS + 4 * segment + 2)
         shift = tl.load(SEGMENTS + 4 * segment + 3)
+        low = tl.load(LOWS + segment) if WINDOW else shift
         for key in tl.range(begin, split, BLOCK_N):
             acc, m, total = _attend(
-                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
+                acc, m, total, q, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT,
+                draw, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, NON_FINITE, PRECISION, SOFTCAP,
+                DROPOUT, WINDOW,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             acc, m, total = _attend(
-                acc, m, total, q, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-                HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, NON_FINITE, PRECISION, SOFTCAP, DROPOUT,
+                acc, m, total, q, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT,
+                draw, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, NON_FINITE, PRECISION, SOFTCAP,
+                DROPOUT, WINDOW,
             )  # fmt: skip
 
     offsets, deep = places(row, owned, BLOCK_M, VALUE_DIM, BLOCK_V)
@@ -167,11 +174,11 @@ def _log2(lse):
 # fmt: off
 @triton.jit
 def _add_to_dq(
-    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT, draw,
-    keep,
+    dq, q, dout, lse, delta, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner, rows_at, KEYS_AT,
+    draw, keep,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Return dQ without the factor scale after one tile of keys. `unit`: as in `_attend`."""
@@ -185,6 +192,8 @@ def _add_to_dq(
     p = tl.math.exp2(scores * unit - lse[:, None])
     if MASKED:
         visible = inside[None, :] & (keys[None, :] <= rows[:, None] + shift)
+        if WINDOW:
+            visible = visible & (keys[None, :] >= rows[:, None] + low)
         p = tl.where(visible, p, 0.0)
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
@@ -200,11 +209,11 @@ def _add_to_dq(
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def backward_dq(
-    Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
-    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
+    Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
+    v_h, v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Add one block's part to dQ: dS = P·(dO·Vᵀ − delta), dQ += scale·dS·K.
@@ -247,17 +256,18 @@ def backward_dq(
         split = tl.load(SEGMENTS + 4 * segment + 1)
         end = tl.load(SEGMENTS + 4 * segment + 2)
         shift = tl.load(SEGMENTS + 4 * segment + 3)
+        low = tl.load(LOWS + segment) if WINDOW else shift
         for key in tl.range(begin, split, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
-                KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, PRECISION, SOFTCAP,
-                DROPOUT,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner,
+                rows_at, KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, False, PRECISION, SOFTCAP,
+                DROPOUT, WINDOW,
             )  # fmt: skip
         for key in tl.range(split, end, BLOCK_N):
             dq = _add_to_dq(
-                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, rows, k_l, v_l, unit, inner, rows_at,
-                KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, PRECISION, SOFTCAP,
-                DROPOUT,
+                dq, q, dout, lse, delta, k_base, v_base, key, end, shift, low, rows, k_l, v_l, unit, inner,
+                rows_at, KEYS_AT, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_N, True, PRECISION, SOFTCAP,
+                DROPOUT, WINDOW,
             )  # fmt: skip
 
     offsets, deep = places(row, owned, BLOCK_M, HEAD_DIM, BLOCK_D)
@@ -270,11 +280,11 @@ def backward_dq(
 # fmt: off
 @triton.jit
 def _add_to_dkv(
-    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l, unit, inner, ROWS_AT,
-    keys_at, draw, keep,
+    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, low, keys, q_l, dout_l, unit, inner,
+    ROWS_AT, keys_at, draw, keep,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Return dK without the factor scale, and dV without keep, after one tile of rows; scores are keys × rows."""
@@ -294,6 +304,8 @@ def _add_to_dkv(
     p = tl.math.exp2(scores * unit - _log2(lse)[None, :])
     if MASKED:
         visible = inside[None, :] & (keys[:, None] <= rows[None, :] + shift)
+        if WINDOW:
+            visible = visible & (keys[:, None] >= rows[None, :] + low)
         p = tl.where(visible, p, 0.0)
     weights = p
     if DROPOUT:
@@ -314,12 +326,12 @@ def _add_to_dkv(
 # fmt: off
 @triton.jit(do_not_specialize=_COUNTS)
 def backward_dkv(
-    Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h,
-    v_l, dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, first_head, seed_low, seed_high, dropped, scale,
+    Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
+    v_h, v_l, dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, first_head, seed_low, seed_high, dropped, scale,
     cap, keep,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, WINDOW: tl.constexpr,
 ):
 # fmt: on
     """Write what the rows of this rank add to the gradients of a block: dV = Pᵀ·dO, dK = scale·dSᵀ·Q.
@@ -360,17 +372,18 @@ def backward_dkv(
             split = tl.load(SEGMENTS + 4 * segment + 1)
             end = tl.load(SEGMENTS + 4 * segment + 2)
             shift = tl.load(SEGMENTS + 4 * segment + 3)
+            low = tl.load(LOWS + segment) if WINDOW else shift
             for row in tl.range(begin, split, BLOCK_M):
                 dk, dv = _add_to_dkv(
-                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, keys, q_l, dout_l,
+                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, split, shift, low, keys, q_l, dout_l,
                     unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_M,
-                    True, PRECISION, SOFTCAP, DROPOUT,
+                    True, PRECISION, SOFTCAP, DROPOUT, WINDOW,
                 )  # fmt: skip
             for row in tl.range(split, end, BLOCK_M):
                 dk, dv = _add_to_dkv(
-                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, keys, q_l, dout_l,
+                    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, row, end, shift, low, keys, q_l, dout_l,
                     unit, inner, ROWS_AT, keys_at, draw, keep, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_M,
-                    False, PRECISION, SOFTCAP, DROPOUT,
+                    False, PRECISION, SOFTCAP, DROPOUT, WINDOW,
                 )  # fmt: skip
 
     first = tl.cast(head, tl.int64) * n_keys + key

@@ -44,7 +44,8 @@ class Job:
     """One kernel to compile; the function `source(job)` of the module `sources` returns the kernel itself.
 
     step: which step of a ring, for a kernel that starts a state in the first one and finishes it in the last.
-    scores: the score rule, "softcap", "dropout" or "" for none. value_dim: the head dim of v; 0 as head_dim.
+    scores: the score rule, "softcap", "dropout" or "" for none. value_dim: the head dim of v; 0 as head_dim. window: whether
+    tiles have the left edge of a window.
     """
 
     kernel: str
@@ -56,6 +57,7 @@ class Job:
     scores: str = ""
     sources: str = SOURCES
     value_dim: int = 0
+    window: bool = False
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class TritonForward:
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
         ruled = RuleArguments.of(rules, visits.programs, LOG2_E)
-        tensors = (q, k, v, *state, *ends, *visits, *ruled.positions)
+        tensors = (q, k, v, *state, *ends, *visits.arguments, *ruled.positions)
         arguments = (*tensors, *strides(q), *strides(k), *strides(v))
         self.launcher.launch(
             "forward_step",
@@ -160,6 +160,7 @@ class TritonForward:
             (*arguments, len(visits.programs), L, H, *ruled.draw, abs(scale), ruled.cap, ruled.keep),
             **sizes(q, k, v),
             **ruled.flags,
+            WINDOW=visits.lows is not None,
             FIRST=first,
             LAST=last,
             NEGATIVE=scale < 0,
@@ -216,7 +217,7 @@ class TritonBackward:
         total = self.total if not (first and last) else self.lse
         ends = (total, self.dq if last else total)
         ruled = RuleArguments.of(rules, visits.programs)
-        arguments = (*self._inputs(k, v), *ends, *visits, *ruled.positions, *self._strides(k, v))
+        arguments = (*self._inputs(k, v), *ends, *visits.arguments, *ruled.positions, *self._strides(k, v))
         factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dq",
@@ -226,6 +227,7 @@ class TritonBackward:
             (*arguments, len(visits.programs), L, H, *ruled.draw, *factors),
             **sizes(self.q, k, v),
             **ruled.flags,
+            WINDOW=visits.lows is not None,
             FIRST=first,
             LAST=last,
         )
@@ -236,7 +238,7 @@ class TritonBackward:
         config = self.launcher.config("backward_dkv", v.shape[-1], rules)
         visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
         ruled = RuleArguments.of(rules, visits.programs)
-        arguments = (*self._inputs(k, v), dk, dv, *visits, *ruled.positions, *self._strides(k, v))
+        arguments = (*self._inputs(k, v), dk, dv, *visits.arguments, *ruled.positions, *self._strides(k, v))
         factors = self.launcher.scale, ruled.cap, ruled.keep
         self.launcher.launch(
             "backward_dkv",
@@ -246,6 +248,7 @@ class TritonBackward:
             (*arguments, len(visits.programs), L, Lk, H, *ruled.draw, *factors),
             **sizes(self.q, k, v),
             **ruled.flags,
+            WINDOW=visits.lows is not None,
         )
         return Gradient(slice(0, Lk), dk, dv)
 

@@ -1,9 +1,10 @@
 """From tiles to launch tables: the rows that each program owns, and the keys that it walks over.
 
 Rows are cut into bands where tiles begin and end; adjacent bands are merged again if one rule describes their masks. A
-band is cut into programs of at most a block of rows. A program visits a list of segments of keys, each with a shift:
-key j is visible to row i where j ≤ i + shift. Within a segment, tiles that all rows of the program see in full, which
-need no mask, come first, and masked tiles after them. Keys that no row sees are not visited.
+band is cut into programs of at most a block of rows. A program visits a list of segments of keys, each with two bounds:
+key j is visible to row i where i + low ≤ j ≤ i + high. Causal tiles set `high`, and the left edge of a window, whose tiles
+are mirrored, `low`. Within a segment, tiles that all rows of the program see in full, which need no mask, come first, and
+masked tiles after them. The left edge of a window is a segment of its own. Keys that no row sees are not visited.
 
 dK/dV own keys and walk over rows. With the order of both axes reversed it is the same problem, and the same functions
 solve it.
@@ -25,20 +26,26 @@ from ringlab.errors import ShapeError
 from ringlab.tile import Tile
 
 ALL = 2**30
-"""The shift of a segment that every row of its program sees in full: more than any token's index."""
+"""More than any token's index: the `high` of a segment without such a bound, and −ALL its `low`."""
 
 
 class Visits(NamedTuple):
     """The tables of one launch, int32.
 
     programs: (start, stop, first segment, last segment) of each program, longest walks first, so that no program runs
-    alone at the end. segments: (begin, split, end, shift). From begin to split nothing is masked and the length is a
+    alone at the end. segments: (begin, split, end, high). From begin to split nothing is masked and the length is a
     multiple of the tile's; from split to end everything is masked. For dK/dV, which walk over rows, the masked part
-    comes first.
+    comes first. lows: the `low` of each segment, None where none has one.
     """
 
     programs: Tensor
     segments: Tensor
+    lows: Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tables as arguments of a kernel; any will do in place of `lows`, which it does not read without WINDOW."""
+        return self.programs, self.segments, self.programs if self.lows is None else self.lows
 
     def on_this_stream(self) -> Visits:
         """Return the tables after registering the current stream with the allocator as their reader.
@@ -46,44 +53,46 @@ class Visits(NamedTuple):
         Tables are cached for calls on any stream: their memory must not be reused while one of these still runs.
         """
         for table in self:
-            if table.is_cuda:
+            if table is not None and table.is_cuda:
                 table.record_stream(torch.cuda.current_stream(table.device))
         return self
 
 
+Segment = tuple[int, int, int, int, int]
+
+
 class Program(NamedTuple):
-    """Rows start … stop and the (begin, split, end, shift) of their segments."""
+    """Rows start … stop and the (begin, split, end, high, low) of their segments."""
 
     start: int
     stop: int
-    segments: tuple[tuple[int, int, int, int], ...]
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Keys begin … end, visible to row i up to i + shift, or all of them if shift is None."""
+    """Keys begin … end, of which row i sees i + low … i + high."""
 
     begin: int
     end: int
-    shift: int | None
+    high: int = ALL
+    low: int = -ALL
 
     def seen_by(self, start: int, stop: int) -> _Stretch | None:
         """Return the part of which rows start … stop see something; None if they see nothing."""
-        if self.shift is None:
-            return self
-        end = min(self.end, stop + self.shift)
-        if end <= self.begin:
+        begin, end = max(self.begin, start + self.low), min(self.end, stop + self.high)
+        if end <= begin:
             return None
-        return _Stretch(self.begin, end, None if start + self.shift + 1 >= end else self.shift)
+        high = ALL if start + self.high + 1 >= end else self.high
+        low = -ALL if stop - 1 + self.low <= begin else self.low
+        return _Stretch(begin, end, high, low)
 
-    def joined(self, after: _Stretch, start: int) -> _Stretch | None:
-        """Return both as one, for rows from `start` on; None if no single rule describes both."""
-        if self.end != after.begin:
-            return None
-        if self.shift == after.shift or (
-            self.shift is None and after.shift is not None and start + after.shift + 1 >= self.end
-        ):
-            return _Stretch(self.begin, after.end, after.shift)
+    def joined(self, after: _Stretch, start: int, stop: int) -> _Stretch | None:
+        """Return both as one, for rows start … stop; None if no single rule describes both."""
+        reach = self.high == after.high or (self.high == ALL and start + after.high + 1 >= self.end)
+        begin = self.low == after.low or (after.low == -ALL and stop - 1 + self.low <= after.begin)
+        if self.end == after.begin and reach and begin:
+            return _Stretch(self.begin, after.end, after.high, self.low)
         return None
 
 
@@ -112,21 +121,28 @@ def key_programs(
     tiles: Iterable[Tile], n_rows: int, n_keys: int, block_m: int, block_n: int
 ) -> tuple[Program, ...]:
     """Return the programs of dK/dV: `block_n` keys, walking over `block_m` rows a tile; each key is in one."""
-    mirrored = [
-        Tile(n_keys - t.k_stop, n_keys - t.k_start, n_rows - t.q_stop, n_rows - t.q_start, t.causal)
+    turned = [
+        Tile(
+            n_keys - t.k_stop, n_keys - t.k_start, n_rows - t.q_stop, n_rows - t.q_start, t.causal, t.mirrored
+        )
         for t in tiles
     ]
+    moved = n_keys - n_rows
     return tuple(
         Program(
             n_keys - stop,
             n_keys - start,
             tuple(
-                (n_rows - end, n_rows - split, n_rows - begin, ALL if s == ALL else s + n_keys - n_rows)
-                for begin, split, end, s in reversed(segments)
+                (n_rows - end, n_rows - split, n_rows - begin, _moved(high, moved), _moved(low, moved))
+                for begin, split, end, high, low in reversed(segments)
             ),
         )
-        for start, stop, segments in row_programs(mirrored, n_keys, block_n, block_m, True)
+        for start, stop, segments in row_programs(turned, n_keys, block_n, block_m, True)
     )
+
+
+def _moved(bound: int, by: int) -> int:
+    return bound if abs(bound) == ALL else bound + by
 
 
 @lru_cache(maxsize=4096)
@@ -175,7 +191,8 @@ def _bands(tiles: tuple[Tile, ...], n_rows: int, every_row: bool) -> list[_Band]
 
 
 def _stretch(tile: Tile) -> _Stretch:
-    return _Stretch(tile.k_start, tile.k_stop, tile.k_start - tile.q_start if tile.causal else None)
+    bound = {"low" if tile.mirrored else "high": tile.k_start - tile.q_start} if tile.causal else {}
+    return _Stretch(tile.k_start, tile.k_stop, **bound)
 
 
 def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretch, ...]:
@@ -185,14 +202,18 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
         part = stretch.seen_by(start, stop)
         if part is None:
             continue
-        both = found[-1].joined(part, start) if found else None
+        both = found[-1].joined(part, start, stop) if found else None
         found[-1:] = [both] if both else [*found[-1:], part]
     return tuple(found)
 
 
 def _one_band(above: _Band, below: _Band) -> _Band | None:
     """Return both bands as one if the stretches of one describe what the other's rows see too, else None."""
-    for stretches in (below.stretches, above.stretches):
+    around = tuple(
+        _Stretch(min(a.begin, b.begin), max(a.end, b.end), min(a.high, b.high), max(a.low, b.low))
+        for a, b in zip(above.stretches, below.stretches, strict=False)
+    )
+    for stretches in (below.stretches, above.stretches, around):
         if all(_seen(stretches, band.start, band.stop) == band.stretches for band in (above, below)):
             return _Band(above.start, below.stop, stretches)
     return None
@@ -203,20 +224,28 @@ def _cut(band: _Band, block: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + block, band.stop)
 
 
-def _segments(
-    stretches: tuple[_Stretch, ...], start: int, stop: int, block: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the stretches as (begin, split, end, shift): up to `split` whole blocks that all rows see."""
+def _segments(stretches: tuple[_Stretch, ...], start: int, stop: int, block: int) -> Iterator[Segment]:
+    """Yield the stretches as segments: up to `split` whole blocks that all rows see, from there on masked ones."""
     for stretch in _seen(stretches, start, stop):
-        end = stretch.end if stretch.shift is None else min(stretch.end, start + stretch.shift + 1)
-        split = stretch.begin + max(0, end - stretch.begin) // block * block
-        yield stretch.begin, split, stretch.end, ALL if stretch.shift is None else stretch.shift
+        begin, end, high, low = stretch.begin, stretch.end, stretch.high, stretch.low
+        if low != -ALL:
+            edge = min(end, begin + _whole(stop - 1 + low - begin, block))
+            yield begin, begin, edge, high, low
+            begin = edge
+        if begin < end:
+            all_see = max(begin, min(end, start + high + 1))
+            yield begin, begin + (all_see - begin) // block * block, end, high, low
+
+
+def _whole(length: int, block: int) -> int:
+    """Return the length of the fewest whole blocks that hold `length`."""
+    return -(-length // block) * block
 
 
 def _length(program: Program, block: int) -> int:
     """Return the number of tiles that a program visits."""
     return sum(
-        (split - begin) // block + -(-(end - split) // block) for begin, split, end, _ in program.segments
+        (split - begin + _whole(end - split, block)) // block for begin, split, end, *_ in program.segments
     )
 
 
@@ -227,5 +256,7 @@ def _tables(programs: tuple[Program, ...], device: torch.device) -> Visits:
         for program, first, last in zip(programs, counts, counts[1:], strict=False)
     ]
     segments = [segment for program in programs for segment in program.segments]
-    as_table = [np.array(rows, np.int32).reshape(-1, 4) for rows in (owners, segments or [(0, 0, 0, 0)])]
-    return Visits(*(torch.from_numpy(table).to(device) for table in as_table))
+    whole = np.array(segments or [(0, 0, 0, ALL, -ALL)])
+    lows = whole[:, 4] if (whole[:, 4] > -ALL).any() else None
+    tables = np.array(owners).reshape(-1, 4), whole[:, :4], lows
+    return Visits(*(x if x is None else torch.from_numpy(x.astype(np.int32)).to(device) for x in tables))
