@@ -95,6 +95,11 @@ def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
         (TABLES / f"{arch}.toml").write_text(text, encoding="utf-8")
 
 
+def _variant(job: Job) -> str:
+    """Which kernel of several it is: the step, and the rules that it is compiled for."""
+    return " ".join((job.step, *job.scores.split(), *(("window",) if job.window else ())))
+
+
 def _print_compiled(found: list[Compiled]) -> None:
     from ringlab.blocks.triton.configs import COMPILED
 
@@ -111,7 +116,7 @@ def _print_compiled(found: list[Compiled]) -> None:
             job.arch,
             str(job.head_dim),
             dtype,
-            " ".join((job.step, job.scores)).strip(),
+            _variant(job),
             f"{config.block_m}×{config.block_n}",
         )
         numbers = (each.registers, each.spill_bytes, each.shared_bytes)
@@ -121,7 +126,7 @@ def _print_compiled(found: list[Compiled]) -> None:
     people.print(shown)
     for each in found:
         for sentence in each.broken():
-            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {each.job.step} step {each.job.scores}".strip()
+            where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {_variant(each.job)}"
             people.print(
                 f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
             )

@@ -73,7 +73,7 @@ def test_the_budgets_hold(shipped: dict[Job, Compiled], arch: str) -> None:
 def test_no_spills_in_forward_and_dq_at_64_and_128(shipped: dict[Job, Compiled]) -> None:
     """Said once more without the checker that the command uses."""
     asked = [found for job, found in shipped.items() if job.kernel in ("forward_step", "backward_dq")
-             and job.head_dim in (64, 128) and job.dtype == "bfloat16" and not job.scores]  # fmt: skip
+             and job.head_dim in (64, 128) and job.dtype == "bfloat16" and not (job.scores or job.window)]  # fmt: skip
     assert len(asked) == 48, "2 kernels, 2 head dims, 3 architectures, 4 kinds of step"
     assert all(found.spill_bytes == 0 for found in asked)
 
@@ -82,9 +82,18 @@ def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compile
     """Kernels of their own, with rows of their own where those without a rule would spill."""
     scored = [job for job in shipped if job.scores]
     assert {(job.arch, job.kernel, job.head_dim, job.scores) for job in scored} == set(
-        itertools.product(COMPILED, KERNELS, (64, 128), SCORES)
+        itertools.product(COMPILED, KERNELS, (64, 128), ("softcap", "dropout", "softcap dropout"))
     )
     assert not any(shipped[job].spill_bytes for job in scored)
+
+
+def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
+    """Kernels of their own, whose left edge takes no registers that are not there."""
+    windows = [job for job in shipped if job.window]
+    assert {(job.arch, job.kernel, job.head_dim) for job in windows} == set(
+        itertools.product(COMPILED, KERNELS, (64, 128))
+    )
+    assert not any(shipped[job].spill_bytes for job in windows)
 
 
 def test_sm_90_uses_wgmma_and_all_use_tensor_cores_for_16_bits(shipped: dict[Job, Compiled]) -> None:

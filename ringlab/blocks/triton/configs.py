@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 SCORES = ("softcap", "dropout")
-"""Score rules, each compiled to a kernel of its own."""
+"""Score rules; each set of them is compiled to a kernel of its own."""
 KERNELS = ("forward_step", "backward_dq", "backward_dkv")
 COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures of offline compilation
 ARCHITECTURES = (*COMPILED, "interpreter")
@@ -58,7 +58,8 @@ class Row:
     """One row of a table: the largest head dim and the dtype for which `config` is used, and the reason.
 
     compiled: registers and spilled bytes of a thread, and shared bytes of a program, as offline compilation found at that
-    head dim; None for the interpreter. scores: the score rule with which this row takes the place of the one without.
+    head dim; None for the interpreter. scores: the score rules, joined by a space, with which this row takes the place of the
+    one without.
     """
 
     kernel: str
@@ -86,12 +87,15 @@ def choose(
     """Return the launch configuration of `kernel`: that of the row with the smallest sufficient head dim.
 
     precision: "ieee" or "tf32x3", for float32; other dtypes ignore it. scores: the score rules that the kernel applies, of
-    SCORES; some spill with the tiles that are best without them, and have a row of their own.
+    SCORES. Some spill with the tiles that are best without them, and have a row of their own: that of most rules counts,
+    and of two with as many the one with the smaller tile.
     Raises: BackendError for an unknown kernel, architecture or precision, or a head dim above 256; DtypeError.
     """
     plain = choose_row(kernel, arch, head_dim, dtype, precision)
-    ruled = [row for row in table(arch) if row.serves == plain.serves and row.scores in scores]
-    return min(ruled, key=lambda row: row.config.block_m * row.config.block_n, default=plain).config
+    rules = {row: set(row.scores.split()) for row in table(arch) if row.serves == plain.serves}
+    ruled = [row for row, needed in rules.items() if needed and needed <= set(scores)]
+    size = {row: row.config.block_m * row.config.block_n for row in ruled}
+    return min(ruled, key=lambda row: (-len(rules[row]), size[row]), default=plain).config
 
 
 def choose_row(
@@ -170,7 +174,7 @@ def render(arch: str, triton: str, rows: Iterable[Row]) -> str:
 
 _HEADER = """\
 # Launch configurations for {arch}: rows × keys of a tile, warps of a program, stages of its pipeline.
-# A row serves head dims up to `head_dim`, one with `scores` only kernels with that score rule; compiled = [registers, spilled bytes, shared bytes] at that head dim,
+# A row serves head dims up to `head_dim`, one with `scores` only kernels with those score rules; compiled = [registers, spilled bytes, shared bytes] at that head dim,
 # by the version of Triton named here. A reason without a time was found by compiling: nothing was measured.
 # Written by `ringlab tune` on a GPU; `ringlab kernels --offline --record` writes the numbers of compiling anew.
 

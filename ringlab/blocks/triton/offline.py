@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,6 +34,7 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
 NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL_HEAD_DIM
 NO_SPILL_HEAD_DIM = 128
+RULES = tuple(" ".join(rules) for n in range(1, len(SCORES) + 1) for rules in combinations(SCORES, n))
 # The steps of a ring, each compiled to a kernel of its own: (first, last).
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
 
@@ -44,7 +46,7 @@ class Job:
     """One kernel to compile; the function `source(job)` of the module `sources` returns the kernel itself.
 
     step: which step of a ring, for a kernel that starts a state in the first one and finishes it in the last.
-    scores: the score rule, "softcap", "dropout" or "" for none. value_dim: the head dim of v; 0 as head_dim. window: whether
+    scores: the score rules, joined by a space, "" for none. value_dim: the head dim of v; 0 as head_dim. window: whether
     tiles have the left edge of a window.
     """
 
@@ -89,7 +91,7 @@ class Compiled:
         named = {"kernel": job.kernel, "arch": job.arch, "head_dim": job.head_dim, "dtype": job.dtype}
         return (
             named
-            | {"step": job.step, "scores": job.scores, "config": asdict(job.config)}
+            | {"step": job.step, "scores": job.scores, "window": job.window, "config": asdict(job.config)}
             | numbers
             | {"broken": list(self.broken())}
         )
@@ -102,7 +104,7 @@ def _broken(found: Compiled) -> Iterator[str]:
     if found.tensor_memory_columns > TENSOR_MEMORY_LIMIT:
         yield f"{found.tensor_memory_columns} columns of tensor memory, there are {TENSOR_MEMORY_LIMIT}"
     if job.dtype != "float32":
-        if (_no_spill(job) or job.scores) and found.spill_bytes:
+        if (_no_spill(job) or job.scores or job.window) and found.spill_bytes:
             yield f"{found.spill_bytes:,} bytes spilled by a thread, none are allowed here"
         if found.tensor_core != TENSOR_CORE[job.arch]:
             yield f"matrix instructions: {found.tensor_core or 'none'}, should be {TENSOR_CORE[job.arch]}"
@@ -123,18 +125,20 @@ def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNE
     """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
     Rows that must not spill are compiled for all steps of a ring, other rows for a middle step; 16-bit rows up to
-    NO_SPILL_HEAD_DIM also with each of SCORES, with the configuration that such a kernel gets.
+    NO_SPILL_HEAD_DIM also under a window, and with each set of SCORES, with the configuration that such a kernel gets.
     """
     wanted = tuple(kernels)
     every = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
     jobs = [job for job in every if not job.scores]
     steps = [replace(job, step=step) for job in jobs for step in (STEPS if _no_spill(job) else ("middle",))]
     others = [job for job in every if job.scores and not _usual(job)]
-    return steps + [_ruled(job, scores) for job in jobs if _usual(job) for scores in SCORES] + others
+    usual = [job for job in jobs if _usual(job)]
+    windows = [replace(job, window=True) for job in usual]
+    return steps + windows + [_ruled(job, rules) for job in usual for rules in RULES] + others
 
 
 def _ruled(job: Job, scores: str) -> Job:
-    config = choose(job.kernel, job.arch, job.head_dim, job.dtype, job.config.precision, (scores,))
+    config = choose(job.kernel, job.arch, job.head_dim, job.dtype, job.config.precision, scores.split())
     return replace(job, scores=scores, config=config)
 
 
