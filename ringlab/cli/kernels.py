@@ -10,7 +10,7 @@ from rich.table import Table
 from ringlab.cli.output import finish, people, print_json, progress_bar, reporting_errors
 
 if TYPE_CHECKING:
-    from ringlab.blocks.triton.offline import Compiled
+    from ringlab.blocks.triton.offline import Compiled, Job
 
 Offline = Annotated[bool, typer.Option("--offline", help="Compile every row, which needs no GPU.")]
 Archs = Annotated[list[str] | None, typer.Option("--arch", help="sm_80, sm_90 or sm_100; repeatable.")]

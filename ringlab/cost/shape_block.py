@@ -84,7 +84,7 @@ class ShapeBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return one tile's partial, unfilled, and charge its seconds: windows are computed tile by tile."""
+        """Return one tile's partial, unfilled, and charge its seconds."""
         self._charge(q, k, causal, backward=False)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         return Partial(out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))

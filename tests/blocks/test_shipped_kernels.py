@@ -188,6 +188,7 @@ def test_what_is_compiled_is_what_is_launched(
         compiled = source(Job(kernel, "sm_90", 64, "bfloat16", Config(64, 64, 4, 2), scores=" ".join(scores)))
         for name in SCORES:
             assert constants[name.upper()] is compiled.constants[name.upper()] is (name in scores)
+        assert constants["WINDOW"] is compiled.constants["WINDOW"] is False
         passed = [
             names[x.dtype] if isinstance(x, torch.Tensor) else {int: "i32", float: "fp32"}[type(x)]
             for x in arguments

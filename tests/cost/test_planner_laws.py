@@ -60,6 +60,7 @@ def least_memory(request: Request) -> Candidate:
 @given(requests(), st.integers(2, 5))
 @settings(max_examples=50)
 def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, times: int) -> None:
+    assume(request.purpose != "serve" or times in (2, 4))  # ranks that share weights must divide the heads
     more = request.but(nodes=times * request.nodes)
     assume(possible(more))
     assert least_memory(more).ledger.total_bytes <= least_memory(request).ledger.total_bytes

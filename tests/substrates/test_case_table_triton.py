@@ -24,13 +24,6 @@ from tests.substrates.test_scores import on_virtual_ranks as with_score_rules
 
 pytestmark = pytest.mark.needs_triton
 
-# A window goes tile by tile, and layouts of single tokens make hundreds of tiles, each of milliseconds.
-TOO_MANY = {
-    ("token-fold", "window-both"),
-    ("striped", "window-both"),
-    ("token-fold", "window"),
-    ("striped", "window"),
-}
 CASES = [case for case in covering() if case.dtype != "float64"]
 # Tiles of 16 and 32 give every program several tiles, with and without a mask; few, for each takes its time.
 SMALL = [
@@ -119,19 +112,22 @@ def test_every_schedule_and_kind_is_met() -> None:
     assert {schedule for _, schedule, _ in JOBS} == {"ring", "allgather", "ulysses", "hybrid", "double-ring"}
 
 
-def test_a_step_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many launches as without: of each kernel one for each rank and block of which something is visible."""
-    case, launched = Case("zigzag", 2, 33, 1, 16, "float32", "causal"), []
-    launch = Launcher.launch
+@pytest.mark.parametrize("mask", ["causal", "window", "documents"])
+def test_a_step_is_one_launch(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each kernel one for each rank and block of which something is visible: as many under every mask, and with score rules."""
+    case, launched = Case("zigzag", 2, 33, 1, 16, "float32", mask), []
+    launch, windows = Launcher.launch, []
 
     def counted(self: Launcher, kernel: str, *arguments: object, **constants: object) -> None:
         launched.append((kernel, constants["SOFTCAP"], constants["DROPOUT"]))
+        windows.append(constants["WINDOW"])
         launch(self, kernel, *arguments, **constants)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Launcher, "launch", counted)
     VirtualCluster(case.P, memory=False).run(program, case, "triton", "ring", "both")
     kernels = "forward_step", "backward_dq", "backward_dkv"
     assert sorted(launched) == sorted((kernel, True, True) for kernel in kernels for _ in range(4))
+    assert any(windows) == (mask == "window"), "the left edge takes a kernel of its own"
 
 
 @pytest.mark.parametrize("rate", [1e-11, 0.999])

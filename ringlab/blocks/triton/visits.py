@@ -257,6 +257,13 @@ def _tables(programs: tuple[Program, ...], device: torch.device) -> Visits:
     ]
     segments = [segment for program in programs for segment in program.segments]
     whole = np.array(segments or [(0, 0, 0, ALL, -ALL)])
-    lows = whole[:, 4] if (whole[:, 4] > -ALL).any() else None
-    tables = np.array(owners).reshape(-1, 4), whole[:, :4], lows
-    return Visits(*(x if x is None else torch.from_numpy(x.astype(np.int32)).to(device) for x in tables))
+
+    def on_device(table: np.ndarray) -> Tensor:
+        return torch.from_numpy(table.astype(np.int32)).to(device)
+
+    has_low = bool((whole[:, 4] > -ALL).any())
+    return Visits(
+        on_device(np.array(owners).reshape(-1, 4)),
+        on_device(whole[:, :4]),
+        on_device(whole[:, 4]) if has_low else None,
+    )
