@@ -1,8 +1,8 @@
 """Choosing launch configurations by measuring them, for `ringlab tune` on a GPU.
 
 For each row of the table: compile every candidate, drop those that exceed a budget of
-`blocks.triton.offline`, drop those that compute wrong results, time the rest in a short heat, and time the
-fastest again in a final.
+`blocks.triton.offline`, keep the likely ones by the model of `blocks.triton.occupancy`, drop those that compute wrong
+results, time the rest in a short heat, and time the fastest again in a final.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem
 from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import Config, Row
+from ringlab.blocks.triton.configs import Config, Row, choose
+from ringlab.blocks.triton.occupancy import clocks_per_score
 from ringlab.blocks.triton.offline import Compiled, compile_all
 
 PASS = {"forward_step": "forward", "backward_dq": "backward", "backward_dkv": "backward"}
 HEAT_ROUNDS = 5
 FINALISTS = 5
+MOST = 32
+"""Configurations of a row that are run."""
 TIE = 0.01
 """Medians this close, as a fraction of the fastest, count as equal; the one with least shared memory is chosen."""
 
@@ -60,18 +63,24 @@ class Gpu:
 class Tuned:
     """The row chosen for a slot, None if no candidate is left, and the numbers of candidates.
 
-    Of `compiled` candidates `kept` kept the budgets, and `right` of those computed correct results.
+    Of `compiled` candidates `kept` kept the budgets, `raced` of those were run, and `right` of those computed correct results.
     """
 
     slot: Slot
     row: Row | None
     compiled: int
     kept: int
+    raced: int
     right: int
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `ringlab tune --json` prints it."""
-        counts = {"compiled": self.compiled, "kept_budgets": self.kept, "right": self.right}
+        counts = {
+            "compiled": self.compiled,
+            "kept_budgets": self.kept,
+            "raced": self.raced,
+            "right": self.right,
+        }
         chosen = {"config": str(self.row.config), "reason": self.row.reason} if self.row else {}
         return {"kernel": self.slot.kernel, "head_dim": self.slot.head_dim, "dtype": self.slot.dtype} | {
             "precision": self.slot.precision, **chosen, **counts
@@ -86,15 +95,19 @@ def tune(
     processes: int = 2,
     where: str = "",
     compiler: Callable[..., list[Compiled]] = compile_all,
+    most: int = MOST,
 ) -> Tuned:
-    """Return the fastest candidate of `slot` that keeps the budgets and is correct."""
+    """Return the fastest candidate of `slot` that keeps the budgets and is correct, of the `most` likely ones and that of the table."""
     found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
     able = {each.job.config: each for each in found if not each.broken()}
-    heat = track.race(slot, list(able), HEAT_ROUNDS)
+    likely = sorted(able, key=lambda config: clocks_per_score(able[config]))[:most]
+    now = choose(slot.kernel, arch, slot.head_dim, slot.torch_dtype, slot.precision)
+    likely += [now] if now in able and now not in likely else []
+    heat = track.race(slot, likely, HEAT_ROUNDS)
     finalists = sorted(heat, key=lambda config: heat[config])[:FINALISTS]
     final = track.race(slot, finalists, rounds)
     row = _row(slot, able, final, where) if final else None
-    return Tuned(slot, row, len(found), len(able), len(heat))
+    return Tuned(slot, row, len(found), len(able), len(likely), len(heat))
 
 
 def stamp(tokens: int, heads: int) -> str:

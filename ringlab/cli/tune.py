@@ -35,6 +35,12 @@ Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Only 16-bit o
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S of the timed problem.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H of the timed problem.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds of the final.")]
+Most = Annotated[
+    int,
+    typer.Option(
+        "--most", min=1, help="Configurations of a row that are run, the likely ones by a model of occupancy."
+    ),
+]
 Processes = Annotated[int, typer.Option("--processes", min=1, help="Number of processes that compile.")]
 Output = Annotated[
     Path | None, typer.Option("--output", help="Write here instead of replacing ringlab's own table.")
@@ -48,6 +54,7 @@ def tune(
     tokens: Tokens = 8192,
     heads: Heads = 16,
     rounds: Rounds = 31,
+    most: Most = 32,
     processes: Processes = 2,
     output: Output = None,
     as_json: Json = False,
@@ -55,7 +62,7 @@ def tune(
     """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU."""
     wanted = _wanted(kernel, head_dim, dtype)
     with reporting_errors(as_json):
-        tuned, arch = _measure(wanted, tokens, heads, rounds, processes)
+        tuned, arch = _measure(wanted, tokens, heads, rounds, processes, most)
         path = _write(tuned, arch, processes, output)
     ok = all(each.row for each in tuned)
     if as_json:
@@ -92,7 +99,7 @@ def _wanted(kernels: list[str] | None, head_dims: list[int] | None, dtypes: list
 
 
 def _measure(
-    wanted: list[Slot], tokens: int, heads: int, rounds: int, processes: int
+    wanted: list[Slot], tokens: int, heads: int, rounds: int, processes: int, most: int
 ) -> tuple[list[Tuned], str]:
     from ringlab.bench.tune import Gpu, stamp, tune
     from ringlab.blocks.triton.configs import architecture
@@ -107,7 +114,7 @@ def _measure(
         task = bar.add_task("tune", total=len(wanted))
         for slot in wanted:
             bar.update(task, description=f"tune {slot.kernel} D={slot.head_dim} {slot.dtype}")
-            tuned.append(tune(slot, arch, track, rounds, processes, where))
+            tuned.append(tune(slot, arch, track, rounds, processes, where, most=most))
             bar.advance(task)
     return tuned, arch
 

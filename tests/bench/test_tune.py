@@ -12,7 +12,8 @@ from ringlab.bench import tune as tuning
 from ringlab.bench.tune import Gpu, Tuned, merged, stamp, tune
 from ringlab.blocks.triton import configs
 from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import Config, Row, choose_row, table
+from ringlab.blocks.triton.configs import Config, Row, choose, choose_row, table
+from ringlab.blocks.triton.occupancy import clocks_per_score
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
 from tests.bench.test_measure import Scripted
@@ -50,21 +51,44 @@ class Known:
 
 def test_the_fastest_that_is_right_and_keeps_the_budgets_wins() -> None:
     track = Known({FAST: 0.5, SPILLS: 0.1, LARGE: 0.1, WRONG: 0.2}, wrong=[WRONG])
-    tuned = tune(SLOT, "sm_90", track, rounds=31, where="a GPU", compiler=compiler)
+    tuned = tune(SLOT, "sm_90", track, rounds=31, where="a GPU", compiler=compiler, most=1000)
     assert tuned.row is not None and tuned.row.config == FAST
     assert tuned.row.reason.startswith("500.000 ms forward") and tuned.row.reason.endswith("(a GPU)")
     assert tuned.row.compiled == (200, 0, 3000)
     listed = candidates(SLOT, "sm_90")
     assert {SPILLS, LARGE, WRONG, FAST} <= set(listed)
     assert (tuned.compiled, tuned.kept, tuned.right) == (len(listed), len(listed) - 2, len(listed) - 3)
-    assert track.races == [(len(listed) - 2, tuning.HEAT_ROUNDS), (tuning.FINALISTS, 31)]
+    assert (
+        track.races == [(len(listed) - 2, tuning.HEAT_ROUNDS), (tuning.FINALISTS, 31)]
+        and tuned.raced == len(listed) - 2
+    )
+
+
+def test_the_likely_ones_are_run_and_that_of_the_table() -> None:
+    now = choose("forward_step", "sm_90", 128, "bfloat16")
+    asked: list[list[Config]] = []
+
+    class Watched(Known):
+        def race(self, slot: Slot, listed: Sequence[Config], rounds: int) -> Mapping[Config, float]:
+            asked.append(list(listed))
+            return super().race(slot, listed, rounds)
+
+    tuned = tune(SLOT, "sm_90", Watched({}), compiler=compiler, most=6)
+    assert tuned.raced == len(asked[0]) == 7 and now in asked[0] and tuned.kept > 7
+    clocks = {
+        each.job.config: clocks_per_score(each)
+        for each in compiler([SLOT.job("sm_90", c) for c in candidates(SLOT, "sm_90")], 1)
+    }
+    assert max(clocks[each] for each in asked[0][:6]) <= min(
+        clocks[c] for c in clocks if c not in (*asked[0], SPILLS, LARGE)
+    )
 
 
 def test_of_equals_the_one_with_less_shared_memory_is_chosen() -> None:
     frugal = Config(128, 64, 8, 2)
-    tuned = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.503}), compiler=compiler)
+    tuned = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.503}), compiler=compiler, most=1000)
     assert tuned.row is not None and tuned.row.config == frugal
-    slower = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.510}), compiler=compiler)
+    slower = tune(SLOT, "sm_90", Known({FAST: 0.500, frugal: 0.510}), compiler=compiler, most=1000)
     assert slower.row is not None and slower.row.config == FAST
 
 
@@ -76,7 +100,7 @@ def test_where_nothing_is_right_the_old_row_stays() -> None:
 
 def test_a_tuned_row_takes_its_place_in_the_file_and_nothing_else_changes(tmp_path: Path) -> None:
     new = SLOT.row(Config(64, 32, 4, 1), "0.1 ms forward", (10, 0, 20))
-    rows = merged(table("sm_90"), [Tuned(SLOT, new, 3, 2, 1)])
+    rows = merged(table("sm_90"), [Tuned(SLOT, new, 3, 2, 2, 1)])
     path = tmp_path / "sm_90.toml"
     path.write_text(configs.render("sm_90", "3.7.1", rows), encoding="utf-8")
     read = configs.read(path)
@@ -145,4 +169,4 @@ def test_a_tuned_row_leaves_the_row_of_a_score_rule_alone() -> None:
     plain = choose_row(scored.kernel, "sm_90", scored.head_dim, "bfloat16")
     new = replace(plain, config=Config(16, 16, 4, 1))
     slot = Slot(scored.kernel, scored.head_dim, scored.dtype, "ieee")
-    assert merged([plain, scored], [Tuned(slot, new, 1, 1, 1)]) == [new, scored]
+    assert merged([plain, scored], [Tuned(slot, new, 1, 1, 1, 1)]) == [new, scored]

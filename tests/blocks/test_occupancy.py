@@ -1,0 +1,83 @@
+"""How many programs an SM holds, by the vendor's own arithmetic, and laws of the model that orders configurations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab.blocks.triton.candidates import Slot, candidates
+from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config
+from ringlab.blocks.triton.occupancy import clocks_per_score, resident_programs
+from ringlab.blocks.triton.offline import Compiled, Job
+
+UNITS = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
+
+
+def compiled(arch: str, warps: int, registers: int, shared: int, columns: int = 0) -> Compiled:
+    job = Job("forward_step", arch, 128, "bfloat16", Config(128, 64, warps, 2))
+    return Compiled(job, registers, 0, shared, UNITS[arch], 8, columns)
+
+
+@pytest.mark.parametrize(
+    ("found", "programs"),
+    [
+        (compiled("sm_80", 8, 128, 0), 2),  # 2 × 256 threads × 128 registers are all 65,536
+        (compiled("sm_80", 8, 129, 0), 1),  # registers come in eights: 136
+        (compiled("sm_80", 4, 32, 0), 16),  # 64 warps
+        (compiled("sm_80", 4, 32, 81 * 1024), 2),  # 164 KiB, of which a program takes one more
+        (compiled("sm_80", 4, 32, 82 * 1024), 1),
+        (compiled("sm_90", 8, 255, 113 * 1024), 1),  # 228 KiB hold two, the registers one
+        (compiled("sm_90", 4, 255, 113 * 1024), 2),
+        (compiled("sm_90", 4, 128, 227 * 1024), 1),
+        (compiled("sm_90", 4, 128, 228 * 1024), 0),
+        (compiled("sm_100", 4, 64, 0, columns=256), 2),  # of 512 columns
+        (compiled("sm_100", 4, 64, 0, columns=512), 1),
+    ],
+)
+def test_programs_of_an_sm(found: Compiled, programs: int) -> None:
+    assert resident_programs(found) == programs
+    assert (clocks_per_score(found) == float("inf")) == (programs == 0)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Compiled:
+    arch, D = draw(st.sampled_from(COMPILED)), draw(st.sampled_from([64, 128, 256]))
+    slot = Slot(draw(st.sampled_from(KERNELS)), D, "16-bit", "ieee")
+    config = draw(st.sampled_from(candidates(slot, arch)))
+    numbers = draw(st.integers(32, 255)), draw(st.integers(0, 400)), draw(st.integers(0, 200 * 1024))
+    return Compiled(slot.job(arch, config), *numbers, UNITS[arch], 8)
+
+
+@given(results(), st.integers(0, 100), st.integers(0, 50_000), st.integers(1, 400))
+def test_more_registers_memory_or_spills_never_make_a_score_faster(
+    found: Compiled, registers: int, shared: int, spills: int
+) -> None:
+    now = clocks_per_score(found)
+    assert now <= clocks_per_score(replace(found, registers=min(255, found.registers + registers)))
+    assert now <= clocks_per_score(replace(found, shared_bytes=found.shared_bytes + shared))
+    assert now <= clocks_per_score(replace(found, spill_bytes=found.spill_bytes + spills))
+
+
+@given(results())
+def test_no_score_is_faster_than_the_matrix_units(found: Compiled) -> None:
+    job = found.job
+    flops = {"forward_step": 4, "backward_dq": 6, "backward_dkv": 8}[job.kernel] * job.head_dim
+    assert clocks_per_score(found) > flops / {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}[job.arch]
+
+
+def test_a_second_program_hides_the_waits_of_the_first() -> None:
+    one, two = compiled("sm_80", 4, 250, 100 * 1024), compiled("sm_80", 4, 250, 80 * 1024)
+    assert (resident_programs(one), resident_programs(two)) == (1, 2)
+    assert clocks_per_score(two) < clocks_per_score(one)
+
+
+def test_float32_on_the_lanes_is_slower_than_three_products_of_tf32() -> None:
+    found = compiled("sm_90", 4, 128, 32 * 1024)
+    lanes, three = (
+        clocks_per_score(replace(found, job=replace(found.job, dtype="float32", config=config)))
+        for config in (Config(32, 32, 4, 2), Config(32, 32, 4, 2, "tf32x3"))
+    )
+    assert three < lanes
