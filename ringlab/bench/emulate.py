@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +18,13 @@ from torch import Tensor
 from ringlab.attention import ring_attention
 from ringlab.bench.device import machine
 from ringlab.bench.interleaved import Paired, paired
+from ringlab.blocks import get_block
+from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.layout import zigzag
+from ringlab.layout import Layout, zigzag
+from ringlab.plan import tiles
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,51 @@ def ring_program(ring: Ring, S: int, shards: tuple[Float[Tensor, "B H L D"], ...
     torch.autograd.grad(out, (q, k, v), dout)
 
 
+def block_alone(S: int, parts: Sequence[tuple[Float[Tensor, "B H L D"], ...]], gradients: bool) -> None:
+    """Compute the tiles of all ranks' rings with the block alone: nothing travels, nothing is merged or summed.
+
+    Ranks share as many threads as torch has, with one thread for each, as they do on a virtual cluster.
+    """
+    layout, threads = zigzag(S, len(parts)), torch.get_num_threads()
+
+    def compute(rank: int) -> None:
+        for origin in range(len(parts)):
+            _tiles_alone(layout, rank, parts[rank], origin, parts[origin], gradients)
+
+    with ThreadPoolExecutor(threads, initializer=_use_one_thread) as pool:
+        list(pool.map(compute, range(len(parts))))
+
+
+def _use_one_thread() -> None:
+    torch.get_num_threads()  # the first call on a thread forgets what was set on it before
+    torch.set_num_threads(1)
+
+
+def _tiles_alone(
+    layout: Layout,
+    rank: int,
+    rows_of: tuple[Tensor, ...],
+    origin: int,
+    keys_of: tuple[Tensor, ...],
+    gradients: bool,
+) -> None:
+    block, scale = get_block("native", rows_of[0]), rows_of[0].shape[-1] ** -0.5
+    for tile in tiles(layout, rank, origin, largest_causal=block.largest_causal):
+        q, dout = (rows_of[i].narrow(-2, tile.q_start, tile.q_stop - tile.q_start) for i in (0, 3))
+        k, v = (keys_of[i].narrow(-2, tile.k_start, tile.k_stop - tile.k_start) for i in (1, 2))
+        part = block.forward(q, k, v, causal=tile.causal, scale=scale)
+        if gradients:
+            rows = BackwardRows(dout, q, part.out, part.lse, part.lse)  # the block computes delta itself
+            block.backward(rows, k, v, causal=tile.causal, scale=scale)
+
+
 def bench_emulate(
     work: Work, P: int = 8, pairs: int = 11, progress: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Return ratios, times and the machine, for JSON; times in seconds.
 
-    Shards are prepared before the clock starts, as the tensors for SDPA are. Memory is measured in
-    separate runs, per rank and beyond the prepared shards.
+    Shards are prepared before the clock starts, as the tensors for SDPA are. `block_alone` holds the part of the ratios that
+    a ring of these tiles cannot avoid. Memory is measured in separate runs, per rank and beyond the prepared shards.
     """
     tensors = work.tensors()
     parts = [shards(rank, P, tensors) for rank in range(P)]
@@ -101,6 +143,16 @@ def bench_emulate(
 
         return _memory(VirtualCluster(P).run(program).memory, work, P)
 
+    def alone(gradients: bool) -> float:
+        found = paired(
+            lambda: block_alone(work.S, parts, gradients),
+            lambda: sdpa(tensors, gradients),
+            pairs,
+            2,
+            progress,
+        )
+        return round(found.ratio, 4)
+
     measured = {"forward": measure(False), "forward_backward": measure(True)}
     return {
         "bench": "emulate",
@@ -108,6 +160,7 @@ def bench_emulate(
         "threads": torch.get_num_threads(),
         "forward_ratio": round(measured["forward"].ratio, 4),
         "forward_backward_ratio": round(measured["forward_backward"].ratio, 4),
+        "block_alone": {"forward_ratio": alone(False), "forward_backward_ratio": alone(True)},
         "memory": {"forward": memory(False), "forward_backward": memory(True)},
         "forward": measured["forward"].summary(),
         "forward_backward": measured["forward_backward"].summary(),

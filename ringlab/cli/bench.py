@@ -54,7 +54,7 @@ def emulate(
     from ringlab.bench.emulate import Work, bench_emulate
 
     with reporting_errors(as_json), progress_bar() as bar:
-        task = bar.add_task("bench emulate", total=2 * (pairs + 2))
+        task = bar.add_task("bench emulate", total=4 * (pairs + 2))
         work = Work(H=heads, S=tokens, D=head_dim)
         measured = bench_emulate(work, ranks, pairs, lambda: bar.advance(task))
     _report(measured, output, as_json)
@@ -312,6 +312,9 @@ def _report(measured: dict[str, Any], output: Path | None, as_json: bool) -> Non
         label = name.replace("_", " + ")
         times = f"{side['subject_median_s']:.3f} s against {side['baseline_median_s']:.3f} s"
         people.print(f"{label:18} ratio {side['ratio']:.3f}   ({times}, medians of {len(side['subject_s'])})")
+    if alone := measured.get("block_alone"):
+        ratios = " and ".join(f"{alone[f'{name}_ratio']:.3f}" for name in ("forward", "forward_backward"))
+        people.print(f"the block alone, on the ring's tiles: ratio {ratios}", highlight=False)
     for name, side in measured.get("memory", {}).items():
         label = name.replace("_", " + ")
         largest, refused = side["largest_bytes"] / 2**20, side["scores_of_a_row_of_blocks_bytes"] / 2**20

@@ -6,13 +6,16 @@ Paired timings: what is reported, never how fast it was.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from ringlab.bench.device import machine
-from ringlab.bench.emulate import Work, bench_emulate, ring_program, sdpa, shards
+from ringlab.bench.emulate import Work, bench_emulate, block_alone, ring_program, sdpa, shards
 from ringlab.bench.interleaved import Paired, Turn, interleaved, paired, speed_ratio, statistics_of
+from ringlab.blocks.native import Native
 from ringlab.comm.virtual.cluster import VirtualCluster
 from tests.bench.test_measure import Scripted
 
@@ -111,12 +114,36 @@ def test_both_sides_do_the_same_work() -> None:
     sdpa((q, k, v, dout), gradients=True)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_block_alone_computes_each_visible_pair_once(
+    gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, P = Work(H=1, S=64, D=16), 4
+    parts = [shards(rank, P, work.tensors()) for rank in range(P)]
+    pairs = {"forward": 0, "backward": 0}
+
+    def counted(of: str, computed: Callable[..., object]) -> Callable[..., object]:
+        def compute(self: Native, first: Any, k: torch.Tensor, *others: object, **how: Any) -> object:
+            q = first if of == "forward" else first.q
+            rows, keys = q.shape[-2], k.shape[-2]
+            pairs[of] += rows * (rows + 1) // 2 if how["causal"] else rows * keys
+            return computed(self, first, k, *others, **how)
+
+        return compute
+
+    for of in pairs:
+        monkeypatch.setattr(Native, of, counted(of, getattr(Native, of)))
+    block_alone(work.S, parts, gradients)
+    whole = work.S * (work.S + 1) // 2
+    assert pairs == {"forward": whole, "backward": whole if gradients else 0}
+
+
 def test_a_report_has_what_readers_need() -> None:
     told: list[None] = []
     report = bench_emulate(Work(H=1, S=64, D=16), P=2, pairs=2, progress=lambda: told.append(None))
     assert report["forward_ratio"] > 0 and report["forward_backward_ratio"] > 0
     assert len(report["forward"]["subject_s"]) == len(report["forward"]["baseline_s"]) == 2
-    assert len(told) == 8
+    assert len(told) == 16 and min(report["block_alone"].values()) > 0
     memory = report["memory"]["forward_backward"]
     assert len(memory["peak_bytes"]) == 2 and 0 < memory["largest_bytes"] <= max(memory["peak_bytes"])
     assert {"processor", "cores", "torch", "date", "gpus"} <= set(machine())
