@@ -3,8 +3,8 @@
 P gloo processes of one thread run everything that is measured in turn, round after round, so that
 a slower minute slows all of it alike: tiles of attention, exchanges between neighbours, and the
 ring itself at several lengths. `ringlab.cost.fit` makes a hardware file of the first two; with it
-the ring is simulated, and the prediction set beside the third. What a call takes whatever its
-length, and what gloo's copies take from the computation, is not charged.
+the ring is simulated, and the prediction set beside the third. A ring of so few tokens that its tiles take next to
+nothing says what a step takes whatever its length. What gloo's copies take from the computation is not charged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,9 @@ EDGES = (256, 512, 1024, 2048)
 MESSAGES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes of the timed exchanges, each way."""
 
+FEW = 64
+"""Tokens of the ring whose time is that of its steps."""
+
 DTYPES = ("float32", "bfloat16")
 
 BLOCK = "native"
@@ -54,7 +57,7 @@ class Measured:
     """Seconds, medians over rounds of the ranks' mean; for `runs` of the rank that took longest.
 
     tiles: by (pass, rows, keys); causal: of square tiles under a causal mask, by (pass, rows); links: by bytes each way; runs: by (pass, tokens);
-    matmul_flops_per_s and copy_bytes_per_s are those of one process while the others do the same.
+    short: of rings of `FEW` tokens, by pass; matmul_flops_per_s and copy_bytes_per_s are those of one process while the others do the same.
     """
 
     sizes: Attention
@@ -64,6 +67,7 @@ class Measured:
     links: dict[int, float]
     runs: dict[tuple[str, int], float]
     causal: dict[tuple[str, int], float]
+    short: dict[str, float]
     matmul_flops_per_s: float
     copy_bytes_per_s: float
 
@@ -95,6 +99,7 @@ def calibrate(
         "block_times": {
             block.pass_: f"{short(block.per_score_s, 'seconds')} per score element and head, "
             f"{short(block.per_row_s, 'seconds')} per row and head, {short(block.per_launch_s, 'seconds')} per tile"
+            f", {short(block.per_step_s, 'seconds')} per step"
             + (f", kernel tiles of {block.kernel_tile}" if block.kernel_tile else "")
             for block in found.block_times
         },
@@ -115,17 +120,29 @@ def compare(measured: Measured, hardware: Hardware) -> list[dict[str, Any]]:
     """Return the measured and predicted seconds of each ring."""
     cases = []
     for (of, S), seconds in measured.runs.items():
-        layout = zigzag(S, measured.P)
-        simulated = simulate(measured.sizes, layout, hardware, backward=of == "forward_backward")
-        predicted = simulated.makespan_s
+        predicted = _predicted(measured, hardware, of, S)
         error = round(predicted / seconds - 1, 4)
         case = {"pass": of, "tokens": S, "measured_s": seconds, "predicted_s": predicted}
         cases.append({**case, "relative_error": error})
     return cases
 
 
+def _predicted(measured: Measured, hardware: Hardware, of: str, S: int) -> float:
+    layout, backward = zigzag(S, measured.P), of == "forward_backward"
+    return simulate(measured.sizes, layout, hardware, backward=backward).makespan_s
+
+
 def as_hardware(measured: Measured, name: str) -> Hardware:
     """Return the measurements as hardware: a rank is a process of one thread."""
+    found = _without_steps(measured, name)
+    forward = (measured.short["forward"] - _predicted(measured, found, "forward", FEW)) / measured.P
+    both = measured.short["forward_backward"] - _predicted(measured, found, "forward_backward", FEW)
+    steps = {"forward": max(0.0, forward), "backward": max(0.0, both / measured.P - max(0.0, forward))}
+    blocks = (replace(block, per_step_s=steps[block.pass_]) for block in found.block_times)
+    return replace(found, block_times=tuple(blocks))
+
+
+def _without_steps(measured: Measured, name: str) -> Hardware:
     sizes, said = measured.sizes, f"measured, medians of {measured.rounds} rounds, {measured.P} processes"
     latency_s, bytes_per_s = fit_link(measured.links)
     loopback = Link("gloo on one machine", bytes_per_s, latency_s, said)
@@ -177,7 +194,7 @@ def measure(
     seconds = {
         name: statistics.median(
             # A ring ends with its last rank; every rank measures everything else by itself.
-            (max if name[0] == "run" else statistics.fmean)(of_round)
+            (max if name[0] in ("run", "short") else statistics.fmean)(of_round)
             for of_round in zip(*(of_rank[name] for of_rank in outcome.results), strict=True)
         )
         for name in outcome.results[0]
@@ -190,6 +207,7 @@ def measure(
         {n[1]: s for n, s in seconds.items() if n[0] == "link"},
         {(n[1], n[2]): s for n, s in seconds.items() if n[0] == "run"},
         {(n[0].split()[1], n[1]): s for n, s in seconds.items() if n[0].startswith("causal ")},
+        {str(n[1]): s for n, s in seconds.items() if n[0] == "short"},
         2 * _MATMUL**3 / seconds[("matmul",)],
         2 * _COPY / seconds[("copy",)],
     )
@@ -204,7 +222,9 @@ def _program(ring: Ring, sizes: Attention, tokens: tuple[int, ...], rounds: int)
     chosen = get_block(BLOCK, torch.empty(1, 1, 1, sizes.D, dtype=getattr(torch, sizes.dtype)))
     probes = {**_tile_probes(sizes, chosen), **_link_probes(ring), **_machine_probes(sizes)}
     for S in tokens:
-        probes.update(_run_probes(ring, sizes, S, chosen))
+        forward, both = _run_probes(ring, sizes, S, chosen)
+        probes |= {("run", "forward", S): forward, ("run", "forward_backward", S): both}
+    probes["short", "forward"], probes["short", "forward_backward"] = _run_probes(ring, sizes, FEW, chosen)
     times: dict[tuple, list[float]] = {name: [] for name in probes}
     for _ in range(rounds + 1):
         for name, probe in probes.items():
@@ -264,7 +284,8 @@ def _machine_probes(sizes: Attention) -> dict[tuple, Probe]:
     return {("matmul",): lambda: a @ b, ("copy",): lambda: into.copy_(source)}
 
 
-def _run_probes(ring: Ring, sizes: Attention, S: int, block: Block) -> dict[tuple, Probe]:
+def _run_probes(ring: Ring, sizes: Attention, S: int, block: Block) -> tuple[Probe, Probe]:
+    """The ring at one length: forward, and forward and backward."""
     layout = zigzag(S, ring.world_size)
     rows = layout.length(ring.rank)
     q, dout = (_tensor(sizes, sizes.H, rows) for _ in range(2))
@@ -283,4 +304,4 @@ def _run_probes(ring: Ring, sizes: Attention, S: int, block: Block) -> dict[tupl
         shards = [x.detach().requires_grad_() for x in (q, k, v)]
         torch.autograd.grad(attend(*shards), shards, dout)
 
-    return {("run", "forward", S): forward, ("run", "forward_backward", S): both}
+    return forward, both

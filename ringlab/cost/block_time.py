@@ -58,18 +58,18 @@ class PeakTime:
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """Measured seconds per launch (one for each tile of the plan), per score element and per row."""
+    """Measured seconds per launch (one for each tile of the plan), per score element, per row and per step."""
 
     forward: MeasuredBlock
     backward: MeasuredBlock | None
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
-        """Return the seconds for these tiles. Raises: CostError if this pass was not measured."""
+        """Return the seconds for these tiles of one step. Raises: CostError if this pass was not measured."""
         block = self.backward if backward else self.forward
         if block is None:
             raise CostError("a measured backward", "measurements of the forward only", "ringlab calibrate")
         heads = sizes.B * sizes.H
-        return sum(
+        return block.per_step_s * bool(tiles) + sum(
             block.per_launch_s + heads * rows * (block.per_row_s + block.per_score_s * keys)
             for tile in tiles
             for rows, keys in _launches(tile, block)

@@ -94,14 +94,14 @@ class Reached:
                 raise CostError(f"{name}: a fraction of the peak, at most 1", f"{getattr(self, name)}")
 
 
-_OPTIONAL = ("largest_causal", "kernel_tile")
+_OPTIONAL, _TIMES = ("largest_causal", "kernel_tile"), ("per_launch", "per_score", "per_row")
 
 
 @dataclass(frozen=True)
 class MeasuredBlock:
     """Coefficients of the time of a block, fitted by calibration for one dtype, pass and head dim.
 
-    seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
+    seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads, and per_step_s for a step
 
     largest_causal: the block cuts causal tiles to this many rows at most and computes the whole square
     of each; None if it does not cut them.
@@ -118,14 +118,15 @@ class MeasuredBlock:
     source: str
     largest_causal: int | None = None
     kernel_tile: int | None = None
+    per_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.pass_ not in ("forward", "backward"):
             raise CostError('pass "forward" or "backward"', repr(self.pass_))
         if self.dtype not in ELEMENT_BYTES:
             raise CostError(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(self.dtype))
-        for name in ("per_launch_s", "per_score_s", "per_row_s"):
-            _check_positive(name, getattr(self, name), zero=True)
+        for name in (*_TIMES, "per_step"):
+            _check_positive(f"{name}_s", getattr(self, f"{name}_s"), zero=True)
         for name in ("D", *_OPTIONAL):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -335,21 +336,21 @@ def _reached(table: Table) -> Reached:
 
 
 def _block(table: Table) -> MeasuredBlock:
-    table.check_keys(("dtype", "pass", "per_launch", "per_score", "per_row", "D", "source"), _OPTIONAL)
+    table.check_keys(("dtype", "pass", *_TIMES, "D", "source"), (*_OPTIONAL, "per_step"))
     if table.text("dtype") not in ELEMENT_BYTES:
         table.refuse("dtype", f"a dtype among {', '.join(ELEMENT_BYTES)}", units.shown(table.values["dtype"]))
     if table.text("pass") not in ("forward", "backward"):
         table.refuse("pass", '"forward" or "backward"', units.shown(table.values["pass"]))
-    return MeasuredBlock(
-        dtype=table.text("dtype"),
-        pass_=table.text("pass"),
-        per_launch_s=table.quantity("per_launch", "seconds", zero=True),
-        per_score_s=table.quantity("per_score", "seconds", zero=True),
-        per_row_s=table.quantity("per_row", "seconds", zero=True),
-        D=table.count("D"),
-        source=table.text("source"),
-        **{name: table.count(name) for name in _OPTIONAL if name in table.values},
-    )
+    fitted: dict[str, Any] = {name: table.count(name) for name in _OPTIONAL if name in table.values}
+    for name in (*_TIMES, "per_step"):
+        if name in table.values:
+            fitted[f"{name}_s"] = table.quantity(name, "seconds", zero=True)
+    texts: dict[str, Any] = {
+        "dtype": table.text("dtype"),
+        "pass_": table.text("pass"),
+        "source": table.text("source"),
+    }
+    return MeasuredBlock(**texts, D=table.count("D"), **fitted)
 
 
 def _toml(it: Hardware) -> str:
@@ -381,11 +382,11 @@ def _toml(it: Hardware) -> str:
 
 
 def _block_rows(block: MeasuredBlock) -> list[str]:
-    times = {"per_launch": block.per_launch_s, "per_score": block.per_score_s, "per_row": block.per_row_s}
+    times = (*_TIMES, "per_step") if block.per_step_s else _TIMES
     return [
         _row("dtype", block.dtype),
         _row("pass", block.pass_),
-        *(_row(key, units.written(value, "seconds")) for key, value in times.items()),
+        *(_row(name, units.written(getattr(block, f"{name}_s"), "seconds")) for name in times),
         f"D = {block.D}",
         *(f"{name} = {value}" for name in _OPTIONAL if (value := getattr(block, name))),
         _row("source", block.source),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ringlab.bench.calibrate import Measured, as_hardware, compare, measure
+from ringlab.bench.calibrate import FEW, Measured, _predicted, as_hardware, compare, measure
 from ringlab.cli import app
 from ringlab.cost.block_time import tile_scores
 from ringlab.cost.hardware import hardware, write_hardware
@@ -39,7 +39,8 @@ def made_up(factor: float = 1.0, kernel_tile: int | None = None) -> Measured:
     }
     links = {nbytes: LATENCY + nbytes / RATE for nbytes in (1 << 12, 1 << 20, 1 << 24)}
     runs = {("forward", 2048): 1.0, ("forward_backward", 2048): 1.0}
-    exact = Measured(SIZES, 2, 3, tiles, links, runs, causal, 3e10, 8e9)
+    short = {"forward": 0.0, "forward_backward": 0.0}  # less than its tiles take: steps take nothing
+    exact = Measured(SIZES, 2, 3, tiles, links, runs, causal, short, 3e10, 8e9)
     cases = compare(exact, as_hardware(exact, "exact"))
     return replace(exact, runs={(c["pass"], c["tokens"]): factor * c["predicted_s"] for c in cases})
 
@@ -72,6 +73,27 @@ def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, sco
     first = LAUNCH + 4 * (scores * SCORE + 1024 * ROW)
     by_rank = (first + tile(512, 1024), first + tile(1024, 512))
     assert forward["predicted_s"] == pytest.approx(max(by_rank), rel=1e-6)
+
+
+def test_steps_take_what_a_short_ring_takes_beside_its_tiles() -> None:
+    """Two steps of 1 ms forward and 3 ms backward are charged at every length, of the hardware that is read too."""
+    bare = made_up()
+    of_tiles = {
+        of: _predicted(bare, as_hardware(bare, "bare"), of, FEW) for of in ("forward", "forward_backward")
+    }
+    measured = replace(
+        bare,
+        short={
+            "forward": of_tiles["forward"] + 2e-3,
+            "forward_backward": of_tiles["forward_backward"] + 8e-3,
+        },
+    )
+    found = as_hardware(measured, "slow steps")
+    assert [block.per_step_s for block in found.block_times] == pytest.approx([1e-3, 3e-3])
+    before, after = (
+        [case["predicted_s"] for case in compare(bare, each)] for each in (as_hardware(bare, "bare"), found)
+    )
+    assert [late - early for early, late in zip(before, after, strict=True)] == pytest.approx([2e-3, 8e-3])
 
 
 def test_hardware_written_and_read_predicts_the_same(tmp_path: Path) -> None:

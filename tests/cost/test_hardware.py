@@ -248,6 +248,7 @@ blocks = st.builds(
     source=words,
     largest_causal=st.none() | st.integers(1, 4096),
     kernel_tile=st.none() | st.integers(1, 4096),
+    per_step_s=seconds,
 )
 machines = st.builds(
     Hardware,
