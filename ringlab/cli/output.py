@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringlab.errors import CostError, MissingExtraError, RinglabError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -85,6 +87,8 @@ def check_writable(option: str, path: Path, *, make_folder: bool = False) -> Non
 
 def progress_bar() -> Progress:
     """Return a progress bar on stderr, silent if that is not a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True)
 

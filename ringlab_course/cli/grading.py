@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 
 from ringlab.cli.doctor import Diagnosis, optional
 from ringlab.cli.output import people, stderr
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ringlab_course.gradebook.pool import Job, Outcome, Pool
 
 
