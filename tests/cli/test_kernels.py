@@ -42,7 +42,7 @@ def test_offline_prints_one_list_with_a_row_per_configuration(monkeypatch) -> No
     monkeypatch.setattr(offline, "compile_all", scripted())
     status, out, _ = call("kernels", "--offline", "--json")
     rows = json.loads(out)
-    assert status == 0 and isinstance(rows, list) and len(rows) == len(shipped_jobs()) == 81 + 36 + 36
+    assert status == 0 and isinstance(rows, list) and len(rows) == len(shipped_jobs()) == 81 + 36 + 18 + 54
     assert all(PROMISED <= row.keys() and row["broken"] == [] for row in rows)
     assert {row["arch"] for row in rows} == {"sm_80", "sm_90", "sm_100"}
 
@@ -55,7 +55,9 @@ def test_a_broken_budget_is_told_and_the_status_is_1(monkeypatch) -> None:
     status, out, _ = call("kernels", "--offline", *chosen, "--json")
     broken = [row for row in json.loads(out) if row["broken"]]
     assert status == 1 and {row["config"]["block_m"] for row in broken}
-    assert len(broken) == 2 * (4 + 2)  # of two head dims: the steps of a ring, and the score rules
+    assert len(broken) == 2 * (
+        4 + 1 + 3
+    )  # of two head dims: the steps of a ring, a window, and the sets of score rules
 
 
 def test_one_architecture_and_one_kernel_can_be_chosen(monkeypatch) -> None:
@@ -127,7 +129,7 @@ def test_tuning_writes_the_table_where_it_is_told(monkeypatch, tmp_path: Path) -
     monkeypatch.setattr(tuning, "Gpu", lambda tokens, heads: Track())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(offline, "compile_all", scripted())
-    monkeypatch.setattr(tuning.tune, "__defaults__", (31, 2, "", scripted()))
+    monkeypatch.setattr(tuning.tune, "__defaults__", (31, 2, "", scripted(), 32))
     before = (configs.TABLES / "sm_90.toml").read_bytes()
     path = tmp_path / "new.toml"
     chosen = ("--kernel", "forward_step", "--head-dim", "64", "--dtype", "16-bit")
