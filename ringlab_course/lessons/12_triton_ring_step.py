@@ -506,7 +506,8 @@ def by_table(q, blocks, layout):
         # in the first and in the last step every row needs a program
         tables = launch_tables(layout, (rank - step) % P, any(ends))
         table_kernel[(len(tables.programs), H)](
-            q, k, v, *state, out, *tables, H // K, R, N, SCALE, D, BLOCK, *ends)
+            q, k, v, *state, out, tables.programs, tables.segments,
+            H // K, R, N, SCALE, D, BLOCK, *ends)
     return out
 
 
