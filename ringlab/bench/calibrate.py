@@ -43,6 +43,7 @@ MESSAGES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 FEW = 64
 """Tokens of the ring whose time is that of its steps."""
+_ROUNDS = 30
 
 DTYPES = ("float32", "bfloat16")
 
@@ -110,6 +111,7 @@ def calibrate(
             {"pass": of, "rows": rows, "keys": keys, "measured_s": seconds}
             for (of, rows, keys), seconds in measured.tiles.items()
         ],
+        "short": {"tokens": FEW, **measured.short},
         "links": [{"bytes": nbytes, "measured_s": s} for nbytes, s in measured.links.items()],
         "machine": machine(),
     }
@@ -135,11 +137,21 @@ def _predicted(measured: Measured, hardware: Hardware, of: str, S: int) -> float
 def as_hardware(measured: Measured, name: str) -> Hardware:
     """Return the measurements as hardware: a rank is a process of one thread."""
     found = _without_steps(measured, name)
-    forward = (measured.short["forward"] - _predicted(measured, found, "forward", FEW)) / measured.P
-    both = measured.short["forward_backward"] - _predicted(measured, found, "forward_backward", FEW)
-    steps = {"forward": max(0.0, forward), "backward": max(0.0, both / measured.P - max(0.0, forward))}
-    blocks = (replace(block, per_step_s=steps[block.pass_]) for block in found.block_times)
-    return replace(found, block_times=tuple(blocks))
+    for of, pass_ in (("forward", "forward"), ("forward_backward", "backward")):
+        found = _with_steps(measured, found, of, pass_)
+    return found
+
+
+def _with_steps(measured: Measured, found: Hardware, of: str, pass_: str) -> Hardware:
+    """The hardware whose steps of `pass_` take so long that the short ring is predicted as it was measured."""
+    for _ in range(_ROUNDS):  # from below: P steps add up, unless one hides behind a message
+        missing = max(0.0, measured.short[of] - _predicted(measured, found, of, FEW)) / measured.P
+        blocks = (
+            replace(block, per_step_s=block.per_step_s + missing * (block.pass_ == pass_))
+            for block in found.block_times
+        )
+        found = replace(found, block_times=tuple(blocks))
+    return found
 
 
 def _without_steps(measured: Measured, name: str) -> Hardware:

@@ -23,7 +23,7 @@ def bench() -> None:
     """Prepare what all benches need."""
     os.environ.pop(
         "PYTHONDONTWRITEBYTECODE", None
-    )  # a user's Python compiles a module once, and so do those measured
+    )  # as a user's Python, those that are measured keep what they compiled
 
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]

@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command, get_group, solve_typer_info_help
+from typer.main import get_command, get_group, solve_typer_info_defaults, solve_typer_info_help
 from typer.models import TyperInfo
 
 
 class LazyCommands(UserDict[str, Any]):
     """Commands by name; one given as an entry point is made when it is first needed.
 
-    The entry points of other packages are looked for once a name is not known, or all names are needed.
+    The entry points of other packages are looked for once a name is not known, or all names are needed. None of them takes the place of
+    a command that is there already.
     """
 
     def __init__(self, made: Mapping[str, Any], own: Mapping[str, str], entry_group: str) -> None:
@@ -47,15 +48,16 @@ class LazyCommands(UserDict[str, Any]):
         return len(self._all())
 
     def listed(self) -> dict[str, Any]:
-        """Return commands with name and help alone: their options take longer to make than all else that a list needs."""
+        """Return commands as a list shows them: their options take longer to make than all that it needs."""
         return {
-            name: TyperCommand(name, help=_help_of(found)) if isinstance(found, EntryPoint) else found
+            name: _listed(found) if isinstance(found, EntryPoint) else found
             for name, found in self._all().items()
         }
 
     def _all(self) -> dict[str, Any]:
         if self.entry_group is not None:
-            self.data |= {entry.name: entry for entry in entry_points(group=self.entry_group)}
+            for entry in entry_points(group=self.entry_group):
+                self.data.setdefault(entry.name, entry)
             self.entry_group = None
         return self.data
 
@@ -80,8 +82,10 @@ class ExtensibleGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the group."""
         self.commands = self.lazy.listed()
-        super().format_help(ctx, formatter)
-        self.commands = self.lazy
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = self.lazy
 
 
 class ExtensibleBench(ExtensibleGroup):
@@ -108,13 +112,22 @@ def _as_command(name: str, function: Any, **settings: Any) -> Any:
     return get_command(app)
 
 
-def _help_of(entry: EntryPoint) -> str:
+def _listed(entry: EntryPoint) -> Any:
+    """Return a command without options."""
     try:
         found = entry.load()
     except ImportError as error:
         found = _unavailable(entry, error)
-    text = solve_typer_info_help(TyperInfo(found)) if isinstance(found, typer.Typer) else found.__doc__
-    return cleandoc(text or "")
+    if not isinstance(found, typer.Typer):
+        return TyperCommand(entry.name, help=cleandoc(found.__doc__ or ""))
+    info = solve_typer_info_defaults(TyperInfo(found))
+    return TyperCommand(
+        entry.name,
+        help=cleandoc(solve_typer_info_help(info) or ""),
+        short_help=info.short_help,
+        hidden=info.hidden,
+        deprecated=bool(info.deprecated),
+    )
 
 
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -38,7 +38,9 @@ Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds of 
 Most = Annotated[
     int,
     typer.Option(
-        "--most", min=1, help="Configurations of a row that are run, the likely ones by a model of occupancy."
+        "--most",
+        min=1,
+        help="Configurations of a row that are run beside the table's own: the likely ones by a model of occupancy.",
     ),
 ]
 Processes = Annotated[int, typer.Option("--processes", min=1, help="Number of processes that compile.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringlab.cost.flops import attention_flops
@@ -62,6 +62,12 @@ class MeasuredTime:
 
     forward: MeasuredBlock
     backward: MeasuredBlock | None
+
+    @property
+    def of_tiles(self) -> MeasuredTime:
+        """Return these times without those of steps, for tiles that are no steps of a ring."""
+        backward = self.backward and replace(self.backward, per_step_s=0.0)
+        return MeasuredTime(replace(self.forward, per_step_s=0.0), backward)
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
         """Return the seconds for these tiles of one step. Raises: CostError if this pass was not measured."""

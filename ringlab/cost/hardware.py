@@ -101,10 +101,10 @@ _OPTIONAL, _TIMES = ("largest_causal", "kernel_tile"), ("per_launch", "per_score
 class MeasuredBlock:
     """Coefficients of the time of a block, fitted by calibration for one dtype, pass and head dim.
 
-    seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads, and per_step_s for a step
+    seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
 
-    largest_causal: the block cuts causal tiles to this many rows at most and computes the whole square
-    of each; None if it does not cut them.
+    per_step_s: of a step of a ring, beside its tiles.
+    largest_causal: the block cuts causal tiles to this many rows at most, each a whole square; None if it does not cut them.
     kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is all masked; None if only visible scores take time. Of no effect beside largest_causal.
     Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
@@ -345,12 +345,8 @@ def _block(table: Table) -> MeasuredBlock:
     for name in (*_TIMES, "per_step"):
         if name in table.values:
             fitted[f"{name}_s"] = table.quantity(name, "seconds", zero=True)
-    texts: dict[str, Any] = {
-        "dtype": table.text("dtype"),
-        "pass_": table.text("pass"),
-        "source": table.text("source"),
-    }
-    return MeasuredBlock(**texts, D=table.count("D"), **fitted)
+    fitted |= {name: table.text(name) for name in ("dtype", "source")}
+    return MeasuredBlock(pass_=table.text("pass"), D=table.count("D"), **fitted)
 
 
 def _toml(it: Hardware) -> str:

@@ -41,7 +41,7 @@ class RingProgram:
 
     def recording(self) -> Recording:
         """Return the operations of every rank."""
-        _warm_up(self._has_products)
+        _warm_up(self.backward)
         queries = [self._shards[length][0] for length in self.layout.lengths]
         models = models_of(self.layout, self.schedule, self.mask, self.backward)
         return run(self, models, Seconds(self.prices, queries, self.layout, self.mask))
@@ -63,16 +63,12 @@ class RingProgram:
         def of_all(label: str) -> Float[np.ndarray, " P"]:
             return seconds(label) * factors
 
-        _warm_up(self._has_products)
+        _warm_up(self.backward)
         found = ClockedCluster(P).run_first(self)
         log, forms = found.logs[0], found.forms
         timeline = evaluate_alike(log, forms, P, networks[0], of_all, keep)
         free = evaluate_alike(log, forms, P, networks[1], of_all)
         return None if timeline is None or free is None else (found, timeline, free)
-
-    @property
-    def _has_products(self) -> bool:
-        return self.backward or self.mask.window is not None
 
     @cached_property
     def _shards(self) -> dict[int, tuple[Tensor, ...]]:
@@ -109,7 +105,7 @@ class RingProgram:
 def _warm_up(products: bool) -> None:
     """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
 
-    Only backward and the tiles of windows multiply and sum. The first product on "meta" makes torch load its
+    Only backward multiplies and sums. The first product on "meta" makes torch load its
     compiler, which takes a second.
     """
     x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.clocked.timeline import Links
 from ringlab.comm.ring import Ring
-from ringlab.cost.block_time import BlockTime, block_time
+from ringlab.cost.block_time import BlockTime, MeasuredTime, block_time
 from ringlab.cost.hardware import Hardware
 from ringlab.cost.shape_block import Prices, ShapeBlock
 from ringlab.cost.simulate import Network, Simulation, check_amounts, check_ranks_that_run
@@ -45,6 +45,8 @@ class ReadTime:
     def of(cls, sizes: Attention, hardware: Hardware) -> ReadTime:
         """Return the time of blocks of these sizes on `hardware`."""
         scores = block_time(hardware, sizes.dtype, (128, 128), sizes.D, sizes.value_dim)
+        if isinstance(scores, MeasuredTime):
+            scores = scores.of_tiles  # a step has a launch for each sequence
         return cls(scores, sizes.block_bytes_per_token, hardware.memory_bytes_per_s)
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:

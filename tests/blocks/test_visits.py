@@ -205,6 +205,10 @@ def test_a_window_has_masked_tiles_at_its_edges_alone() -> None:
     plan = tiles(contiguous(1024, 1), 0, 0, Mask(window=512))
     made = {p.start: p for p in row_programs(plan, 1024, 128, 64, every_row=True)}
     assert len(made) == 8, "one band: its programs own whole blocks of rows"
+    for width in (16, 100, 129, 1024):
+        narrow = tiles(contiguous(1024, 1), 0, 0, Mask(window=width))
+        assert len(row_programs(narrow, 1024, 128, 64, every_row=True)) == 8
+        assert len(key_programs(narrow, 1024, 1024, 64, 128)) == 8
     assert made[640].segments == ((129, 129, 257, 0, -511), (257, 641, 768, 0, -511))
     assert made[128].segments == ((0, 128, 256, 0, -ALL),)
     found = row_visits(plan, 1024, 128, 64, True, torch.device("cpu"))
@@ -243,8 +247,11 @@ def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pyt
             registered.append((self.device, stream))
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    on_gpu = visits.Visits(Table("cuda:1", True), Table("cuda:1", True), None)  # type: ignore[arg-type]
-    assert on_gpu.on_this_stream() is on_gpu
-    assert registered == [("cuda:1", "stream of cuda:1")] * 2
+    table = Table("cuda:1", True)
+    for lows in (None, table):
+        on_gpu = visits.Visits(table, table, lows)  # type: ignore[arg-type]
+        registered.clear()
+        assert on_gpu.on_this_stream() is on_gpu
+        assert registered == [("cuda:1", "stream of cuda:1")] * (2 + (lows is not None))
     on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False), None)  # type: ignore[arg-type]
-    assert on_cpu.on_this_stream() is on_cpu and len(registered) == 2
+    assert on_cpu.on_this_stream() is on_cpu and len(registered) == 3

@@ -61,7 +61,7 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
 `blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `block="triton"` is
-never chosen by itself. Without a window it computes all tiles of a K/V block in one launch forward, two backward, and
+never chosen by itself. It computes all tiles of a K/V block in one launch forward, two backward, and
 `TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
 BRIEF = {"ringlab_course/exercises"}

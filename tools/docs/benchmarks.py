@@ -57,7 +57,11 @@ def _ring(results: Path) -> Iterator[str]:
             *_ratios(emulated),
             " and ".join(f"{memory[name]['peak_shards']:.1f}" for name in ("forward", "forward_backward")),
         ),
-        ("of these, the block alone on the ring's tiles", *_ratios(emulated["block_alone"]), ""),
+        (
+            "the same virtual ranks without messages and merges: the block alone on their tiles",
+            *_ratios(emulated["block_alone"]),
+            "",
+        ),
         (
             f"{processes['work']['P']} gloo processes of one thread against two threads (`ringlab bench processes`)",
             *_ratios(processes),

@@ -18,7 +18,6 @@ REGISTERS, REGISTERS_AT_ONCE = 65_536, 256  # of an SM, and allocated to a warp 
 MOST_WARPS, MOST_PROGRAMS = 64, 32
 SHARED_OF_A_PROGRAM = 1024  # bytes that the system takes beside what a program asks for
 TENSOR_MEMORY = 512  # columns, sm_100
-LANES = 128
 LOADED, READ = 64, 128  # bytes of a clock, from L2 and from shared memory
 LATENCY, LOOP = 600, 80  # clocks from a load to its data in L2; of barriers and addresses in each tile
 MATRIX_ROWS = 64  # of one instruction of a warpgroup; mma.sync has those of one warp
@@ -33,19 +32,19 @@ PRODUCTS = {"forward_step": 2, "backward_dq": 3, "backward_dkv": 4}  # matrix pr
 
 @dataclass(frozen=True)
 class SM:
-    """One multiprocessor. flops: of its matrix units in a clock, 16-bit. lane_flops: of its lanes in a clock, float32."""
+    """One multiprocessor. flops: of its matrix units in a clock, 16-bit. lanes: float32 units, of two FLOPs in a clock each."""
 
     shared_bytes: int
     flops: int
-    lane_flops: int
+    lanes: int
 
 
 # Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; the white papers of A100, H100
 # and B200, whose peaks in FLOP/s are these times the clock and the number of SMs.
 SMS = {
-    "sm_80": SM(164 * 1024, 2048, 128),
-    "sm_90": SM(228 * 1024, 4096, 256),
-    "sm_100": SM(228 * 1024, 8192, 256),
+    "sm_80": SM(164 * 1024, 2048, 64),
+    "sm_90": SM(228 * 1024, 4096, 128),
+    "sm_100": SM(228 * 1024, 8192, 128),
 }
 
 
@@ -79,10 +78,10 @@ def clocks_per_score(found: Compiled) -> float:
     matrix = PRODUCTS[job.kernel] * 2 * scores * job.head_dim / _rate(found, sm)
     load = 2 * walked * job.head_dim * width / LOADED
     operands = _operand_bytes(found, owned, walked) / READ
-    one_program = LOOP + max(matrix, operands) + lanes / min(LANES, 32 * config.num_warps)
+    one_program = LOOP + max(matrix, operands) + lanes / min(sm.lanes, 32 * config.num_warps)
     fetch, ahead = LATENCY + load, config.num_stages - 1  # tiles that are fetched while one is computed
     alone = max(one_program, fetch / ahead) if ahead else one_program + fetch
-    busiest = max(matrix, load, operands, lanes / LANES)
+    busiest = max(matrix, load, operands, lanes / sm.lanes)
     wasted = (config.block_m + config.block_n) / TOKENS  # of the tiles on a diagonal
     return hypot(busiest, alone / programs) / scores * (1 + wasted)
 
@@ -91,7 +90,7 @@ def _rate(found: Compiled, sm: SM) -> float:
     """FLOPs of a clock: float32 runs on the lanes, or as three products of a format of half the rate."""
     if found.job.dtype != "float32":
         return sm.flops
-    return sm.flops / 6 if found.job.config.precision == "tf32x3" else sm.lane_flops
+    return sm.flops / 6 if found.job.config.precision == "tf32x3" else 2 * sm.lanes
 
 
 def _operand_bytes(found: Compiled, owned: int, walked: int) -> int:

@@ -184,9 +184,9 @@ def _bands(tiles: tuple[Tile, ...], n_rows: int, every_row: bool) -> list[_Band]
         stretches = _seen([_stretch(tile) for tile in met], start, stop)
         if not (stretches or every_row):
             continue
-        band = _Band(start, stop, stretches)
-        merged = _one_band(bands[-1], band) if bands and bands[-1].stop == start else None
-        bands[-1:] = [merged] if merged else [*bands[-1:], band]
+        bands.append(_Band(start, stop, stretches))
+        while len(bands) > 1 and (merged := _one_band(*bands[-2:])):
+            bands[-2:] = [merged]
     return bands
 
 
@@ -208,14 +208,19 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
 
 
 def _one_band(above: _Band, below: _Band) -> _Band | None:
-    """Return both bands as one if the stretches of one describe what the other's rows see too, else None."""
+    """Return both bands as one if they are adjacent and one list of stretches describes what the rows of each see, else None.
+
+    That is the list of one of them, or the stretches of both taken together, as for the rows of a window.
+    """
+    if above.stop != below.start:
+        return None
     around = tuple(
         _Stretch(min(a.begin, b.begin), max(a.end, b.end), min(a.high, b.high), max(a.low, b.low))
         for a, b in zip(above.stretches, below.stretches, strict=False)
     )
     for stretches in (below.stretches, above.stretches, around):
         if all(_seen(stretches, band.start, band.stop) == band.stretches for band in (above, below)):
-            return _Band(above.start, below.stop, stretches)
+            return _Band(above.start, below.stop, _seen(stretches, above.start, below.stop))
     return None
 
 
