@@ -20,9 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
 from ringlab.comm.ring import Ring
@@ -49,6 +47,8 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
     Rank 0 writes replicated parameters. The ranks that hold them write those that FSDP or DTensor shards,
     into one folder that all of them can write to.
     """
+    import torch.distributed.checkpoint as dcp  # half a second, which whoever saves nothing should not wait for
+
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""
     unfinished = folder / f"{_WRITING}{progress.step:08d}"
@@ -79,17 +79,20 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | Non
 
     Raises: TrainingError if `latest` names a checkpoint that is missing or unreadable.
     """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
     where = latest(folder)
     if where is None:
         return None
     progress = read_progress(where)
     with _quiet():
-        parameters, moments = get_state_dict(model, optimizer)
-        state = {"model": parameters, "optimizer": moments}
+        state = _state(model, optimizer)
         try:
             dcp.load(state, checkpoint_id=where, no_dist=not is_sharded(model))
         except (dcp.CheckpointException, OSError, RuntimeError, ValueError) as error:
             raise _unusable(where, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        parameters, moments = state["model"], state["optimizer"]
         set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments)
     return progress
 
@@ -127,6 +130,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     parameters, moments = get_state_dict(model, optimizer)
     return {"model": parameters, "optimizer": moments}
 

@@ -55,7 +55,10 @@ class PowerCutError(Exception):
     """The machine stops."""
 
 
-@pytest.mark.parametrize("at", ["dcp.save", "_write", "os.replace"])
+@pytest.mark.parametrize(
+    "at",
+    ["torch.distributed.checkpoint.save", "ringlab.nn.checkpoint._write", "ringlab.nn.checkpoint.os.replace"],
+)
 def test_a_crash_while_saving_leaves_the_one_before(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: list[float]
 ) -> None:
@@ -66,7 +69,7 @@ def test_a_crash_while_saving_leaves_the_one_before(
         raise PowerCutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"ringlab.nn.checkpoint.{at}", cut)
+        patch.setattr(at, cut)
         with pytest.raises(PowerCutError):
             train(None, RECIPE, tmp_path)
     assert checkpoint.latest(tmp_path) == whole
