@@ -7,12 +7,18 @@ from collections import UserDict
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from inspect import cleandoc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group, solve_typer_info_defaults, solve_typer_info_help
 from typer.models import TyperInfo
+
+
+class _Later(NamedTuple):
+    """A command that has not been made yet. Entry points are of another class where a package for older Pythons finds them."""
+
+    entry: EntryPoint
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -24,13 +30,13 @@ class LazyCommands(UserDict[str, Any]):
 
     def __init__(self, made: Mapping[str, Any], own: Mapping[str, str], entry_group: str) -> None:
         super().__init__(made)
-        self.data |= {name: EntryPoint(name, where, entry_group) for name, where in own.items()}
+        self.data |= {name: _Later(EntryPoint(name, where, entry_group)) for name, where in own.items()}
         self.entry_group: str | None = entry_group
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
-        if isinstance(found, EntryPoint):
-            found = self.data[name] = _command_of(found)
+        if isinstance(found, _Later):
+            found = self.data[name] = _command_of(found.entry)
         return found
 
     def __missing__(self, name: str) -> Any:
@@ -50,14 +56,14 @@ class LazyCommands(UserDict[str, Any]):
     def listed(self) -> dict[str, Any]:
         """Return commands as a list shows them: their options take longer to make than all that it needs."""
         return {
-            name: _listed(found) if isinstance(found, EntryPoint) else found
+            name: _listed(found.entry) if isinstance(found, _Later) else found
             for name, found in self._all().items()
         }
 
     def _all(self) -> dict[str, Any]:
         if self.entry_group is not None:
             for entry in entry_points(group=self.entry_group):
-                self.data.setdefault(entry.name, entry)
+                self.data.setdefault(entry.name, _Later(entry))
             self.entry_group = None
         return self.data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 import typer
@@ -31,14 +32,24 @@ for each in apps.values():
 hid, old, sho = apps.values()
 
 
-@pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+class Backport:
+    """An entry point as `importlib_metadata` finds it, which takes the standard library's place once something imports it."""
+
+    def __init__(self, name: str, value: str, group: str) -> None:
+        self.name, self.module, self.group, self.dist = name, value.partition(":")[0], group, None
+        self.load = EntryPoint(name, value, group).load
+
+
+@pytest.fixture(params=[EntryPoint, Backport])
+def added(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
     """Entry points of another package; the number of times that they were looked for."""
     names = {name: f"{__name__}:{name}" for name in ("one", *apps)} | {"gone": "no_such_package:main"}
-    theirs = [EntryPoint(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()]
+    theirs = [
+        request.param(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()
+    ]
     looked: list[int] = []
 
-    def found(group: str) -> list[EntryPoint]:
+    def found(group: str) -> list[Any]:
         looked.append(1)
         return [entry for entry in theirs if entry.group == group]
 
