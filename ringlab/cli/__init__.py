@@ -45,9 +45,8 @@ def about() -> None:
 
 def main() -> None:
     """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
-    gc.set_threshold(
-        50_000
-    )  # imports leave nothing to collect, and looking for it takes a tenth of a short command
+    # Imports leave nothing to collect, and looking for it takes a tenth of a short command.
+    gc.set_threshold(50_000)
     try:
         app()
     except MissingExtraError as error:

@@ -21,9 +21,8 @@ app = typer.Typer(
 @app.callback()
 def bench() -> None:
     """Prepare what all benches need."""
-    os.environ.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # as a user's Python, those that are measured keep what they compiled
+    # As a user's Python, those that are measured keep what they compiled.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S, the global sequence length.")]
@@ -107,9 +106,7 @@ def peers(
             [each.strip() for each in names.split(",")] if names else PEERS, dtype,
             progress=lambda: bar.advance(task),
         )  # fmt: skip
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         finish(measured["ok"])
     _print_peers(measured)
     finish(measured["ok"])
@@ -127,9 +124,7 @@ def answers(
 
         task = bar.add_task("bench answers", total=len(QUICK_ANSWERS) * (runs + 1))
         measured = bench_answers(runs, progress=lambda: bar.advance(task))
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for case in measured["cases"]:
         people.print(case["command"], markup=False, highlight=False)
@@ -143,9 +138,7 @@ def simulator(output: Output = None, as_json: Json = False) -> None:
         from ringlab.bench.answers import bench_simulator
 
         measured = bench_simulator()
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for case in measured["cases"]:
         used, ranks = case["measured"], case["simulated"]["ranks"]
@@ -166,9 +159,7 @@ def check(
 
         task = bar.add_task("bench check", total=None)
         measured = bench_check(wrong, progress=lambda: bar.advance(task))
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for case in measured["cases"]:
         line = f"{case['seconds']:6.1f} s  {case['checks']} checks, {case['tier']}  {case['target']}"
@@ -268,20 +259,21 @@ def _print_peers(measured: dict[str, Any]) -> None:
     )
 
 
-def write_result(measured: dict[str, Any], output: Path | None) -> None:
-    """Write a result as JSON to `output`, if it is given."""
+def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
+    """Write a result as JSON to `output`, if it is given; print it, or return true where people want lines instead."""
     if output is not None:
         import json
 
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(measured)
+    return not as_json
 
 
 def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
     """Report a result with cases; status 1 if a block was wrong or could not run."""
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         finish(measured["ok"])
     for case in measured["cases"]:
         mask = "causal" if case["causal"] else "full"
@@ -303,9 +295,7 @@ def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) 
 
 
 def _report(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for name in ("forward", "forward_backward"):
         side = measured[name]

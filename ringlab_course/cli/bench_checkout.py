@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.bench import Output, write_result
+from ringlab.cli.bench import Output, for_people
 from ringlab.cli.output import (
     Json,
     check_writable,
@@ -69,9 +69,7 @@ def lessons(
         measured = bench_lessons(only or (), tick=lambda: bar.advance(task))
         if only and output is not None and output.exists():
             measured = kept(measured, output)
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for name, seconds in measured["seconds"].items():
         people.print(
@@ -85,9 +83,7 @@ def tests(output: Output = None, as_json: Json = False) -> None:
         from ringlab_course.bench.waiting import bench_tests
 
         measured = bench_tests()
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     people.print(
         f"{measured['seconds']} s, {measured['passed']} passed, {measured['peak_gb']} GB in one process"

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.bench import Output, write_result
-from ringlab.cli.output import Json, people, print_json, progress_bar, reporting_errors
+from ringlab.cli.bench import Output, for_people
+from ringlab.cli.output import Json, people, progress_bar, reporting_errors
 
 
 def judge(
@@ -30,9 +30,7 @@ def judge(
         counts = {"numpy": numpy, "ring": rings, "eight": eight, "flat": flat}
         task = bar.add_task("bench judge", total=sum(counts.values()))
         measured = bench_judge(counts, jobs, tick=lambda: bar.advance(task))
-    write_result(measured, output)
-    if as_json:
-        print_json(measured)
+    if not for_people(measured, output, as_json):
         return
     for kind in filter(measured.get, counts):
         part = measured[kind]

@@ -1,7 +1,7 @@
 """How many programs of a compiled kernel an SM holds at once, and how long a score then takes by a model.
 
 The model orders configurations before they are timed. It has been fitted to nothing and gives no speed: clocks of one SM, from
-the rates of its units, for the walk of a program over one tile. The units work side by side as far as programs that are
+the rates of its units, for the walk of a program over one tile. LATENCY, LOOP and PER_SCORE are estimates. The units work side by side as far as programs that are
 resident together allow it, since one program waits for its own matrix product before its softmax.
 """
 
@@ -22,11 +22,8 @@ LOADED, READ = 64, 128  # bytes of a clock, from L2 and from shared memory
 LATENCY, LOOP = 600, 80  # clocks from a load to its data in L2; of barriers and addresses in each tile
 MATRIX_ROWS = 64  # of one instruction of a warpgroup; mma.sync has those of one warp
 TOKENS = 8192  # of a block, whose diagonal wastes a part of each tile
-PER_SCORE = {
-    "forward_step": 8,
-    "backward_dq": 10,
-    "backward_dkv": 12,
-}  # instructions of softmax and mask, of a thread
+# Instructions of softmax and mask, of a thread.
+PER_SCORE = {"forward_step": 8, "backward_dq": 10, "backward_dkv": 12}
 PRODUCTS = {"forward_step": 2, "backward_dq": 3, "backward_dkv": 4}  # matrix products of a tile
 
 
