@@ -9,10 +9,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-LONGEST_CELL = {"lesson": 25, "exercise": 40, "solution": 40}
 LONGEST_LINE = 100
-WORDS = {"lesson": (1_500, 2_500)}
-WORDS_OF_LESSON_00 = (800, 1_500)
 _INSTALL = re.compile(
     r"^\s*(!|%|%%)?\s*(pip|pip3|conda|mamba|apt|apt-get|uv pip)\s+install\b|^\s*!", re.MULTILINE
 )
@@ -24,16 +21,6 @@ def lint(notebook: NotebookNode) -> list[str]:
     """Return what breaks the rules of style in a built notebook; an empty list where nothing does."""
     kind = notebook.metadata.get("ringlab", {}).get("kind", "lesson")
     return [problem for rule in RULES for problem in rule(notebook, kind)]
-
-
-def cell_length(notebook: NotebookNode, kind: str) -> list[str]:
-    """No code cell is longer than one can read at a glance."""
-    limit = LONGEST_CELL[kind]
-    return [
-        f"{_named(number, cell)} has {len(cell.source.splitlines())} lines, at most {limit}"
-        for number, cell in _code(notebook)
-        if len(cell.source.splitlines()) > limit
-    ]
 
 
 def line_width(notebook: NotebookNode, kind: str) -> list[str]:
@@ -102,16 +89,6 @@ def closing(notebook: NotebookNode, kind: str) -> list[str]:
     return [f"lacks {what}" for what, pattern in wanted.items() if not re.search(pattern, text, re.I | re.M)]
 
 
-def prose_length(notebook: NotebookNode, kind: str) -> list[str]:
-    """A lesson's prose keeps to the length that its minutes allow."""
-    if kind not in WORDS:
-        return []
-    is_start = notebook.metadata.get("ringlab", {}).get("source", "").startswith("ringlab_course/lessons/00")
-    fewest, most = WORDS_OF_LESSON_00 if is_start else WORDS[kind]
-    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
-    return [] if fewest <= words <= most else [f"{words} words of prose, {fewest} to {most} wanted"]
-
-
 def figures_have_alt_text(notebook: NotebookNode, kind: str) -> list[str]:
     """Every figure and image says in words what it shows."""
     problems = []
@@ -162,7 +139,6 @@ def running_spends_no_hint(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    cell_length,
     line_width,
     no_path_tricks,
     no_installs,
@@ -170,7 +146,6 @@ RULES: tuple[Rule, ...] = (
     one_import_cell,
     header,
     closing,
-    prose_length,
     figures_have_alt_text,
     code_in_summaries_is_html,
     graded_cells_are_checked,

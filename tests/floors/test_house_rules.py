@@ -17,9 +17,6 @@ from tests.sweeps import ALWAYS, SWEEPS, THIRDS, left_to_other_parts
 from tests.thorough import THOROUGH, entry_of, guard_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LONGEST = 400  # lines of code
-PROSE = re.compile(r"ringlab_course/(lessons/\w+|exercises/\w+/exercise)\.py")
-"""Sources of notebooks; tests/course/test_lint.py has a limit for them, in words."""
 WRITTEN_BY_HAND = (
     ".py",
     ".sh",
@@ -57,14 +54,6 @@ def names(paths: list[Path]) -> list[str]:
 
 def test_files_were_found() -> None:
     assert {"Makefile", "pyproject.toml", "ringlab/errors.py"} <= set(names(tracked()))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in names(tracked()) if name.endswith(".py") and not PROSE.fullmatch(name)]
-)
-def test_no_file_is_too_long_to_read(name: str) -> None:
-    lines = len((CHECKOUT / name).read_text().splitlines())
-    assert lines <= LONGEST, f"{lines} lines: is there a part of it that wants a file of its own?"
 
 
 def test_no_path_of_one_machine() -> None:

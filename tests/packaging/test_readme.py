@@ -1,4 +1,4 @@
-"""What the README says can be done and found, can be; and it stays short.
+"""What the README says can be done and found, can be.
 
 The tour: programs print what stands below them, commands at least that.
 
@@ -24,10 +24,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
-def test_it_is_short() -> None:
-    assert len(README.encode()) <= 6000
-
-
 def test_the_first_screen_has_the_picture_and_the_two_commands() -> None:
     first = "\n".join(README.splitlines()[:12])
     assert re.search(r"^make lab\b", first, re.MULTILINE)
@@ -39,8 +35,7 @@ def test_the_first_screen_has_the_picture_and_the_two_commands() -> None:
 def test_what_the_tree_names_exists() -> None:
     tree = README.split("```text\n")[-1].split("```")[0]
     names = [row.split()[0] for row in tree.splitlines()]
-    assert 8 <= len(names) <= 12
-    assert [name for name in names if not (CHECKOUT / name).is_dir()] == []
+    assert names and [name for name in names if not (CHECKOUT / name).is_dir()] == []
 
 
 def test_every_lesson_has_its_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.cases import ALL_LAYOUTS, Case, inputs, join, problem
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.tolerance import NAMES, Results, errors
-
-LONGEST = 200  # lines of the ring to read first
 
 SIZES = (  # P, S, query heads per key/value head, D, dtype
     (1, 17, 1, 16, "float64"),
@@ -148,7 +145,3 @@ def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> 
 def test_the_cases_have_ranks_without_tokens_and_shards_of_different_lengths() -> None:
     lengths = [{case.make_layout().length(rank) for rank in range(case.P)} for case in CASES]
     assert any(0 in each for each in lengths) and any(len(each - {0}) > 1 for each in lengths)
-
-
-def test_it_is_short_enough_to_read_first() -> None:
-    assert len(Path(plain_ring.__file__).read_text(encoding="utf-8").splitlines()) <= LONGEST
