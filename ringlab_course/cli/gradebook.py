@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,9 @@ def show(
     explain: Annotated[
         bool, typer.Option("--explain", help="Per failed check the message, the mistake, a hint, the time.")
     ] = False,
-    history: Annotated[bool, typer.Option("--history", help="Every result there ever was.")] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Every result and override, in order, with their times.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what counts, also while a run is writing it."""
@@ -42,9 +45,11 @@ def show(
         ungraded = [each for each in ungraded if learner in (None, each.learner)]
         if learner is not None and not entries and not ungraded:
             raise _nobody(learner, exercise, [entry.learner for entry in grades.entries(exercise)])
-        if history:
-            entries = [past for entry in entries for past in grades.history(entry.learner, entry.exercise)]
         if as_json:
+            if history:
+                entries = [
+                    past for entry in entries for past in grades.history(entry.learner, entry.exercise)
+                ]
             found = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
             print_json(
                 {"ok": True, **found, "overrides": [vars(o) for o in grades.overrides(learner, exercise)]}
@@ -52,7 +57,7 @@ def show(
         elif explain:
             _explain(grades, entries)
         else:
-            people.print(_table(entries))
+            people.print(_history(grades, entries) if history else _table(entries))
             for each in ungraded:
                 text = (
                     f"{each.learner}  {each.exercise or '?'}: not graded, {each.tries} times: {each.reason}"
@@ -182,12 +187,43 @@ def _explain(grades: Any, entries: list[Any]) -> None:
 def _table(entries: list[Any]) -> Table:
     table = Table("learner", "exercise", "score", "of", "failed checks", "notes")
     for entry in entries:
-        notes = [entry.report.get("reason", "")]
-        notes.append(f"{entry.penalty:g} off for lateness" if entry.penalty else "")
-        notes.append(f"overridden: {entry.override_reason}" if entry.override is not None else "")
-        notes.append("graded by older checks" if entry.older_checks else "")
+        overridden = f"overridden: {entry.override_reason}" if entry.override is not None else ""
         table.add_row(
             escape(entry.learner), escape(entry.exercise or "?"), f"{entry.score:g}", f"{entry.maximum:g}",
-            str(len(entry.failed)), escape("; ".join(filter(None, notes))),
+            str(len(entry.failed)), escape("; ".join(filter(None, [overridden, *_notes(entry)]))),
         )  # fmt: skip
     return table
+
+
+def _notes(entry: Any) -> list[str]:
+    notes = [entry.report.get("reason", "")]
+    notes.append(f"{entry.penalty:g} off for lateness" if entry.penalty else "")
+    notes.append("graded by older checks" if entry.older_checks else "")
+    return [*filter(None, notes)]
+
+
+def _history(grades: Any, entries: list[Any]) -> Table:
+    """Return a row for every result and every override, the oldest first, the one that counts marked."""
+    table = Table("learner", "exercise", "when (UTC)", "event", "score", "of", "notes")
+    for entry in entries:
+        who = escape(entry.learner), escape(entry.exercise or "?")
+        events = []
+        for past in grades.history(entry.learner, entry.exercise):
+            counts = entry.override is None and past.id == entry.id
+            handed_in = f"handed in {_utc(past.submitted_at)}" if past.submitted_at else ""
+            notes = ["counts"] * counts + [*filter(None, [handed_in])] + _notes(past)
+            events.append((past.graded_at, "graded", f"{past.score:g}", f"{past.maximum:g}", notes))
+        words = grades.overrides(entry.learner, entry.exercise)
+        for word in words:
+            counts = entry.override is not None and word is words[-1]
+            score = "" if word.score is None else f"{word.score:g}"
+            event = "override cleared" if word.score is None else "overridden"
+            notes = ["counts"] * counts + [f"{word.reason} ({word.by})"]
+            events.append((word.at, event, score, f"{entry.maximum:g}", notes))
+        for at, event, score, maximum, notes in sorted(events, key=lambda each: each[0]):
+            table.add_row(*who, _utc(at), event, score, maximum, escape("; ".join(notes)))
+    return table
+
+
+def _utc(iso: str) -> str:
+    return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M:%S}"

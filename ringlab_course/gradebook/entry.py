@@ -10,7 +10,7 @@ from typing import Any
 class Entry:
     """The result of one learner in one exercise that counts, with what policy made of it.
 
-    learner: from the path. digest: SHA-256 of the notebook as graded. contract: version of the
+    id: the result's row in the book, 0 where there is no result. learner: from the path. digest: SHA-256 of the notebook as graded. contract: version of the
     exercise's checks. graded_at, submitted_at: UTC, ISO 8601. seconds: that grading took. report:
     `GradeReport.as_dict()`. late_s: after the deadline. penalty: points that lateness costs.
     override: an instructor's word in place of the score. older_checks: the checks have changed since.
@@ -33,6 +33,7 @@ class Entry:
     contract: str = ""
     seed: int = 0
     older_checks: bool = False
+    id: int = 0
 
     @property
     def score(self) -> float:

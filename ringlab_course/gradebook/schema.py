@@ -13,6 +13,7 @@ import sqlite3
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Entry
@@ -45,6 +46,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
     """Return a connection to the gradebook at `path`, brought to the newest version; None: in memory.
 
+    A book in a place that cannot be written can be read.
+
     Raises: CourseError where there is no file (unless `create`), or it is no gradebook of ours.
     """
     if path is not None and not create and not path.is_file():
@@ -54,7 +57,7 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
     try:
         if path is not None and not path.exists():  # grades and the class seed are nobody else's to read
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        book = sqlite3.connect(":memory:" if path is None else path, timeout=60, isolation_level=None)
+        book = sqlite3.connect(_address(path), timeout=60, isolation_level=None, uri=True)
     except (sqlite3.Error, OSError) as error:
         raise _foreign(path, str(error)) from None
     try:
@@ -70,6 +73,17 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
     except BaseException:
         book.close()
         raise
+
+
+def _address(path: Path | None) -> str:
+    """Return what SQLite opens. It reads a book by means of files beside it, unless told that nobody writes it."""
+    if path is None:
+        return ":memory:"
+    address = f"file:{quote(os.fsencode(path.absolute()))}"
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return address
+    log = Path(f"{path}-wal")  # results that are in no other file yet
+    return f"{address}?mode=ro" if log.exists() and log.stat().st_size else f"{address}?immutable=1"
 
 
 def _open(book: sqlite3.Connection, path: Path | None, *, create: bool) -> None:
@@ -196,7 +210,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
                     raise TypeError(f"row {row[0]}: {name} of a check is no {kind.__name__}")
     return Entry(
         learner, exercise, path, digest, graded_at, seconds, report, earned, maximum, submitted_at,
-        contract=contract, seed=int(seed),
+        contract=contract, seed=int(seed), id=row[0],
     )  # fmt: skip
 
 

@@ -41,7 +41,10 @@ def sole(book: Path) -> Iterator[None]:
     except ImportError:  # no such lock on Windows: the database's own still keeps each result whole
         yield
         return
-    descriptor = os.open(f"{book}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(f"{book}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(f"{book}.lock", error.strerror) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -52,6 +55,11 @@ def sole(book: Path) -> Iterator[None]:
         ) from None
     finally:
         os.close(descriptor)
+
+
+def _unwritable(path: object, reason: object) -> CourseError:
+    remedy = "make room and allow writing there, or copy the gradebook elsewhere"
+    return CourseError("a gradebook that can be written", f"{path}: {reason}", remedy)
 
 
 __all__ = ["Entry", "Gradebook", "Override", "Ungraded"]
@@ -91,8 +99,7 @@ class Gradebook:
             if self._book.in_transaction:  # SQLite itself ends it where the disk is full
                 self._book.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                got, remedy = f"{self.path}: {error}", "make room there, or copy it to another disk"
-                raise CourseError("a gradebook that can be written", got, remedy) from None
+                raise _unwritable(self.path, error) from None
             raise
 
     @contextlib.contextmanager

@@ -6,6 +6,10 @@ The course's commands: one JSON object on stdout, exit statuses, and errors that
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,8 @@ from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.store import Gradebook
 from tests.cli.test_cli import call as said
 from tests.course.gradebook.stub import judge, write
+
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -288,3 +294,69 @@ def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Pa
     assert status == 1 and "2 of 4 points" in out
     assert json.loads(said("progress", "--json")[1])["grades"] == {"05.step": {"earned": 2, "points": 4}}
     assert "2 of 4" in said("progress")[1]
+
+
+def test_the_history_has_every_result_and_override_with_its_time(folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "grades.db"
+    call("grade", folder, "--book", book)
+    write(folder, "bob", "10")
+    call("grade", folder, "--book", book)
+    call("gradebook", "override", book, "bob", "05", 7, "--reason", "seen [twice]", "--by", "prof")
+    call("gradebook", "override", book, "ada", "05", 8, "--reason", "on paper", "--by", "prof")
+    call("gradebook", "override", book, "ada", "05", "--clear", "--reason", "found", "--by", "prof")
+
+    def rows(learner: str) -> list[list[str]]:
+        lines = call("gradebook", "show", book, "--learner", learner, "--history")[1].splitlines()
+        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+        assert all(re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", each[2]) for each in cells)
+        return [[*each[3:6], *each[6].split("; ")] for each in cells]
+
+    first, second, word = rows("bob")
+    assert (first[:3], second[:3], word[:3]) == (
+        ["graded", "5", "10"], ["graded", "10", "10"], ["overridden", "7", "10"],
+    )  # fmt: skip
+    assert word[3:] == ["counts", "seen [twice] (prof)"] and "counts" not in first + second
+    graded, given, cleared = rows("ada")
+    assert graded[3] == "counts" and "counts" not in given + cleared
+    assert given[:2] == ["overridden", "8"] and cleared[:2] == ["override cleared", ""]
+
+
+@pytest.mark.needs_bwrap
+def test_a_book_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) -> None:
+    (place := tmp_path / "a ? place").mkdir()
+    book = place / "grades.db"
+    call("grade", folder, "--book", book)
+    killed = place / "killed.db"
+    with Gradebook(book, create=False) as grades:
+        grades.override("ada", "05", 3, "as seen", "prof")
+        for suffix in ("", "-wal", "-shm"):  # as they stand where a run was killed
+            shutil.copy(f"{book}{suffix}", f"{killed}{suffix}")
+
+    def confined(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [
+            "bwrap",
+            "--bind",
+            "/",
+            "/",
+            "--dev",
+            "/dev",
+            "--ro-bind",
+            place,
+            place,
+            sys.executable,
+            "-m",
+            "ringlab",
+        ]
+        return subprocess.run([*map(str, (*command, *words))], capture_output=True, text=True, cwd=CHECKOUT)
+
+    for path in (book, killed):
+        shown = confined("gradebook", "show", path, "--json")
+        scores = {each["learner"]: each["score"] for each in json.loads(shown.stdout)["entries"]}
+        assert scores["ada"] == 3, (path, shown)
+    for words in (
+        ("gradebook", "override", book, "ada", "05", 9, "--reason", "x"),
+        ("grade", folder, "--book", book),
+    ):
+        refused = confined(*words, "--json")
+        error = json.loads(refused.stdout)["error"]
+        assert error["needed"] == "a gradebook that can be written" and error["remedy"], refused
