@@ -162,10 +162,31 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def masks_of(model: nn.Module, batch: Batch, order: Tensor | slice = slice(None)) -> Any:
+    """The masks that transformers makes of the positions, by kind of layer, or the only one; `order` permutes the tokens.
+
+    Models get them ready-made, because gpt-oss makes its own without the positions, so that its documents see each other.
+    """
+    config, positions = model.config, batch.position_ids
+    positions = torch.arange(batch.input_ids.shape[1])[None] if positions is None else positions
+    common = {
+        "config": config, "inputs_embeds": model.get_input_embeddings()(batch.input_ids), "past_key_values": None,
+        "attention_mask": batch.attention_mask, "position_ids": positions,
+    }  # fmt: skip
+    makers = {"full_attention": masking_utils.create_causal_mask}
+    if getattr(config, "sliding_window", None) is not None:
+        makers["sliding_attention"] = masking_utils.create_sliding_window_causal_mask
+    made = {kind: make(**common) for kind, make in makers.items()}
+    masks = {kind: mask if mask is None else mask[:, :, order][..., order] for kind, mask in made.items()}
+    by_layer = getattr(config, "layer_types", None) and config.model_type != "llama"
+    return masks if by_layer else list(masks.values())[-1]
+
+
 def alone(config: PreTrainedConfig, batch: Batch, attention: str = "eager") -> Step:
     """One process in float32, by transformers alone."""
     model = build(config, attention)
-    loss = model(batch.input_ids, labels=batch.labels, use_cache=False, **batch.given()).loss
+    given = batch.given() | {"attention_mask": masks_of(model, batch)}
+    loss = model(batch.input_ids, labels=batch.labels, use_cache=False, **given).loss
     loss.backward()
     return Step(loss.item(), gradients_of(model))
 
@@ -180,7 +201,8 @@ def truth(config: PreTrainedConfig, batch: Batch) -> Step:
 
     F.softmax = in_float64
     try:
-        logits = model(batch.input_ids, use_cache=False, **batch.given()).logits
+        given = batch.given() | {"attention_mask": masks_of(model, batch)}
+        logits = model(batch.input_ids, use_cache=False, **given).logits
     finally:
         F.softmax = softmax
     assert logits.dtype == torch.float64
@@ -219,16 +241,7 @@ def permuted(config: PreTrainedConfig, batch: Batch, generator: torch.Generator)
             weight.copy_(torch.nextafter(weight, to))
     positions = batch.position_ids
     positions = torch.arange(batch.input_ids.shape[1])[None] if positions is None else positions
-    common = {
-        "config": config, "inputs_embeds": model.get_input_embeddings()(batch.input_ids), "past_key_values": None,
-        "attention_mask": batch.attention_mask, "position_ids": positions,
-    }  # fmt: skip
-    makers = {"full_attention": masking_utils.create_causal_mask}
-    if getattr(config, "sliding_window", None) is not None:
-        makers["sliding_attention"] = masking_utils.create_sliding_window_causal_mask
-    masks = {kind: make(**common)[:, :, order][..., order] for kind, make in makers.items()}
-    by_layer = getattr(config, "layer_types", None) and config.model_type != "llama"
-    mask: Any = masks if by_layer else list(masks.values())[-1]
+    mask = masks_of(model, batch, order)
     labels = batch.labels
     if batch.attention_mask is not None:
         labels = labels.masked_fill(batch.attention_mask == 0, IGNORE)

@@ -9,14 +9,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ringlab import VirtualCluster, contiguous, launch, per_document, zigzag
@@ -74,21 +74,47 @@ def test_packed_batches(layout: Layout) -> None:
     assert beyond(qwen2(), layout, batch_of(S, documents=DOCUMENTS)) == []
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_do_not_see_each_other_in_one_process(family: str) -> None:
+    """The reference itself: a packed batch has the loss of its documents, each computed alone."""
+    packed, config = batch_of(S, documents=DOCUMENTS), FAMILIES[family]()
+    pieces = [x.split(DOCUMENTS, 1) for x in (packed.input_ids, packed.labels)]
+    sums = [
+        (truth(config, Batch(ids, labels)).loss * count, count)
+        for ids, labels in zip(*pieces, strict=True)
+        if (count := int((labels[:, 1:] != IGNORE).sum()))
+    ]
+    wanted = sum(loss for loss, _ in sums) / sum(count for _, count in sums)
+    assert abs(truth(config, packed).loss - wanted) <= ROUNDINGS * (1 + wanted)
+
+
 @settings(max_examples=12)
-@given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)), seed=SEEDS, P=st.integers(1, 4))
-def test_float64_equals_one_process(data: st.DataObject, family: str, seed: int, P: int) -> None:
-    documents = tuple(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=4)))
-    packed = data.draw(st.booleans())
-    makers = [*MAKERS, lambda _, P: per_document(documents, P)]
-    layout = data.draw(st.sampled_from(makers))(sum(documents), P)
-    batch = batch_of(layout.S, 1, seed, documents if packed else ())
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    seed=SEEDS,
+    documents=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    packed=st.booleans(),
+    make=st.sampled_from([*MAKERS, None]),
+    P=st.integers(1, 4),
+)
+@example("gpt-oss", 0, [1, 2], True, contiguous, 1)
+def test_float64_equals_one_process(
+    family: str,
+    seed: int,
+    documents: list[int],
+    packed: bool,
+    make: Callable[[int, int], Layout] | None,
+    P: int,
+) -> None:
+    """make: the layout by its length and ranks; None deals out each document by itself."""
+    layout = make(sum(documents), P) if make else per_document(documents, P)
+    batch = batch_of(layout.S, 1, seed, tuple(documents) if packed else ())
     assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))
     law_equals_one_process(FAMILIES[family](), layout, batch)
 
 
-def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | None = None) -> None:
-    """given: what one process gets, if it is not the same batch."""
-    true = truth(config, given or batch)
+def law_equals_one_process(config, layout: Layout, batch: Batch) -> None:
+    true = truth(config, batch)
     for step in run(partial(exact_step_over, config=config, layout=layout, batch=batch), layout.P):
         for name, error in errors(step, true).items():
             assert error <= ROUNDINGS * (1 + float(true.values()[name].abs().max())), name
@@ -97,16 +123,6 @@ def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 def test_the_sinks_of_gpt_oss_in_float64(layout: Layout) -> None:
     law_equals_one_process(gpt_oss(), layout, batch_of(S))
-
-
-def test_packed_batches_of_gpt_oss() -> None:
-    """Its eager attention does not read documents from position ids, so one process gets a mask of all pairs."""
-    config, batch = gpt_oss(sliding_window=S), batch_of(S, documents=DOCUMENTS)
-    rows = torch.arange(S)
-    owner = torch.repeat_interleave(torch.arange(len(DOCUMENTS)), torch.tensor(DOCUMENTS))
-    visible = (owner[:, None] == owner) & (rows[:, None] >= rows)
-    hidden = torch.zeros(1, 1, S, S, dtype=torch.float64).masked_fill(~visible, float("-inf"))
-    law_equals_one_process(config, zigzag(S, 3), batch, replace(batch, attention_mask=hidden))
 
 
 def test_models_that_are_not_causal() -> None:
