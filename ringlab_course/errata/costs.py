@@ -97,7 +97,7 @@ def _peak_memory() -> dict[str, Any]:
 
 COSTS = (
     Entry(
-        "On an A100, communication is hidden from 1,024 tokens per rank",
+        "On an A100, communication is not hidden from 1,024 tokens per rank but from 1,040",
         "A step of c tokens costs `2·c²·d` FLOPs, so on an A100 with NVLink at 600 GB/s the transfer is hidden "
         "from {claimed.as_stated} tokens on.",
         "A step has two matrix products, scores and values: `4·c²·d` FLOPs. At the rates of the claim, that gives "
@@ -113,9 +113,10 @@ COSTS = (
             Figure("rate", "GB/s of one direction", None, "{:.0f}"),
         ),
         _threshold,
+        formerly="23-on-an-a100-communication-is-hidden-from-1024-tokens-per-rank",
     ),
     Entry(
-        "The H100 has 312 TFLOP/s, and NVLink 4 has 600 GB/s",
+        "The H100 has 989.4 TFLOP/s, not 312, and NVLink 4 has 900 GB/s, not 600",
         "For an H100, take {claimed.h100} TFLOP/s; NVLink 4 gives {claimed.nvlink_4} GB/s.",
         "Both belong to the previous generation: {a100} TFLOP/s and {nvlink_3} GB/s are the A100's and NVLink 3's. "
         "The H100 has {h100} TFLOP/s, dense in bfloat16, and NVLink 4 {nvlink_4} GB/s, both directions together.",
@@ -128,9 +129,10 @@ COSTS = (
             Figure("nvlink_3", "NVLink 3, GB/s in both directions", None, "{:,.0f}"),
         ),
         _data_sheets,
+        formerly="24-the-h100-has-312-tflops-and-nvlink-4-has-600-gbs",
     ),
     Entry(
-        "One step of a million tokens on 8 ranks takes one to two seconds",
+        "One step of a million tokens on 8 ranks takes 0.82 seconds, not one to two",
         "With d = 4096 and 125K tokens per rank, `c²·d / 312T` is {claimed.step} seconds, and the transfer of 8 GB "
         "at 200 GB/s takes {claimed.transfer} s.",
         "As written, the quotient is {as_written} s. With two matrix products, and two FLOPs for a multiply-add, "
@@ -145,9 +147,10 @@ COSTS = (
             Figure("bytes", "GB of K and V", 8.0, "{:.1f}"),
         ),
         _million_tokens,
+        formerly="25-one-step-of-a-million-tokens-on-8-ranks-takes-one-to-two-seconds",
     ),
     Entry(
-        "The KV cache of a 70B model at a million tokens is 163 GB",
+        "The KV cache of a 70B model at a million tokens is 327.68 GB, not 163 GB",
         "{layers} layers, {heads} KV heads of {D}, bf16: {claimed.bytes} GB.",
         "That is the keys alone, {keys} GB. With the values it is {bytes} GB.",
         "Memory is planned with this number, and half of it is missing.",
@@ -157,18 +160,20 @@ COSTS = (
             Figure("keys", "GB of K alone", None, "{:,.2f}"),
         ),
         _kv_cache,
+        formerly="26-the-kv-cache-of-a-70b-model-at-a-million-tokens-is-163-gb",
     ),
     Entry(
-        "A million keys of d = 4096 are 4 GB",
+        "A million keys of d = 4096 are 8.2 GB in fp16, not 4 GB",
         "Keys for a million tokens at d = 4096 take {claimed.keys} GB in fp16.",
         "An element has 2 bytes, so they take {keys} GB. (The claim would hold for one byte each, as in fp8.)",
         "Values take the same amount again.",
         "06",
         (Figure("keys", "GB of keys", 4.0, "{:.1f}"),),
         _keys_of_a_million,
+        formerly="27-a-million-keys-of-d--4096-are-4-gb",
     ),
     Entry(
-        "131,072 tokens over 8 A100s: compute is 39.3 times the transfer",
+        "131,072 tokens over 8 A100s: compute is 31.5 times the transfer, not 39.3 times",
         "32 heads of 128, 312 TFLOP/s, 600 GB/s: a step computes for {claimed.compute} ms and transfers for {claimed.transfer} ms, a ratio of "
         "{claimed.ratio}.",
         "A block of S/P = 16K tokens takes {compute} ms and a hop {transfer} ms, a ratio of {ratio}. All three "
@@ -181,9 +186,10 @@ COSTS = (
             Figure("ratio", "compute relative to transfer", 39.3, "{:.1f}"),
         ),
         _one_step,
+        formerly="28-131072-tokens-over-8-a100s-compute-is-393-times-the-transfer",
     ),
     Entry(
-        "Ring attention with a fused kernel needs O(B·heads·S/P) memory",
+        "Ring attention with a fused kernel needs O(B·heads·S/P·D) memory, not O(B·heads·S/P)",
         "No scores are stored, so only accumulators and lse remain: memory is O(B·heads·S/P), whatever the head dim.",
         "q, k, v, out and the blocks in flight have D numbers per row and head. At its peak, a rank of the ring "
         "holds {per_row} numbers per row and head beyond its own q, k and v, with D = {D}. Four times the head dim "
@@ -195,5 +201,6 @@ COSTS = (
             Figure("per_row", "numbers per row and head at the peak, D = 64", None, "{:.0f}"),
         ),
         _peak_memory,
+        formerly="29-ring-attention-with-a-fused-kernel-needs-obheadssp-memory",
     ),
 )

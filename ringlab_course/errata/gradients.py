@@ -211,7 +211,7 @@ _ERRORS = (
 
 GRADIENTS = (
     Entry(
-        "dK and dV travel against the direction of K and V",
+        "dK and dV travel with K and V, not against them",
         "In backward, the gradients flow around the ring in the reverse direction.",
         "dK and dV belong to the K/V block and travel with it, in the same direction, one hop more than the block: "
         "P hops bring them home. Sent the other way, they meet other blocks at each step, and partial sums of "
@@ -221,9 +221,10 @@ GRADIENTS = (
         tuple(figure for figure in _ERRORS if figure.key != "out"),
         _against_the_ring,
         ("the_other_direction",),
+        formerly="1-dk-and-dv-travel-against-the-direction-of-k-and-v",
     ),
     Entry(
-        "Gradients of replicated weights are averaged over the ranks of the ring",
+        "Gradients of replicated weights are summed over the ranks of the ring, not averaged",
         "After the backward, sum the weight gradients over the ranks and divide by P.",
         "The loss is a sum over all tokens, divided by the number of valid tokens in the whole sequence. Ranks of "
         "a ring hold different tokens of the same sequences, so the sum over ranks is the gradient; divided by P, "
@@ -239,9 +240,10 @@ GRADIENTS = (
             Figure("empty", "local mean of a rank without valid tokens is a number", True),
         ),
         _divided_by_ranks,
+        formerly="2-gradients-of-replicated-weights-are-averaged-over-the-ranks-of-the-ring",
     ),
     Entry(
-        "Subtracting each block's maximum is safe under a causal mask",
+        "Subtracting each block's maximum is not safe under a causal mask",
         "A complete implementation: each block subtracts its own row maximum, then the blocks are merged.",
         "A row that sees no key of a block has a maximum of −∞ there, and −∞ − (−∞) is NaN. A weight of 0 does not "
         "remove it, because 0 · NaN is NaN. With S = {S} on P = {P} ranks and tokens dealt back and forth, "
@@ -254,9 +256,10 @@ GRADIENTS = (
             Figure("mended", "with 0 subtracted where the maximum is −∞", None),
         ),
         _unseen_blocks,
+        formerly="3-subtracting-each-blocks-maximum-is-safe-under-a-causal-mask",
     ),
     Entry(
-        "The running output needs only the old maximum",
+        "The running output needs the old sum, not only the old maximum",
         "With a normalised output: `o' = (o·e^(m−m') + e^(s−m')·v) / l'`.",
         "A normalised o has already been divided by l, so first multiply it back: `o·l·e^(m−m')`. Without the "
         "factor l, the relative error on {P} ranks is {error}. With a single block nothing shows.",
@@ -267,9 +270,10 @@ GRADIENTS = (
             Figure("one_rank", "right on one rank", True, holds=True),
         ),
         _old_sum,
+        formerly="4-the-running-output-needs-only-the-old-maximum",
     ),
     Entry(
-        "A gradient check with a tolerance of a hundredth shows that the backward is right",
+        "A gradient check with a tolerance of a hundredth does not show that the backward is right",
         "Gradients agree by `allclose` with an absolute tolerance of `1e-2`.",
         "Gradients of a mean loss are far smaller than that. A ring that mistakes what it sent for what it "
         "received has a relative error of {error} in dV and passes; so do zeros. A bound relative to the largest "
@@ -285,9 +289,10 @@ GRADIENTS = (
         ),
         _loose_check,
         ("takes_what_it_sent",),
+        formerly="5-a-gradient-check-with-a-tolerance-of-a-hundredth-shows-that-the-backward-is-right",
     ),
     Entry(
-        "Backward may use the K and V that are at hand",
+        "Backward needs the K and V of each block, not those that are at hand",
         "In each step of backward, use the rank's own K and V, and send the gradients on.",
         "Each step needs the K/V block that the arriving gradients belong to, so K and V travel again. With the first "
         "step's block in all steps, out is right and all three gradients are wrong.",
@@ -296,9 +301,10 @@ GRADIENTS = (
         (_ERRORS[0], Figure("dq", "of dQ", 0.0, "{:.3g}"), *_ERRORS[2:]),
         _first_block,
         ("first_block_again",),
+        formerly="6-backward-may-use-the-k-and-v-that-are-at-hand",
     ),
     Entry(
-        "Backward can do without saved statistics",
+        "Backward cannot do without saved statistics",
         "The forward returns out alone; each block of backward recomputes its softmax.",
         "Backward needs the final lse, over all keys: `P = exp(S − lse)`. A block's own scores give only that "
         "block's lse, with which the weights sum to one in each block. Save out and lse, one number per row and "
@@ -308,9 +314,10 @@ GRADIENTS = (
         (_ERRORS[0], Figure("dq", "of dQ", 0.0, "{:.3g}"), *_ERRORS[2:]),
         _no_statistics,
         ("lse_of_the_block",),
+        formerly="7-backward-can-do-without-saved-statistics",
     ),
     Entry(
-        "Ring attention is bit for bit identical to full attention",
+        "Ring attention is not bit for bit identical to full attention",
         "The result is exact: bit for bit that of one device.",
         "It is exact up to the order of floating-point sums. On {P} ranks the order differs from that on one, and "
         "so do the bits, within a few roundings. Bit-for-bit equality is possible between runs on the same ranks, "
@@ -323,5 +330,6 @@ GRADIENTS = (
             Figure("close", "largest difference below 8 units of rounding", None),
         ),
         _bits,
+        formerly="8-ring-attention-is-bit-for-bit-identical-to-full-attention",
     ),
 )

@@ -133,7 +133,7 @@ def _two_layouts() -> dict[str, Any]:
 
 MASKS = (
     Entry(
-        "The block that is here after t hops is that of rank (i + t) mod N",
+        "The block that is here after t hops is that of rank (i − t) mod N, not (i + t) mod N",
         "Each device sends K and V to its right neighbour; at iteration t, device i holds block (i + t) mod N. So on "
         "iteration 4, device 7 of {P} holds tokens {claimed.first} to {claimed.last}.",
         "A device that sends to the right receives from the left: device i holds block (i − t) mod N. The two "
@@ -148,9 +148,10 @@ MASKS = (
             Figure("last", "its last token", 20479),
         ),
         _origins,
+        formerly="9-the-block-that-is-here-after-t-hops-is-that-of-rank-i--t-mod-n",
     ),
     Entry(
-        "The local mask is upper-triangular",
+        "The local mask is lower-triangular, not upper-triangular",
         "On the diagonal block, apply an upper-triangular mask.",
         "A query sees the keys at or before its own position. With queries as rows, the visible part is the lower "
         "triangle: the first of {S} queries sees {first} key, the last all {last}. (The hidden part is "
@@ -165,9 +166,10 @@ MASKS = (
         ),
         _triangle,
         ("masks_the_past",),
+        formerly="10-the-local-mask-is-upper-triangular",
     ),
     Entry(
-        "Striped: query 4 is unmasked against keys 2 and 6",
+        "Striped: query 4 sees key 2 but not key 6",
         "With 8 tokens striped over 4 devices, device 0 holds tokens 0 and 4. Against the keys of device 2, query {query} "
         "is not masked at all.",
         "Device 2 holds tokens {keys}. Query {query} sees the first of them but not the second, which comes after "
@@ -176,9 +178,10 @@ MASKS = (
         "08",
         (Figure("seen", "of these two keys, seen by query 4", 2),),
         _striped_keys,
+        formerly="11-striped-query-4-is-unmasked-against-keys-2-and-6",
     ),
     Entry(
-        "A token-level layout defeats tile skipping",
+        "A token-level layout does not defeat tile skipping",
         "Striped layouts mix tokens so finely that a kernel can skip no tile: it computes the whole square, twice "
         "what is needed.",
         "A rank's rows and keys are each in ascending order, so a tile is wholly masked or not, as in any causal "
@@ -192,9 +195,10 @@ MASKS = (
             Figure("contiguous", "contiguous", None, "{:.3f}"),
         ),
         _token_tiles,
+        formerly="12-a-token-level-layout-defeats-tile-skipping",
     ),
     Entry(
-        "Causal contiguous attention takes half the time, since half of the blocks are skipped",
+        "Causal contiguous attention does not take half the time, although half of the blocks are skipped",
         "In the last rounds half of the blocks are masked and can be skipped, so attention takes half the time.",
         "{skipped} of the work remains, but the last rank skips nothing, and all wait for it: on {P} ranks the "
         "time is `(P − ½)/P`, {time} of the unmasked time. A balanced layout reaches {zigzag}.",
@@ -206,9 +210,10 @@ MASKS = (
             Figure("zigzag", "time of zig-zag", None, "{:.4f}"),
         ),
         _contiguous_time,
+        formerly="13-causal-contiguous-attention-takes-half-the-time-since-half-of-the-blocks-are-skipped",
     ),
     Entry(
-        "The last rank has 2P times the work of the first",
+        "The last rank has 2P − 1 times the work of the first, not 2P times",
         "With a contiguous layout on {P} ranks, the last has {claimed.long} times the work of the first.",
         "In the limit of long shards it has `2P − 1` times as much: {long}. The first rank has half a block, the "
         "last has P − 1 blocks and a half. With 64 tokens per rank the ratio is {short}.",
@@ -219,9 +224,10 @@ MASKS = (
             Figure("short", "with 64 tokens per rank", None, "{:.2f}"),
         ),
         _first_and_last,
+        formerly="14-the-last-rank-has-2p-times-the-work-of-the-first",
     ),
     Entry(
-        "Dealing tokens back and forth balances exactly",
+        "Dealing tokens back and forth does not always balance exactly",
         "With tokens dealt 0 … P−1, P−1 … 0, every rank has the same causal work.",
         "Only if the number of rows dealt is even. S = {odd_S} on {P} ranks makes three rows, and the ranks "
         "compute {odd_all} pairs. S = {even_S} makes four, and the ranks are equal.",
@@ -232,9 +238,10 @@ MASKS = (
             Figure("even", "four rows: most work relative to the mean", 1.0, "{:.3f}", holds=True),
         ),
         _folds,
+        formerly="15-dealing-tokens-back-and-forth-balances-exactly",
     ),
     Entry(
-        "Zig-zag and striped are two words for one layout",
+        "Zig-zag and striped are two layouts, not two words for one",
         "Zig-zag, also called striped, deals the tokens so that every rank has early and late ones.",
         "Zig-zag cuts the sequence into 2P chunks and gives rank r the chunks r and 2P − 1 − r. Striped deals single "
         "tokens in turn. Of {S} tokens on {P} ranks, rank 0 owns {zigzag} in the first layout, and {striped} in the "
@@ -248,5 +255,6 @@ MASKS = (
             Figure("striped", "tokens of rank 0, striped", None),
         ),
         _two_layouts,
+        formerly="16-zig-zag-and-striped-are-two-words-for-one-layout",
     ),
 )

@@ -119,7 +119,7 @@ def _longer() -> dict[str, Any]:
 
 MESSAGES = (
     Entry(
-        "isend, isend, irecv, irecv, one after the other, is a ring",
+        "isend, isend, irecv, irecv, one after the other, is not a ring but a deadlock",
         "Post the sends of K and V, then the receives, each on its own, and wait for all of them.",
         "If each operation ends before the next one begins, as unbatched operations do on one NCCL stream, every "
         "rank sends first, and all {P} wait for somebody to receive. Give both halves to the transport at once "
@@ -131,9 +131,10 @@ MESSAGES = (
             Figure("together", "both halves at once: a deadlock", False, holds=True),
         ),
         _one_by_one,
+        formerly="17-isend-isend-irecv-irecv-one-after-the-other-is-a-ring",
     ),
     Entry(
-        "A ring of P ranks takes P rounds of communication",
+        "The forward of a ring of P ranks takes P − 1 rounds of communication, not P",
         "K and V make P rounds. (A version in circulation sends P times.)",
         "After P − 1 hops every block has been everywhere: each of {P} ranks sends {rounds} times. A P-th hop "
         "would bring each block home, where it never left. In backward, dK and dV do make P hops, because they "
@@ -145,9 +146,10 @@ MESSAGES = (
             Figure("blocks", "K/V blocks that a rank sends", 8),
         ),
         _hops,
+        formerly="18-a-ring-of-p-ranks-takes-p-rounds-of-communication",
     ),
     Entry(
-        "Ring and all-to-all are two words for one pattern",
+        "Ring and all-to-all are two patterns, not two words for one",
         "The devices exchange K and V in an all-to-all (ring) pattern.",
         "In a ring, each of {P} ranks sends to {ring} other rank, one K/V block after the other. In an all-to-all, "
         "each sends to all {all} others, different parts of Q, K, V and of the output: that is Ulysses. For {H} "
@@ -161,9 +163,10 @@ MESSAGES = (
             Figure("ratio", "bytes sent, ring relative to all-to-all", None, "{:.3g}"),
         ),
         _neighbours,
+        formerly="19-ring-and-all-to-all-are-two-words-for-one-pattern",
     ),
     Entry(
-        "Ulysses gathers the K and V of all tokens on every rank",
+        "Ulysses gives a rank the K and V of all tokens for some of the heads, not for all",
         "Before it attends, each rank gathers all chunks of K and V, as in an all-gather.",
         "A rank receives all tokens of *its* heads, and gives up its own tokens of the other heads. With {H} heads "
         "on {P} ranks, each of the others is sent {heads} head of K and V, where an all-gather sends all {all}. Q and "
@@ -177,9 +180,10 @@ MESSAGES = (
             Figure("ratio", "bytes sent, Ulysses relative to an all-gather", None, "{:.3g}"),
         ),
         _heads_or_tokens,
+        formerly="20-ulysses-gathers-the-k-and-v-of-all-tokens-on-every-rank",
     ),
     Entry(
-        "The communication of a ring grows with the square of the sequence",
+        "The communication of a ring grows with the sequence, not with its square",
         "Attention is quadratic, and so are the bytes that a ring sends.",
         "Every rank sends P − 1 blocks of K and V, and a block has S/P tokens: from {S} tokens to {twice}, the bytes "
         "grow {bytes} times. The work grows {work} times.",
@@ -191,5 +195,6 @@ MESSAGES = (
             Figure("work", "growth of the work", 4.0, "{:.3g}", holds=True),
         ),
         _longer,
+        formerly="21-the-communication-of-a-ring-grows-with-the-square-of-the-sequence",
     ),
 )

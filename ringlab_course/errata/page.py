@@ -15,8 +15,8 @@ from ringlab_course.errata.entry import Entry, Values
 
 _HEAD = """# Errata: claims about ring attention that are wrong
 
-The claims below circulate in write-ups, talks and code. Each is followed by what is true, the computation that shows it, and its result. Claims
-are paraphrased. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
+Wrong claims about ring attention circulate in write-ups, talks and code. Each heading below says what is true. The wrong claim, paraphrased, stands
+under it, with the computation that refutes it and its result. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
 
 `python -m ringlab_course.errata docs/errata.md` recomputes every figure and writes this page. A test fails if a figure differs from the
 computation, or agrees with the claim.
@@ -64,8 +64,9 @@ def _entry(number: int, entry: Entry, values: Values) -> str:
     taught = lesson(entry.lesson)
     link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
     parts = [
+        *([f'<a id="{entry.formerly}"></a>'] if entry.formerly else []),
         f"### {number}. {entry.title}",
-        f"**Claim.** {entry.filled(entry.claim, values)}",
+        f"**Wrong claim.** {entry.filled(entry.claim, values)}",
         f"**In fact.** {entry.filled(entry.truth, values)}",
         _table(entry, values),
         f"**Why it matters.** {entry.filled(entry.matters, values)} Lesson {link}.",

@@ -58,7 +58,7 @@ def _merged_by_hand() -> dict[str, Any]:
 
 WORKED = (
     Entry(
-        "Eight tokens on two ranks: 64 FLOPs a product, 8 values sent a round",
+        "Eight tokens on two ranks: 128 FLOPs a product and 32 values sent a round, not 64 and 8",
         "n = {n}, P = {P}, head dim {D}: a rank holds {claimed.held} values of Q, K and V; each product costs {claimed.flops} FLOPs; "
         "each round sends {claimed.sent} values.",
         "{held} values is right. A product of {D} × {D} matrices takes {claimed.flops} multiply-adds, {flops} "
@@ -74,9 +74,10 @@ WORKED = (
             Figure("all_flops", "FLOPs of the whole attention", None),
         ),
         _eight_tokens,
+        formerly="30-eight-tokens-on-two-ranks-64-flops-a-product-8-values-sent-a-round",
     ),
     Entry(
-        "softmax of [0.707, 0, 0.707, 0] is [0.31, 0.15, 0.31, 0.15]",
+        "softmax of [0.707, 0, 0.707, 0] is [0.335, 0.165, 0.335, 0.165], not [0.31, 0.15, 0.31, 0.15]",
         "The weights are {claimed.larger} and {claimed.smaller}.",
         "They are {larger} and {smaller}. The claimed weights add up to {sum}; weights add up to one.",
         "Adding them up takes a moment and finds this kind of mistake every time.",
@@ -87,9 +88,10 @@ WORKED = (
             Figure("sum", "sum of the four claimed weights", 1.0, "{:.2f}"),
         ),
         _softmax_by_hand,
+        formerly="31-softmax-of-0707-0-0707-0-is-031-015-031-015",
     ),
     Entry(
-        "Merging [2, 1] → [10, 20] with [3] → [30] gives 24.18",
+        "Merging [2, 1] → [10, 20] with [3] → [30] gives 24.205, not 24.18",
         "Two blocks merged by their log-sum-exp give {claimed.merged}.",
         "Merged or computed at once, the result is {merged}.",
         "The claim differs in the fourth digit, through intermediate rounding: enough to make a right program look "
@@ -100,6 +102,7 @@ WORKED = (
             Figure("at_once", "taken at once", None, "{:.3f}"),
         ),
         _merged_by_hand,
+        formerly="32-merging-2-1--10-20-with-3--30-gives-2418",
     ),
 )
 
@@ -117,7 +120,7 @@ def _constant_from_a_tensor() -> dict[str, Any]:
 
 KERNELS = (
     Entry(
-        "A kernel may compute a compile-time constant from a tensor",
+        "A kernel cannot compute a compile-time constant from a tensor",
         "A published kernel, with its launch, loads a length and declares the rest of it a `tl.constexpr`, the "
         "size of its tile.",
         "A `tl.constexpr` is known before the kernel runs, a loaded number only while it runs. Triton does not "
@@ -132,5 +135,6 @@ KERNELS = (
         ),
         _constant_from_a_tensor,
         modules=(KERNELS_OF,),
+        formerly="22-a-kernel-may-compute-a-compile-time-constant-from-a-tensor",
     ),
 )
