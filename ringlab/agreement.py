@@ -17,12 +17,20 @@ from ringlab.errors import AgreementError
 from ringlab.modes import outside_transforms
 
 _BYTES = 512
+_REMEDY = "no data was sent; fix the call of the rank that differs"
 T = TypeVar("T")
 
 
-def agree(comm: Comm, description: str, error: Exception | None, device: torch.device | str = "cpu") -> None:
+def agree(
+    comm: Comm,
+    description: str,
+    error: Exception | None,
+    device: torch.device | str = "cpu",
+    remedy: str = _REMEDY,
+) -> None:
     """Return if every rank passes the same `description` and no `error`; each rank's message has 512 bytes.
 
+    remedy: that of the AgreementError, where the caller knows why ranks differ.
     Raises: `error` itself on a rank that passes one; AgreementError, which quotes every rank, on the others.
     """
     statement = f"error {type(error).__name__}: {error}" if error else description
@@ -39,7 +47,7 @@ def agree(comm: Comm, description: str, error: Exception | None, device: torch.d
         raise AgreementError(
             f"the same call on all {comm.world_size} ranks",
             "\n        ".join(f"rank {rank}: {quote}" for rank, quote in enumerate(quotes)),
-            "no data was sent; fix the call of the rank that differs",
+            remedy,
         )
 
 
