@@ -6,9 +6,10 @@ If one rank is called wrongly, or differently, every rank raises instead of wait
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ringlab.comm.protocol import CONTROL, Comm
@@ -18,6 +19,10 @@ from ringlab.modes import outside_transforms
 
 _BYTES = 512
 _REMEDY = "no data was sent; fix the call of the rank that differs"
+_SAME_BATCH = (
+    "give all ranks of a ring the same batch, and each ring another one: "
+    "DistributedSampler(data, num_replicas=world_size // P, rank=global_rank // P), where P is ring.world_size"
+)
 T = TypeVar("T")
 
 
@@ -47,7 +52,7 @@ def agree(
         raise AgreementError(
             f"the same call on all {comm.world_size} ranks",
             "\n        ".join(f"rank {rank}: {quote}" for rank, quote in enumerate(quotes)),
-            remedy,
+            _REMEDY if any(quote.startswith("error ") for quote in quotes) else remedy,
         )
 
 
@@ -78,6 +83,35 @@ def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate
     """
     comm = ring.comm if validate and isinstance(ring, Ring) else None
     return checked(comm, check, x.device if isinstance(x, torch.Tensor) else "cpu")
+
+
+def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], validate: bool = True) -> T:
+    """Return what `cut` makes of whole arrays, once all ranks of the ring have the same ones: one hash of each, 512 bytes.
+
+    A ring whose ranks cut different batches computes attention over a sequence that nobody has, and says nothing.
+    Raises: the error of `cut`; AgreementError on all other ranks, and on all ranks if arrays differ.
+    """
+    if not (validate and isinstance(ring, Ring) and ring.world_size > 1):
+        return cut()
+    found, described, error = None, "", None
+    try:
+        found, described = cut(), ", ".join(f"{name} {_hash(x)}" for name, x in arrays.items())
+    except Exception as raised:
+        error = raised
+    devices = (x.device for x in arrays.values() if isinstance(x, torch.Tensor) and not x.is_meta)
+    agree(ring.comm, f"the whole batch: {described}", error, next(devices, "cpu"), _SAME_BATCH)
+    return found  # type: ignore[return-value]  # or agree has raised
+
+
+def _hash(x: Any) -> str:
+    """Return the shape, the dtype and a hash of the values of a tensor or of what numpy makes an array of."""
+    values = (
+        x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        if isinstance(x, torch.Tensor)
+        else np.asarray(x)
+    )
+    dtype = x.dtype if isinstance(x, torch.Tensor) else values.dtype
+    return f"{tuple(np.shape(x))} {dtype} #{hashlib.sha256(values.tobytes()).hexdigest()[:12]}"
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.ring import Ring
+from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import (
     BackendError,
     DeviceError,
@@ -109,8 +109,7 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
 
 def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     """Raise for tensors that are not this rank's shards under the layout."""
-    if not isinstance(ring, Ring):
-        raise WorldSizeError("ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives")
+    check_ring(ring)
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
     named = {"q": q, "k": k, "v": v}

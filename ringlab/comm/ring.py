@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import Tensor
 
 from ringlab.comm.protocol import AnyTensor, Comm, Tensors, Work
-from ringlab.errors import BackendError, ShapeError
+from ringlab.errors import BackendError, ShapeError, WorldSizeError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -154,3 +154,17 @@ def _buffer_like(tensor: Tensor, length: int | None) -> Tensor:
     if length is None:
         return tensor.new_empty(tensor.shape)
     return tensor.new_empty((*tensor.shape[:-2], length, tensor.shape[-1]))
+
+
+def check_ring(ring: Any) -> None:
+    """Check that an argument `ring` is a Ring. Raises: WorldSizeError, which names the call that makes one of a group."""
+    if isinstance(ring, Ring):
+        return
+    group = type(ring).__name__.startswith(("DeviceMesh", "ProcessGroup"))
+    raise WorldSizeError(
+        "ring= a ringlab.Ring",
+        f"a {type(ring).__name__}",
+        "Ring.of_group(it) makes one of a process group, or of a DeviceMesh of one dimension such as mesh['cp']"
+        if group
+        else "pass the ring that your program receives, or Ring.of_group(group)",
+    )

@@ -65,7 +65,7 @@ def attend(
         raise_everywhere(around, error, query.device)
     out: Tensor = ring_attention(
         query, key, value, ring=context.ring, layout=context.layout, mask=mask, scale=scaling,
-        schedule=context.schedule, block=context.block, validate=around.validate,
+        schedule=context.schedule, block=context.block, validate=context.validate,
         softcap=softcap, dropout=dropout, seed=seed, sinks=more.get("s_aux"),
     )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ringlab.errors import MaskError, ShapeError, TrainingError
+from ringlab.agreement import cut_alike
+from ringlab.errors import DeviceError, MaskError, ShapeError, TrainingError
 from ringlab.mask import Mask
 from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE, next_tokens
@@ -54,7 +55,9 @@ def shard_batch(
     there. Labels of padding are set to −100, and the model's output for padding is meaningless.
 
     Raises: ShapeError for shapes that do not fit; MaskError for other padding, or position ids that differ between rows
-    or contradict the mask; TrainingError if no label counts. Every rank sees the whole batch, so all of them raise.
+    or contradict the mask; TrainingError if no label counts; DeviceError for tensors without data. AgreementError on all
+    other ranks, and on all ranks of a ring that have different batches: the ranks compare a hash, unless the context has
+    validate=False.
 
     >>> from ringlab import VirtualCluster, zigzag
     >>> from ringlab.hf import context, shard_batch
@@ -67,6 +70,28 @@ def shard_batch(
     [[10, 11, 16, 17]] [[0, 1, 6, 7]]
     [[12, 13, 14, 15]] [[2, 3, 4, 5]]
     """
+    whole = {
+        "input_ids": input_ids,
+        "labels": labels,
+        "position_ids": position_ids,
+        "attention_mask": attention_mask,
+    }
+    arrays = {name: x for name, x in whole.items() if x is not None}
+    return cut_alike(context.ring, arrays, lambda: _shard(context, **whole), context.validate)  # type: ignore[arg-type]
+
+
+def _shard(
+    context: Context,
+    input_ids: Tensor,
+    labels: Tensor | None,
+    position_ids: Tensor | None,
+    attention_mask: Tensor | None,
+) -> dict[str, Any]:
+    """Return what `shard_batch` returns, of this rank's whole batch. Raises: as it does."""
+    if any(x is not None and x.is_meta for x in (input_ids, labels, position_ids, attention_mask)):
+        raise DeviceError(
+            "tensors with data", "tensors on the device meta", "make the batch on the CPU or a GPU"
+        )
     if input_ids.ndim != 2:
         raise ShapeError("input_ids (batch, tokens)", f"shape {tuple(input_ids.shape)}")
     for name, x in (("labels", labels), ("attention_mask", attention_mask)):

@@ -19,7 +19,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ringlab.agreement import agree
 from ringlab.blocks.protocol import Block
-from ringlab.comm.ring import Ring
+from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import BackendError, LayoutError, RinglabError, TrainingError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -32,8 +32,8 @@ class Held:
     called: a model that ran under it. attended: whether a layer of any model computed its attention over the ring.
     """
 
-    def __init__(self, context: Context, validate: bool, seed: int | None, models: tuple[str, ...]) -> None:
-        self.context, self.validate, self.seed, self.models = context, validate, seed, models
+    def __init__(self, context: Context, seed: int | None, models: tuple[str, ...]) -> None:
+        self.context, self.seed, self.models = context, seed, models
         self.called: PreTrainedModel | None = None
         self.attended = False
 
@@ -66,9 +66,9 @@ def raise_everywhere(around: Held, error: RinglabError | None, device: torch.dev
 
     Raises: `error` on this rank if there is one; AgreementError if another rank has one.
     """
-    ring = around.context.ring
-    if around.validate and isinstance(ring, Ring):
-        agree(ring.comm, "" if error else "loss", error, device)
+    context = around.context
+    if context.validate:
+        agree(context.ring.comm, "" if error else "loss", error, "cpu" if device.type == "meta" else device)
     if error is not None:
         raise error
 
@@ -194,15 +194,16 @@ def context(
     >>> VirtualCluster(2).run(program).results
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
-    make = Context.agreed if validate and isinstance(ring, Ring) else Context
-    made = make(ring, layout, mask=mask, schedule=schedule, block=block)
+    check_ring(ring)
+    make = Context.agreed if validate else Context
+    made = make(ring, layout, mask=mask, schedule=schedule, block=block, validate=validate)
     if min(layout.lengths) == 0:
         raise LayoutError(
             "a layout that gives every rank a token, because transformers models reject empty batches",
             f"{layout!r}: {layout.lengths.count(0)} ranks without any",
             "fewer ranks, or longer sequences",
         )
-    held = Held(made, validate, seed, models)
+    held = Held(made, seed, models)
     token = HELD.set(held)
     try:
         with looked_at():

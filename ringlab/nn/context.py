@@ -14,7 +14,7 @@ from torch import Tensor
 from ringlab.agreement import agree
 from ringlab.attention import ring_attention
 from ringlab.blocks.protocol import Block
-from ringlab.comm.ring import Ring
+from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -32,7 +32,7 @@ class Context:
     only on differences within a document. `validate`: whether the ranks compare their arguments at every call
     of attention; `train` does so in its first step only.
 
-    Raises: WorldSizeError for a layout of another number of ranks; LayoutError for position ids that contradict
+    Raises: WorldSizeError for something else than a ring, or a layout of another number of ranks; LayoutError for position ids that contradict
     the layout; MaskError for documents that do not add up to the sequence.
 
     >>> from ringlab import VirtualCluster, zigzag
@@ -49,6 +49,7 @@ class Context:
     validate: bool = True
 
     def __post_init__(self) -> None:
+        check_ring(self.ring)
         if self.layout.P != self.ring.world_size:
             raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(self.layout))
         if self.mask is not None:
@@ -62,6 +63,7 @@ class Context:
 
         Raises: this rank's own error, as the class does; AgreementError on all other ranks.
         """
+        check_ring(ring)
         error, context = None, None
         try:
             context = cls(ring, layout, **options)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from ringlab.agreement import checked_over
+from ringlab.agreement import checked_over, cut_alike
 from ringlab.comm.ring import Ring
 from ringlab.errors import LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, get_layout, per_document
@@ -292,15 +292,39 @@ class Packing:
         ]
 
     def shard(
-        self, layout: Layout, rank: int, *, labels: Any = None, loss_weights: Any = None, **others: Any
+        self,
+        layout: Layout,
+        rank: int | Ring,
+        *,
+        labels: Any = None,
+        loss_weights: Any = None,
+        validate: bool = True,
+        **others: Any,
     ) -> dict[str, Any]:
         """Return a rank's part of a batch, (1, L, …) each: its arrays, "position_ids" and "document_ids".
 
+        rank: this rank's ring, whose ranks then compare a hash of the whole batch, unless validate=False; or the number of
+        any rank, and nothing notices ranks that have different batches.
         labels, loss_weights: not shifted; `next_tokens` and `next_weights` shift them BEFORE they are cut. All other
         arrays, such as input_ids, are packed and cut as they are. Position ids count from 0 in each document.
         Raises: ShapeError for an array of another shape; LayoutError for a layout of another length;
-        WorldSizeError unless 0 ≤ rank < P; MaskError for position_ids or document_ids, which are the packing's own.
+        WorldSizeError unless 0 ≤ rank < P, or for the ring of another layout; MaskError for position_ids or document_ids,
+        which are the packing's own; AgreementError if the ring's ranks have different batches.
         """
+        whole = {"labels": labels, "loss_weights": loss_weights, **others}
+        if not isinstance(rank, Ring):
+            return self._shard(layout, rank, **whole)
+        arrays = {name: x for name, x in whole.items() if x is not None} | {"documents": self.cu_seqlens}
+        return cut_alike(rank, arrays, lambda: self._shard_over(layout, rank, **whole), validate)
+
+    def _shard_over(self, layout: Layout, ring: Ring, **whole: Any) -> dict[str, Any]:
+        if layout.P != ring.world_size:
+            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+        return self._shard(layout, ring.rank, **whole)
+
+    def _shard(
+        self, layout: Layout, rank: int, labels: Any, loss_weights: Any, **others: Any
+    ) -> dict[str, Any]:
         self.check(layout)
         for name in ("position_ids", "document_ids"):
             if name in others:

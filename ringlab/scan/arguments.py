@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringlab.comm.ring import Ring
+from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import (
     DeviceError,
     DtypeError,
@@ -77,10 +77,7 @@ def check_arguments(given: Arguments) -> Call:
     wrong one.
     """
     refuse_transforms(given.q, given.k, given.v, given.decay, given.beta, given.initial_state)
-    if not isinstance(given.ring, Ring):
-        raise WorldSizeError(
-            "ring= a ringlab.Ring", repr(given.ring), "pass the ring that your program receives"
-        )
+    check_ring(given.ring)
     if not isinstance(given.layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as contiguous(S, P)", repr(given.layout))
     if given.layout.P != given.ring.world_size:

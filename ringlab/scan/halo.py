@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree, checked_over
-from ringlab.comm.ring import Ring
+from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -222,8 +222,7 @@ def _describe(x: Tensor, layout: Layout, documents: tuple[int, ...]) -> str:
 
 
 def _check(x: Any, ring: Any, layout: Any) -> None:
-    if not isinstance(ring, Ring):
-        raise WorldSizeError("ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives")
+    check_ring(ring)
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as contiguous(S, P)", repr(layout))
     if layout.P != ring.world_size:

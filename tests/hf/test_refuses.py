@@ -18,6 +18,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import (
     AgreementError,
     BackendError,
+    DeviceError,
     LayoutError,
     MaskError,
     MissingExtraError,
@@ -297,6 +298,38 @@ def sharding(mask: Mask | None = None, **changed: Any) -> Any:
                 return error
 
     return run(program, P)[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"input_ids": BATCH.input_ids + 1},
+        {"labels": BATCH.labels + 1},
+        {"attention_mask": torch.ones(1, S, dtype=torch.long)},
+        {"position_ids": torch.arange(S)[None]},
+        {"labels": torch.full((1, S), IGNORE)},
+        {"input_ids": BATCH.input_ids.to("meta")},
+    ],
+)
+def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(changed: dict[str, Any]) -> None:
+    """Attention would be over a sequence that nobody has, with plausible losses."""
+
+    def program(ring: Ring, **options: Any) -> Any:
+        with hf.context(ring, zigzag(S, P), **options) as context:
+            given = {"input_ids": BATCH.input_ids, "labels": BATCH.labels}
+            try:
+                hf.shard_batch(context, **given | (changed if ring.rank else {}))
+            except RinglabError as error:
+                return error
+
+    first, second = run(program, P)
+    assert isinstance(first, AgreementError), (first, second)
+    if isinstance(second, AgreementError):
+        assert "give all ranks of a ring the same batch" in first.remedy == second.remedy
+    else:
+        assert isinstance(second, TrainingError | DeviceError) and "the rank that differs" in first.remedy
+    quiet, _ = run(partial(program, validate=False), P)
+    assert quiet is None
 
 
 ONES = torch.ones(1, S, dtype=torch.long)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,56 @@ def test_what_is_refused(wrong: Callable[[], Any], error: type[Exception], words
     with pytest.raises(error) as caught:
         wrong()
     assert words in str(caught.value)
+
+
+OTHER: dict[str, dict[str, Any]] = {
+    "tokens": {"input_ids": [9, 8, 7, 6, 5]},
+    "labels": {"labels": [9, 8, 7, 6, 5]},
+    "weights": {"loss_weights": [0.5] * 5},
+    "documents": {"lengths": (4, 1)},
+    "a batch that is wrong": {"input_ids": [1, 2, 3]},
+}
+
+
+def cut_over(ring: Ring, changed: dict[str, Any], **options: Any) -> RinglabError | dict[str, Any]:
+    """What rank 1 is told that has another batch than the other ranks of its ring, and what they are told."""
+    given = {
+        "lengths": (3, 2),
+        "input_ids": [1, 2, 3, 4, 5],
+        "labels": [1, 2, 3, 4, 5],
+        "loss_weights": [1.0] * 5,
+    }
+    given |= changed if ring.rank == 1 else {}
+    packing = Packing.of_lengths(given.pop("lengths"))
+    try:
+        arrays = {name: torch.tensor([x]) for name, x in given.items()}
+        return packing.shard(packing.layout("zigzag", ring.world_size), ring, **arrays, **options)
+    except RinglabError as error:
+        return error
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(name: str) -> None:
+    found = VirtualCluster(3, memory=False).run(cut_over, OTHER[name]).results
+    own = ShapeError if "wrong" in name else AgreementError
+    assert [type(error) for error in found] == [AgreementError, own, AgreementError], found
+    if own is AgreementError:
+        assert all("give all ranks of a ring the same batch" in error.remedy for error in found)
+
+
+def test_a_ring_cuts_what_its_ranks_number_cuts() -> None:
+    packing = Packing.of_lengths([3, 2])
+    for rank, mine in enumerate(VirtualCluster(3, memory=False).run(cut_over, {}).results):
+        plain = packing.shard(packing.layout("zigzag", 3), rank, input_ids=torch.tensor([[1, 2, 3, 4, 5]]))
+        assert torch.equal(mine["input_ids"], plain["input_ids"])
+    unchecked = partial(cut_over, changed=OTHER["tokens"], validate=False)
+    assert all(isinstance(mine, dict) for mine in VirtualCluster(3, memory=False).run(unchecked).results)
+
+    def of_other_ranks(ring: Ring) -> None:
+        with pytest.raises(WorldSizeError, match="a layout for 2 ranks"):
+            packing.shard(packing.layout("zigzag", 3), ring)
+
+    VirtualCluster(2).run(of_other_ranks)
 
 
 IDS = torch.zeros(1, 6, dtype=torch.long)
