@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 
 
 class Native(Block):
-    """Flash attention of torch: on the CPU any float dtype, on CUDA float16 and bfloat16.
+    """Flash attention of torch: on the CPU any float dtype, on CUDA from compute capability 8.0 float16 and bfloat16.
 
     torch's operators have no soft cap, and their dropout does not follow from positions; nor do they take a gradient of lse.
     Tiles with such rules, and the backward of such rows, are computed by `Blockwise`.
@@ -48,7 +48,7 @@ class Native(Block):
             return f"on cuda needs float16 or bfloat16, got {q.dtype}"
         if q.shape[-1] % 8 or q.shape[-1] > 256:
             return f"on cuda needs a head dim that is a multiple of 8 up to 256, got {q.shape[-1]}"
-        return None
+        return too_old(q.device)
 
     def forward(
         self,
@@ -67,9 +67,9 @@ class Native(Block):
         if q.shape[-1] != v.shape[-1]:
             part = self.forward(*_of_one_width(q, k, v), causal=causal, scale=scale)
             return Partial(_cut(part.out, v), part.lse)
-        q, k, v = map(_dense, (q, k, v))
-        if q.device.type == "cuda":
+        if _on_cuda(q):
             return _cuda_forward(q, k, v, causal, scale)
+        q, k, v = map(_dense, (q, k, v))
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         # The operator lets a non-finite value reach rows that do not see it (0·NaN = NaN). It also returns out 0
         # with lse 0 for a row whose scores are all −inf, or all NaN and fewer than a vector register holds.
@@ -99,17 +99,37 @@ class Native(Block):
             found = self.backward(wide, wide_k, wide_v, causal=causal, scale=scale)
             dq, dk, dv = (_cut(x, like) for x, like in zip(found, (rows.q, k, v), strict=True))
             return dq, dk, dv
+        if _on_cuda(rows.q):
+            return _cuda_backward(rows.dout, rows.q, k, v, rows.out, rows.lse, causal, scale)
         dout, q, k, v, out = map(_dense, (rows.dout, rows.q, k, v, rows.out))
-        if q.device.type == "cuda":
-            return _cuda_backward(dout, q, k, v, out, rows.lse, causal, scale)
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, rows.lse, 0.0, causal, scale=scale
         )
 
 
+def too_old(device: torch.device) -> str | None:
+    """Return the reason why a GPU is too old for kernels that need Ampere's instructions, or None if it is not."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"needs a GPU of compute capability 8.0 or more, got {major}.{minor}"
+
+
+def _on_cuda(x: Tensor) -> bool:
+    return x.device.type == "cuda"
+
+
 def _dense(x: Tensor) -> Tensor:
-    # The operators accept any strides, except that they read the last axis as if it were dense.
+    # The CPU operators accept any strides, except that they read the last axis as if it were dense.
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+_LOAD = 16  # bytes that the CUDA kernels load at once, from addresses that are multiples of it
+
+
+def _loadable(x: Tensor) -> Tensor:
+    """Return `x`, or a dense copy where the CUDA kernels could not load its rows."""
+    rows = [x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1])]
+    fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -136,6 +156,7 @@ def _check_square(q: Tensor, k: Tensor, causal: bool) -> None:
 
 def _cuda_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
     _check_square(q, k, causal)
+    q, k, v = map(_loadable, (q, k, v))
     out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
     return Partial(out, lse)
 
@@ -144,6 +165,8 @@ def _cuda_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_square(q, k, causal)
+    dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
+    lse = lse.contiguous()  # the kernel knows no strides of it, and torch makes no copy
     unused = torch.zeros((), dtype=torch.int64, device=q.device)  # the random state of dropout
     return _aten._scaled_dot_product_flash_attention_backward(
         dout,

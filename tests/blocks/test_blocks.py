@@ -85,6 +85,24 @@ def test_a_remedy_that_names_a_block_names_one_that_computes_it(
                 assert get_block(error.remedy.split("'")[1], q).supports(q) is None
 
 
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [((7, 0), "blockwise"), ((7, 5), "blockwise"), ((8, 0), "native")]
+)
+def test_auto_on_a_gpu_takes_native_where_torchs_operators_run(
+    capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A V100 and a T4 are older than torch's flash attention."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 1, 64, device="cuda", dtype=torch.float16)
+    assert get_block("auto", q).name == chosen
+    if chosen != "native":
+        major, minor = capability
+        with pytest.raises(BackendError, match=rf"capability 8\.0 or more, got {major}\.{minor}") as caught:
+            get_block("native", q)
+        assert "block='blockwise'" in caught.value.remedy
+
+
 @each_block
 @pytest.mark.parametrize(("n_rows", "keys"), [(0, 4), (4, 0), (0, 0)])
 def test_empty_tiles(block: Block, n_rows: int, keys: int) -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ringlab.blocks.native import too_old
 from ringlab.blocks.protocol import BackwardRows, StepBlock
 from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, architecture, choose
 from ringlab.blocks.triton.interpreter import interpreting
@@ -129,10 +130,7 @@ def _unfit_device(device: torch.device) -> str | None:
         return f"runs on NVIDIA GPUs, and with TRITON_INTERPRET=1 on the CPU, not on {device.type}"
     if torch.version.hip is not None:
         return "runs on NVIDIA GPUs, not on AMD's"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return f"needs a GPU of compute capability 8.0 or more, got {capability[0]}.{capability[1]}"
-    return None
+    return too_old(device)
 
 
 _NO_INTERPRETER = (

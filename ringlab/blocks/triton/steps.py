@@ -43,7 +43,10 @@ class Launcher:
         arguments: tuple[Any, ...],
         **constants: Any,
     ) -> None:
-        """Launch `kernel` on `programs` · `heads` programs. Raises: BackendError where the GPU is too small."""
+        """Launch `kernel` on `programs` · `heads` programs, on the device of the first argument.
+
+        Raises: BackendError where the GPU is too small.
+        """
         from triton.runtime.errors import OutOfResources
 
         from ringlab.blocks.triton import kernels
@@ -51,7 +54,8 @@ class Launcher:
         constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": config.precision}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         try:
-            getattr(kernels, kernel)[(programs * heads,)](*arguments, **constants, **options)
+            with torch.cuda.device_of(arguments[0]):  # Triton takes the current device and its current stream
+                getattr(kernels, kernel)[(programs * heads,)](*arguments, **constants, **options)
         except OutOfResources as error:
             raise BackendError(
                 f"a GPU that can run {kernel} with tiles of {config}", str(error), "use block='auto'"

@@ -1,0 +1,447 @@
+"""Whatever reaches an operator of torch on CUDA, a Triton launch, NCCL or a window is what its code takes for granted.
+
+The table of cases runs on virtual ranks with the rules of tests/blocks/device_calls.py, and each rule falls to a mutant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ringlab import VirtualCluster, ring_attention
+from ringlab.blocks import native
+from ringlab.blocks.native import Native
+from ringlab.blocks.protocol import BackwardRows
+from ringlab.blocks.triton import TritonBlock, steps, visits
+from ringlab.blocks.triton.steps import Launcher, TritonBackward, TritonForward
+from ringlab.comm.processes import parts, symmetric
+from ringlab.comm.processes.board import Board
+from ringlab.comm.processes.carriers import AllToAll, Carrier, PointToPoint
+from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.processes.symmetric import Windows
+from ringlab.comm.processes.windows import Window
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import Case, covering, inputs, join, problem, refusal
+from ringlab.conformance.tolerance import NAMES, errors
+from ringlab.errors import RankFailedError
+from ringlab.schedules import available as schedules
+from tests.blocks.device_calls import (
+    RULES,
+    Call,
+    TakenForGranted,
+    Told,
+    check,
+    flash_operators,
+    messages,
+    rewritten,
+    triton_launches,
+)
+from tests.substrates.programs import many_exchanges
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "of (B, L, H, D)": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "beside others": lambda x: F.pad(x, (3, 2))[..., 3:-2],
+    "transposed": lambda x: x.mT.contiguous().mT,
+}
+
+
+def attend(ring: Ring, case: Case, block: str, schedule: str, view: str, **scored: Any) -> tuple[Tensor, ...]:
+    layout, sinks = case.make_layout(), case.make_sinks()
+    q, k, v, dout = (VIEWS[view](layout.shard(x, ring.rank)) for x in inputs(case))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    scored |= {} if sinks is None else {"sinks": sinks}
+    out, lse = ring_attention(
+        *leaves, ring=ring, layout=layout, mask=case.make_mask(), block=block, schedule=schedule,
+        return_lse=True, validate=False, **scored,
+    )  # fmt: skip
+    return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
+
+
+JOBS = [
+    (replace(case, dtype=("bfloat16", "float16")[number % 2]), schedule, view)
+    for number, case in enumerate(covering())
+    for schedule in (schedules()[number % len(schedules())],)
+    for view in (list(VIEWS)[number % len(VIEWS)],)
+    if refusal(case, schedule) is None
+]
+
+
+def sweep(block: str, jobs: list[tuple[Case, str, str]] = JOBS, **scored: Any) -> None:
+    for case, schedule, view in jobs:
+        VirtualCluster(case.P, memory=False).run(partial(attend, **scored), case, block, schedule, view)
+
+
+def test_every_case_on_torchs_cuda_operators() -> None:
+    with flash_operators():
+        sweep("native")
+
+
+@pytest.mark.needs_interpreter
+def test_every_case_on_the_triton_kernels() -> None:
+    with triton_launches():
+        sweep("triton")
+        sweep("triton", JOBS[::9], softcap=3.0, dropout=0.25, seed=7)
+
+
+def test_the_table_has_every_schedule_and_view() -> None:
+    assert {schedule for _, schedule, _ in JOBS} == set(schedules())
+    assert {view for *_, view in JOBS} == set(VIEWS)
+
+
+TWO_DOCUMENTS = replace(
+    JOBS[0][0], layout="contiguous", P=1, S=97, group=8, D=64, Dv=0, mask="documents", sinks=False
+)
+STRIDED = [
+    Case("zigzag", 8, 256, 8, 64, "bfloat16", "causal"),
+    Case("striped", 8, 256, 8, 64, "bfloat16", "causal"),
+    replace(TWO_DOCUMENTS, dtype="bfloat16"),
+]
+OLD = native, "_cuda_backward", "lse = lse.contiguous()", "pass"
+
+
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) -> None:
+    """The stand-in reads lse as the CUDA kernel does; handed a strided one, as it was, it gives gradients of nothing."""
+
+    def wrong() -> set[str]:
+        with flash_operators(lambda operator, call: None):
+            outcome = VirtualCluster(case.P, memory=False).run(attend, case, "native", "ring", "dense")
+        expected = problem(case)
+        measured = errors(join(case, outcome.results), expected.true)
+        return {name for name in NAMES if not measured[name] <= expected.bounds[name]}
+
+    assert wrong() == set()
+    with rewritten(*OLD):
+        assert wrong() == {"dq", "dk", "dv"}
+
+
+def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -> str:
+    """Return what the rules say of the first job that breaks one; "" if none does."""
+    spy = flash_operators if block == "native" else triton_launches
+    with spy():
+        try:
+            sweep(block, jobs, **scored)
+        except RankFailedError as error:
+            assert isinstance(error.__cause__, TakenForGranted), error
+            return str(error.__cause__)
+    return ""
+
+
+NATIVE_MUTANTS = [
+    (*OLD, "a dense lse"),
+    (native, "_cuda_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
+    (native, "_cuda_backward", "map(_loadable, (dout, q, k, v, out))", "dout, q, k, v, out", "rows at multiples of 16 bytes"),
+    (native, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
+     "fits = x.stride(-1) == 1", "rows at multiples of 16 bytes"),
+    (Native, "forward", "if q.shape[-1] != v.shape[-1]", "if False", "a head dim that is a multiple of 8, to 256"),
+    (Native, "backward", "if rows.q.shape[-1] != v.shape[-1]", "if False", "dout and out of the shape of q"),
+]  # fmt: skip
+TRITON_MUTANTS = [
+    (TritonForward, "__init__", "dense(q)", "q", "dense head dims"),
+    (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
+    (TritonForward, "attend", "dtype=torch.float32", "dtype=q.dtype", "states in float32, results in their dtypes"),
+    (TritonBackward, "_launch_dkv", "torch.empty(x.shape", "torch.empty(v.shape", "states and results of their shapes"),
+    (TritonForward, "_launch", "*strides(k), *strides(v)", "*strides(v), *strides(k)",
+     "the strides of the tensors themselves"),
+    (TritonForward, "_launch", "B * H,", "B,", "a program for each entry and head"),
+    (TritonBackward, "_launch_dkv", "B * K,", "B * H,", "a program for each entry and head"),
+    (steps, "sizes", "q.shape[1] // k.shape[1]", "q.shape[1]", "sizes that are those of the tensors"),
+    (visits, "_tables", "np.int32", "np.int64", "dense int32 tables"),
+    (visits, "_tables", "whole[:, :4]", "whole", "tables of their shapes"),
+    (visits, "key_programs", "n_rows - end", "n_rows - end - 1", "tables within the tensors"),
+]  # fmt: skip
+
+
+def run_of_mutant(block: str, mutant: tuple[Any, str, str, str, str]) -> str:
+    with rewritten(*mutant[:4]):
+        visits.row_visits.cache_clear()
+        visits.key_visits.cache_clear()
+        return refusing_run(block, JOBS)
+
+
+@pytest.mark.parametrize("mutant", NATIVE_MUTANTS, ids=lambda mutant: f"{mutant[1]}: {mutant[3]}")
+def test_a_mutant_of_the_native_block_breaks_a_rule(mutant: tuple[Any, str, str, str, str]) -> None:
+    assert mutant[4] in run_of_mutant("native", mutant)
+
+
+@pytest.mark.needs_interpreter
+@pytest.mark.parametrize("mutant", TRITON_MUTANTS, ids=lambda mutant: f"{mutant[1]}: {mutant[3]}")
+def test_a_mutant_of_the_triton_steps_breaks_a_rule(mutant: tuple[Any, str, str, str, str]) -> None:
+    try:
+        assert mutant[4] in run_of_mutant("triton", mutant)
+    finally:
+        visits.row_visits.cache_clear()
+        visits.key_visits.cache_clear()
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+def beside(x: Tensor) -> Tensor:
+    return F.pad(x, (1, 0))[..., 1:]
+
+
+def strided(x: Tensor) -> Tensor:
+    """The values of `x`, of any shape, in memory that is not dense."""
+    return torch.stack((x, x), dim=-1)[..., 0]
+
+
+def far_apart(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, (0, 0, 2**22, 1), dtype=x.dtype, device="meta")
+
+
+def elsewhere(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+Spoiled = dict[str, Callable[[Call], Call]]
+FLASH_SPOILED: Spoiled = {
+    "tensors on one device": lambda c: {"v": elsewhere(c["v"])},
+    "four axes, none of them empty": lambda c: {
+        "v": c["v"][:, :, :0],
+        "k": c["k"][:, :, :0],
+        "causal": False,
+    },
+    "one dtype, of 16 bits": lambda c: {"k": c["k"].float()},
+    "a head dim that is a multiple of 8, to 256": lambda c: {"k": c["k"][..., :8].contiguous()},
+    "k and v alike, of the batch of q": lambda c: {"k": c["k"].repeat(2, 1, 1, 1)},
+    "query heads divisible by key/value heads": lambda c: {x: c[x].repeat(1, 3, 1, 1) for x in "kv"},
+    "a causal tile that is square": lambda c: {"causal": True, "k": c["k"][:, :, 1:], "v": c["v"][:, :, 1:]},
+    "dense head dims": lambda c: {"q": transposed(c["q"])},
+    "rows at multiples of 16 bytes": lambda c: {"q": beside(c["q"])},
+}
+FLASH_BACKWARD_SPOILED: Spoiled = FLASH_SPOILED | {
+    "dout and out of the shape of q": lambda c: {"out": c["out"][:, :, 1:]},
+    "lse in float32": lambda c: {"lse": c["lse"].double()},
+    "lse of (B, H, L)": lambda c: {"lse": c["lse"][..., None]},
+    "a dense lse": lambda c: {"lse": strided(c["lse"])},
+}
+STATE = {"forward_step": "ACC", "backward_dq": "ACC", "backward_dkv": "DV"}
+TRITON_SPOILED: Spoiled = {
+    "tensors on one device": lambda c: {"KEYS_AT": elsewhere(c["KEYS_AT"])},
+    "q, k, v and dout of one dtype": lambda c: {"K": c["K"].double()},
+    "dense head dims": lambda c: {"K": transposed(c["K"])},
+    "the strides of the tensors themselves": lambda c: {"k_l": c["k_l"] + 1},
+    "offsets within a tile of 32 bits": lambda c: {"V": far_apart(c["V"])},
+    "sizes that are those of the tensors": lambda c: {"n_rows": c["n_rows"] + 1},
+    "a program for each entry and head": lambda c: {"grid": c["grid"] + 1},
+    "dense states and results": lambda c: {STATE[c["name"]]: strided(c[STATE[c["name"]]])},
+    "states and results of their shapes": lambda c: {STATE[c["name"]]: c[STATE[c["name"]]][..., None]},
+    "states in float32, results in their dtypes": lambda c: {STATE[c["name"]]: c[STATE[c["name"]]].double()},
+    "dense int32 tables": lambda c: {"ROWS_AT": c["ROWS_AT"].long()},
+    "tables of their shapes": lambda c: {"LOWS": c["LOWS"][:-1]},
+    "tables within the tensors": lambda c: {"PROGRAMS": c["PROGRAMS"] + 1},
+}
+SPOILED = {
+    "flash_forward": FLASH_SPOILED,
+    "flash_backward": FLASH_BACKWARD_SPOILED,
+    **dict.fromkeys(STATE, TRITON_SPOILED),
+}
+
+
+def calls_of(block: str) -> dict[str, Call]:
+    """Return a call of each operator that `block` makes, one that uses all of its tensors."""
+    found: dict[str, Call] = {}
+
+    def keep(operator: str, call: Call) -> None:
+        check(operator, call)
+        full = call.get("WINDOW", True) and not (call.get("FIRST") and call.get("LAST"))
+        if full and not call.get("LAST"):
+            found.setdefault(operator, call | ({"name": operator} if "grid" in call else {}))
+
+    case = Case("zigzag", 2, 64, 2, 16, "bfloat16", "window" if block == "triton" else "full")
+    scored = {"dropout": 0.25, "seed": 3} if block == "triton" else {}
+    with flash_operators(keep), triton_launches(keep):
+        sweep(block, [(case, "ring", "dense")], **scored)
+    return found
+
+
+@pytest.mark.needs_interpreter
+def test_each_rule_of_a_block_refuses_a_call_that_breaks_it() -> None:
+    calls = calls_of("native") | calls_of("triton")
+    for operator, spoiled in SPOILED.items():
+        assert set(spoiled) | {"launched on the device of its tensors"} >= set(RULES[operator])
+        for rule, change in spoiled.items():
+            call = calls[operator]
+            check(operator, call)
+            with pytest.raises(TakenForGranted) as refused:
+                check(operator, call | change(call))
+            assert rule in str(refused.value), (operator, rule)
+
+
+class Devices:
+    """The current device, without a GPU: a stand-in for the functions of torch.cuda that read and set it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = 0
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        for name in ("_exchange_device", "_maybe_exchange_device"):
+            monkeypatch.setattr(torch.cuda, name, self.exchange)
+
+    def exchange(self, device: int) -> int:
+        before, self.current = self.current, self.current if device < 0 else device
+        return before
+
+
+def on_second_device(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Run the Triton block on tensors of cuda:1 while device 0 is current; return the kernels that were launched."""
+    devices, launched = Devices(monkeypatch), set()
+    monkeypatch.setattr(visits.Visits, "on_this_stream", lambda self: self)
+
+    def told(operator: str, call: Call) -> None:
+        check(operator, call)
+        launched.add(operator)
+
+    visits.row_visits.cache_clear()
+    visits.key_visits.cache_clear()
+    try:
+        with FakeTensorMode(), triton_launches(told):
+            q, k, v, dout = (torch.empty(1, 2, 48, 16, device="cuda:1") for _ in range(4))
+            found = TritonBlock().forward(q, k, v, causal=True, scale=0.3)
+            rows = BackwardRows(dout, q, found.out, found.lse, torch.empty_like(found.lse))
+            TritonBlock().backward(rows, k, v, causal=True, scale=0.3)
+    finally:
+        visits.row_visits.cache_clear()
+        visits.key_visits.cache_clear()
+    assert devices.current == 0
+    return launched
+
+
+@pytest.mark.needs_interpreter
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_second_device(monkeypatch) == set(STATE)
+
+
+@pytest.mark.needs_interpreter
+def test_a_launch_on_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = "with torch.cuda.device_of(arguments[0]):", "if True:"
+    with rewritten(Launcher, "launch", *guard), pytest.raises(TakenForGranted, match="on the device of its"):
+        on_second_device(monkeypatch)
+
+
+def on_one_of_three(program: Callable[[Ring], Any], transport: str, tell: Told = check) -> None:
+    """Run a rank of three without the others: what it sends is told and goes nowhere, what it receives is any."""
+    headers = parts.Traffic._headers
+
+    def come(self: parts.Traffic, message: parts.Message | None, expected: parts.Expected | None) -> None:
+        headers(self, message, expected)
+        if expected is not None and not expected.local:
+            expected.header = expected.signature.header()
+
+    dist.init_process_group("fake", rank=1, world_size=3, store=FakeStore())
+    try:
+        with (
+            messages(tell),
+            mock.patch.object(parts.Traffic, "_headers", come),
+            mock.patch.object(dist, "all_reduce", lambda size, *_, **__: size.fill_(1 << 20)),  # of a window
+        ):
+            carrier: Carrier = PointToPoint(None)
+            if transport == "shared-gpu":
+                carrier = AllToAll(1, 3, None, 60.0)
+            if transport == "symmetric":
+                carrier = Windows(1, dist.group.WORLD, 60.0, OwnMemory, 1 << 12)
+            comm = DistributedComm(None, 60.0, board=Board(None), carriers={"cpu": carrier})
+            program(Ring(comm))
+            comm.close()
+    finally:
+        dist.destroy_process_group()
+
+
+class OwnMemory(Window):
+    """A window whose memory of all ranks is this rank's, and whose signals have always come."""
+
+    def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
+        super().__init__(nbytes, number, group, timeout)
+        self._memory = torch.zeros(nbytes, dtype=torch.uint8)
+
+    def view(self, owner: int, start: int, nbytes: int) -> Tensor:
+        return self._memory[start : start + nbytes]
+
+
+def all_messages(ring: Ring) -> None:
+    """Shifts and collectives of many kinds, tensors that are not contiguous and empty ones; and attention of the table."""
+    many_exchanges(ring, torch.linspace(-1, 1, 7))
+    for case, schedule, view in JOBS:
+        if case.P == 3 and (schedule != "ulysses" or not isinstance(ring.comm, AllToAll)):
+            attend(ring, case, "native", schedule, view)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "symmetric", "shared-gpu"])
+def test_messages_are_what_their_transport_takes_for_granted(transport: str) -> None:
+    told: list[str] = []
+
+    def checked(operator: str, call: Call) -> None:
+        check(operator, call)
+        told.append(operator)
+
+    on_one_of_three(all_messages, transport, checked)
+    assert {"nccl": "exchange", "symmetric": "window", "shared-gpu": "all_to_all"}[transport] in told
+
+
+MESSAGE_MUTANTS = [
+    ("nccl", parts.Message, "__init__", "t.detach().contiguous()", "t.detach()", "contiguous messages"),
+    ("nccl", parts.Expected, "__init__", "b if b.is_contiguous() else b.contiguous()", "b", "contiguous messages"),
+    ("nccl", PointToPoint, "_ops", "if tensor.numel()", "", "no empty message"),
+    ("shared-gpu", AllToAll, "_shift", "sent.numel(), received.numel()", "0, 0", "parts that make up the whole"),
+    ("symmetric", symmetric, "pieces", "rest[:room], rest[room:]", "rest, rest[:0]", "parts within the window"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MESSAGE_MUTANTS, ids=lambda mutant: f"{mutant[2]}: {mutant[4]}")
+def test_a_mutant_of_a_transport_breaks_a_rule(mutant: tuple[str, Any, str, str, str, str]) -> None:
+    transport, *change, rule = mutant
+    with rewritten(*change), pytest.raises(TakenForGranted, match=rule):
+        on_one_of_three(all_messages, transport)
+
+
+ODD = torch.zeros(4, 4).t()
+MESSAGES_SPOILED: dict[str, dict[str, Call]] = {
+    "exchange": {
+        "contiguous messages": {"tensors": [ODD, torch.zeros(2)]},
+        "no empty message": {"tensors": [torch.zeros(0), torch.zeros(2)]},
+        "dtypes that NCCL knows": {"tensors": [torch.zeros(2, dtype=torch.complex128), torch.zeros(2)]},
+        "tensors on one device": {"tensors": [torch.zeros(2, device="meta"), torch.zeros(2)]},
+        "no message for the rank itself": {"peers": [1, 2]},
+        "received where nothing else is read or written": {"tensors": [ODD[:, 0], ODD[:, 0]]},
+    },
+    "all_to_all": {
+        "contiguous bytes": {"sent": torch.zeros(8, dtype=torch.uint8)[::2]},
+        "tensors on one device": {"sent": torch.zeros(4, dtype=torch.uint8, device="meta")},
+        "parts that make up the whole": {"in_parts": [3, 0, 0]},
+    },
+    "window": {
+        "parts of contiguous bytes": {"parts": [torch.zeros(3)]},
+        "parts within the window": {"start": 14},
+    },
+}
+RIGHT: dict[str, Call] = {
+    "exchange": {"tensors": [torch.zeros(2), torch.zeros(2)], "received": [True, False], "peers": [0, 2], "rank": 1},
+    "all_to_all": {
+        "into": torch.zeros(4, dtype=torch.uint8), "sent": torch.zeros(4, dtype=torch.uint8),
+        "in_parts": [4, 0, 0], "out_parts": [0, 0, 4],
+    },
+    "window": {"parts": [torch.zeros(3, dtype=torch.uint8)], "start": 0, "nbytes": 16},
+}  # fmt: skip
+
+
+def test_each_rule_of_a_message_refuses_one_that_breaks_it() -> None:
+    assert set(SPOILED) | set(MESSAGES_SPOILED) == set(RULES)
+    for operator, spoiled in MESSAGES_SPOILED.items():
+        assert set(spoiled) == set(RULES[operator])
+        check(operator, RIGHT[operator])
+        for rule, change in spoiled.items():
+            with pytest.raises(TakenForGranted, match=rule):
+                check(operator, RIGHT[operator] | change)
