@@ -1,6 +1,8 @@
 """Models of Hugging Face transformers over a ring: the optional extra `hf`; docs/huggingface.md shows it whole.
 
-context.py    context: the ring, the layout and the mask of a model's forward; refuses models and losses that mix tokens
+context.py    context: the ring, the layout and the mask of a model's forward
+held.py       what a context holds, and errors that must reach every rank
+models.py     which models and losses may run on a shard: their tokens meet in attention alone
 masks.py      the mask that a layer of transformers asks for, read without a matrix, or refused by name
 attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it
@@ -13,7 +15,8 @@ from __future__ import annotations
 from ringlab.errors import MissingExtraError
 
 try:
-    from ringlab.hf.attention import NAME, register
+    from ringlab.hf.attention import register
+    from ringlab.hf.models import NAME
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise

@@ -15,9 +15,10 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from ringlab.attention import ring_attention
-from ringlab.errors import BackendError, MaskError, RinglabError, ShapeError
-from ringlab.hf.context import guard_the_loss, held, raise_everywhere
+from ringlab.errors import BackendError, DeviceError, MaskError, RinglabError, ShapeError
+from ringlab.hf.held import held, raise_everywhere
 from ringlab.hf.masks import GENERATION, LayerMask, layer_mask
+from ringlab.hf.models import ALONE, NAME, guard_the_attention, guard_the_loss
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query, Value
 
@@ -56,6 +57,10 @@ def attend(
     around.attended, context = True, around.context
     mask, seed = Mask(), None
     try:
+        if query.is_meta:
+            raise DeviceError(
+                "tensors with data", "q, k and v on the device meta", "give the model weights and a batch"
+            )
         mask, seed = _mask(module, attention_mask, more), _seed(around.seed, module, dropout)
         if key.shape[2] != query.shape[2]:
             raise ShapeError(
@@ -77,14 +82,17 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
         got = f"a tensor of shape {tuple(asked.shape)}" if isinstance(asked, Tensor) else type(asked).__name__
         raise MaskError(
             "the mask that transformers makes for attn_implementation='ringlab'",
-            f"attention_mask {got}",
-            "say it as a ringlab.Mask in ringlab.hf.context, if it can be",
+            f"attention_mask {got} in {type(module).__name__}",
+            f"say it as a ringlab.Mask in ringlab.hf.context, if it can be; if the model makes it itself, {ALONE}",
         )
     mask = asked.mask()
     causal = more.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if bool(causal) != mask.causal:
-        raise MaskError(f"is_causal={mask.causal} in every layer, as its mask says", f"is_causal={causal}")
+        needed = f"is_causal={mask.causal} in every layer, as its mask says"
+        raise MaskError(
+            needed, f"is_causal={causal} in {type(module).__name__}", f"set its is_causal; or {ALONE}"
+        )
     if "sliding_window" in more and more["sliding_window"] != mask.window:
         raise MaskError(
             "one sliding window",
@@ -92,7 +100,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
             "mend the config",
         )
     _check_rest(more)
-    asked.check_positions(more.get("position_ids"))
+    asked.check_positions(more.get("position_ids"), type(module).__name__)
     return mask
 
 
@@ -125,7 +133,6 @@ def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
     return (seed + layer * 0x9E3779B97F4A7C15) % (1 << 64)
 
 
-NAME = "ringlab"
 OLDEST = (4, 57)
 
 
@@ -148,5 +155,6 @@ def register() -> str:
         )
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, layer_mask)
+    guard_the_attention()
     guard_the_loss()
     return NAME

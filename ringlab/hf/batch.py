@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ringlab.agreement import cut_alike
 from ringlab.errors import DeviceError, MaskError, ShapeError, TrainingError
+from ringlab.hf.held import held_or_none
+from ringlab.hf.masks import unpadded
 from ringlab.mask import Mask
 from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE, next_tokens
@@ -106,6 +108,9 @@ def _shard(
         "position_ids": _positions(context, position_ids).to(mine.device),
         "use_cache": False,
     }
+    around = held_or_none()
+    if around is not None:
+        around.padded = attention_mask is not None and not bool(attention_mask.all())
     if attention_mask is not None:
         _check_padding(context, attention_mask)
     if labels is not None:
@@ -168,5 +173,5 @@ def _check_padding(context: Context, attention_mask: Tensor) -> None:
         raise MaskError(
             "padding at the end of rows, under a causal mask without prefixes",
             f"padding {why}",
-            "tokenizer.padding_side = 'right'; or pack the documents without padding: ringlab.hf.mask_of",
+            unpadded(mask.causal),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Int, Shaped
@@ -17,7 +17,9 @@ from torch import Tensor
 from transformers import masking_utils
 
 from ringlab.errors import BackendError, MaskError, RinglabError
-from ringlab.hf.context import TESTED, Held, held
+from ringlab.hf.context import TESTED
+from ringlab.hf.held import Held, held, raise_everywhere
+from ringlab.hf.models import ALONE
 from ringlab.mask import Mask
 
 _ID = torch.zeros(1, 1, dtype=torch.long)
@@ -35,20 +37,65 @@ GENERATION = (
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
+def unpadded(causal: bool) -> str:
+    """Return the remedy for padding that tokens would see."""
+    return (
+        "make one row without padding: packing = ringlab.packing.Packing.of_batch(batch); packing.pack(input_ids), in "
+        f"ringlab.hf.context(ring, packing.layout('per_document', P), packing.mask({'' if causal else 'causal=False'}))"
+    )
+
+
 class LayerMask:
     """The attention_mask that transformers passes to its layers here: the context, and the config's part of the mask.
 
-    It is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it on unchanged.
+    It is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it on unchanged. A model
+    that computes with it, instead of handing it to attention, is refused.
     """
 
     def __init__(self, held: Held, causal: bool, window: int | None, error: RinglabError | None) -> None:
         self.held, self.causal, self.window, self.error = held, causal, window, error
         self.checked: Tensor | None = None
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise MaskError: a function of torch was given the mask."""
+        given = [*args, *(kwargs or {}).values()]
+        next(x for x in given if isinstance(x, LayerMask))._refuse(
+            getattr(function, "__name__", str(function))
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise MaskError for what tensors have and this has not."""
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        self._refuse(name)
+
+    def __getitem__(self, _: Any) -> None:
+        """Raise MaskError."""
+        self._refuse("slicing")
+
+    def to(self, *_: Any, **__: Any) -> LayerMask:
+        """Return the mask itself: wrappers send all arguments of a layer to its device."""
+        return self
+
+    def _refuse(self, use: str) -> NoReturn:
+        model = type(self.held.running).__name__
+        error = self.error or MaskError(
+            "layers that hand their mask to attention as it is", f"{model}, which uses it ({use})", ALONE
+        )
+        raise_everywhere(self.held, error, torch.device("cpu"))
+        raise error
+
     def mask(self) -> Mask:
         """Return the mask of a layer, in global positions. Raises: the config's error, or MaskError if masks disagree."""
         if self.error is not None:
             raise self.error
+        if self.held.padded and not self.causal:
+            raise MaskError(
+                "no padding in a model that is not causal, in which every token would see it",
+                "attention_mask with padding, in ringlab.hf.shard_batch",
+                unpadded(causal=False),
+            )
         mask = self.held.context.mask or Mask(causal=self.causal)
         if mask.causal != self.causal:
             raise MaskError(
@@ -70,15 +117,21 @@ class LayerMask:
             )
         return replace(mask, window=self.window)
 
-    def check_positions(self, ids: Any) -> None:
-        """Return if `ids` are this rank's positions; they are checked once in a forward.
+    def check_positions(self, ids: Any, layer: str) -> None:
+        """Return if `ids`, which a layer handed to attention, are this rank's positions; they are checked once in a forward.
 
         Raises: MaskError unless they are a tensor, alike in all rows; LayoutError if they are other positions.
         """
         if ids is self.checked and ids is not None:
             return
+        if ids is None:
+            raise MaskError(
+                "position ids handed to attention, where they are compared with this rank's tokens",
+                f"none from {layer}",
+                f"give the model position_ids from ringlab.hf.shard_batch; if it had them, its layers keep them back: {ALONE}",
+            )
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
-            got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else "none"
+            got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise MaskError(
                 "position ids (1 or batch, tokens), alike in all rows, handed to attention",
                 got,
@@ -162,7 +215,7 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         )
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
-        raise BackendError("layers of full or sliding attention", ", ".join(sorted(others)))
+        raise BackendError("layers of full or sliding attention", ", ".join(sorted(map(str, others))), ALONE)
     if getattr(config, "output_router_logits", False):
         raise BackendError(
             "no auxiliary loss of a mixture of experts: each rank would have that of its shard",

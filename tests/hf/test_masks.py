@@ -147,7 +147,7 @@ def test_what_the_context_says_and_what_the_config_says_must_fit() -> None:
 
 
 def _layer(causal: bool, window: int | None) -> LayerMask:
-    from ringlab.hf.context import held
+    from ringlab.hf.held import held
 
     return LayerMask(held(), causal, window, None)
 
