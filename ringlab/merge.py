@@ -67,7 +67,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 def merge_into(state: Partial, rows: slice, part: Partial) -> None:
-    """Merge `part` into the `rows` of `state`, in place."""
+    """Merge `part` into the `rows` of `state`, in place: in memory that whoever calls this allocated."""
     out, lse = state.out[..., rows, :], state.lse[..., rows]
     weight, weight_part = _weights(lse, part.lse)
     out.mul_(weight).addcmul_(part.out.to(out.dtype), weight_part)
@@ -88,11 +88,16 @@ def sink_partial(sinks: Sinks, like: Partial) -> Partial:
     return Partial(like.out.new_zeros(()).expand_as(like.out), lse)
 
 
+def with_sinks(whole: Partial, sinks: Sinks | None) -> Partial:
+    """Return the merge of a partial over all keys and of the sinks of its heads, if there are any."""
+    return whole if sinks is None else merge(whole, sink_partial(sinks, whole))
+
+
 def _weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return e^(a − L) and e^(b − L), computed from b − a; 1 and 0 where b is −inf.
 
     Not from L: a large L is rounded, so that the weights would not add up to 1. Nor one as 1 minus the other, which
     would lose the digits of a small weight.
     """
-    gap = (b - a).masked_fill_(b == -math.inf, -math.inf).unsqueeze(-1)
+    gap = (b - a).masked_fill(b == -math.inf, -math.inf).unsqueeze(-1)
     return torch.sigmoid(-gap), torch.sigmoid(gap)

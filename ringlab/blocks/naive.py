@@ -93,10 +93,10 @@ def _times(x: Tensor, factors: Tensor | None) -> Tensor:
 
 
 def _masked(scores: Tensor, causal: bool) -> Tensor:
-    """Return the scores with −inf, written in place, where the causal mask hides the key."""
+    """Return the scores with −inf where the causal mask hides the key."""
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill_(hidden, -math.inf)
+        scores = scores.masked_fill(hidden, -math.inf)
     return scores
 
 

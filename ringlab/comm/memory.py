@@ -43,7 +43,7 @@ class MemoryMeter:
 
     def watch(self) -> TorchDispatchMode:
         """Return a context manager inside which this thread's tensors are counted."""
-        return _Watch(self)
+        return Watch(self)
 
     def report(self) -> MemoryReport:
         """Return the figures so far."""
@@ -88,7 +88,9 @@ class MemoryMeter:
             self.largest_bytes = max(self.largest_bytes, nbytes)
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """Shows a meter what the operators of this thread return."""
+
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
         self.meter = meter

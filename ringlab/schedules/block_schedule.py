@@ -19,7 +19,7 @@ from torch import Tensor
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import side_by_side
-from ringlab.merge import Partial, merge_into, sink_partial, state_dtype
+from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
 from ringlab.types import Out, Query, RowState, Sinks, Travelling
@@ -83,16 +83,10 @@ class BlockSchedule(ABC):
 def finished(call: Call, partial: Partial, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
     """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
     if call.sinks is not None:
-        call.ring.compute("sinks", add_sinks, partial, call.sinks)
+        partial = call.ring.compute("sinks", side_by_side(with_sinks), partial, call.sinks)
     out, lse = partial.out.to(q.dtype), partial.lse
     saved = (q, k, v, out, lse)
     return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
-
-
-@side_by_side
-def add_sinks(partial: Partial, sinks: Sinks) -> None:
-    """Merge the sinks into the rows of `partial`, in place."""
-    merge_into(partial, slice(None), sink_partial(sinks, partial))
 
 
 def gradient_of_sinks(call: Call, saved: tuple[Shaped[Tensor, "..."], ...], delta: RowState) -> Sinks | None:

@@ -21,7 +21,7 @@ from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
-from ringlab.merge import Partial, merge, sink_partial, state_dtype
+from ringlab.merge import Partial, merge, state_dtype, with_sinks
 from ringlab.modes import without_autocast
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
@@ -197,11 +197,6 @@ def _pack(part: Partial) -> Tensor:
 
 def _unpack(message: Tensor) -> Partial:
     return Partial(message[..., :-1], message[..., -1])
-
-
-def with_sinks(whole: Partial, sinks: Sinks | None) -> Partial:
-    """Return the merge of a partial over all keys and of the sinks of its heads, if there are any."""
-    return whole if sinks is None else merge(whole, sink_partial(sinks, whole))
 
 
 def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:

@@ -134,8 +134,8 @@ class DoubleRingGradientReturn:
     def __init__(self, call: Call, rings: _NodeRings) -> None:
         self.call, self.rings, self.blocks_seen = call, rings, 0
         self.buffers = BlockBuffers(call)
-        self.inside: tuple[Work, Pair, int] | None = None
-        """The message that brings the next block's sums, the tensors sent in exchange, and its origin."""
+        self.inside: tuple[Work, Pair | None, int] | None = None
+        """The message that brings the next block's sums, the tensors given up in exchange, and their origin."""
         self.behind: Work | None = None
         """The previous node's sums for the block that is here at a turn's last step."""
         self.home: Pair | None = None
@@ -149,13 +149,16 @@ class DoubleRingGradientReturn:
         self.blocks_seen += 1
         if step + 1 < rings.size:
             into = self.buffers.reserve(rings.origin(turn, step + 1), *sums)
-            work = rings.inner.post(*sums, into=into, give=True, tag=f"dkv {turn}.{step}")
-            self.inside = work, sums, origin
+            # At step 0 a block may have returned the sums: they are not given up, nor their memory used again.
+            work = rings.inner.post(*sums, into=into, give=step > 0, tag=f"dkv {turn}.{step}")
+            self.inside = work, sums if step > 0 else None, origin
             return
         if self.behind is not None:
-            earlier = self.behind.wait()
-            ring.compute(f"add dkv of nodes {turn}", _add_in_place, sums, earlier)
-            self.buffers.recycle(origin, earlier)
+            dk, dv = self.behind.wait()
+            ring.compute(f"add dkv of nodes {turn}", _add_in_place, (dk, dv), sums)
+            if step > 0:
+                self.buffers.recycle(origin, sums)
+            sums = dk, dv
         if turn + 1 < rings.turns:
             into = self.buffers.reserve(rings.origin(turn + 1, step), *sums)
             self.behind = rings.outer.post(*sums, into=into, tag=f"dkv to node {turn}")
@@ -173,7 +176,8 @@ class DoubleRingGradientReturn:
             return None
         (work, sent, origin), self.inside = self.inside, None
         dk, dv = work.wait()
-        self.buffers.recycle(origin, sent)
+        if sent is not None:
+            self.buffers.recycle(origin, sent)
         return dk, dv
 
     def _send_home(self, origin: int, sums: Pair) -> Pair:
@@ -189,7 +193,7 @@ class DoubleRingGradientReturn:
 
 
 @side_by_side
-def _add_in_place(sums: Pair, more: tuple[Tensor, ...]) -> None:
+def _add_in_place(sums: Pair, more: Pair) -> None:
     """Add `more` to `sums`."""
     for total, part in zip(sums, more, strict=True):
         total += part

@@ -18,9 +18,11 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ringlab.comm.protocol import side_by_side
 from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
-from ringlab.schedules.block_schedule import add_sinks, gradient_of_sinks, rows_of_backward
+from ringlab.merge import with_sinks
+from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingGradientReturn
@@ -89,8 +91,10 @@ class MultiRingSchedule:
                 lane.call.run(label, attend_to_block, forward, origin, block_k, block_v)
         parts = [forward.partial() for forward in steps]
         if call.sinks is not None:
-            for lane, part in zip(lanes, parts, strict=True):
-                call.ring.compute("sinks", add_sinks, part, call.sinks[lane.heads])
+            parts = [
+                call.ring.compute("sinks", side_by_side(with_sinks), part, call.sinks[lane.heads])
+                for lane, part in zip(lanes, parts, strict=True)
+            ]
         out = torch.cat([part.out.to(q.dtype) for part in parts], dim=1)
         lse = torch.cat([part.lse for part in parts], dim=1)
         saved = (q, k, v, out, lse)

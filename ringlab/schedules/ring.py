@@ -58,10 +58,8 @@ class RingGradientReturn:
 def sum_gradients(
     k: Travelling, v: Travelling, gradients: list[Gradient], totals: tuple[Travelling, ...] | None
 ) -> tuple[Travelling, Travelling]:
-    """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, if some have arrived."""
-    dk, dv = RunningSum(k), RunningSum(v)
-    if totals is not None:
-        dk.total, dv.total = totals
+    """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, which are written, if some have arrived."""
+    dk, dv = (RunningSum(k), RunningSum(v)) if totals is None else map(RunningSum, (k, v), totals)
     for gradient in gradients:
         dk.add(gradient.keys, gradient.dk)
         dv.add(gradient.keys, gradient.dv)

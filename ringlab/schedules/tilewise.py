@@ -1,5 +1,8 @@
 """Attention to a K/V block tile by tile, for block backends that compute one tile at a time.
 
+What a backend returns is never written into. It may be an operator's result, which others keep: a selective checkpoint gives
+it out again in backward.
+
 `Call.begin_forward` and `Call.begin_backward` choose these unless the backend has steps of its own.
 """
 
@@ -19,66 +22,92 @@ from ringlab.types import KeyValue, Query, Value
 
 
 class RunningSum:
-    """A sum over slices of a token axis, in the state dtype; the first part is adopted if it covers the whole axis."""
+    """A sum over slices of a token axis, in the state dtype.
 
-    def __init__(self, like: Float[Tensor, "B heads L D"]) -> None:
-        self.like = like
-        self.total: Tensor | None = None
+    total: what has been summed so far, in memory to write into.
+    A first part that covers the whole axis is kept as it is, and copied once there is another to add to it.
+    """
+
+    def __init__(
+        self, like: Float[Tensor, "B heads L D"], total: Float[Tensor, "B heads L D"] | None = None
+    ) -> None:
+        self.like, self.total = like, total
+        self.first: Tensor | None = None
 
     def add(self, tokens: slice, part: Float[Tensor, "B heads _ D"]) -> None:
         """Add `part` to these `tokens`."""
-        dtype = state_dtype(self.like.dtype)
+        if self.total is None and self.first is None and part.shape == self.like.shape:
+            self.first = part
+            return
+        self.copy_first()
         if self.total is None:
-            if part.shape == self.like.shape:
-                self.total = part.to(dtype)
-                return
+            dtype = state_dtype(self.like.dtype)
             self.total = torch.zeros(self.like.shape, dtype=dtype, device=self.like.device)
         self.total[..., tokens, :] += part
 
+    def copy_first(self) -> None:
+        """Copy a first part that is kept as it was returned: before another is computed, or there would be three."""
+        if self.first is not None:
+            self.total = torch.empty_like(self.first, dtype=state_dtype(self.like.dtype)).copy_(self.first)
+            self.first = None
+
     def value(self) -> Float[Tensor, "B heads L D"]:
-        """Return the sum; zeros where nothing was added."""
-        if self.total is None:
-            return torch.zeros_like(self.like, dtype=state_dtype(self.like.dtype))
-        return self.total
+        """Return the sum, to be read; zeros where nothing was added."""
+        dtype = state_dtype(self.like.dtype)
+        if self.first is not None:
+            return self.first.to(dtype)
+        return torch.zeros_like(self.like, dtype=dtype) if self.total is None else self.total
 
 
 class RunningPartial:
     """The partial of some queries over the keys so far; value_dim is the head dim of v.
 
-    Memory of rows from `touched` on is uninitialised: they have seen no key, and their first partial is copied.
+    Memory of rows from `touched` on is uninitialised: they have seen no key, and their first partial is copied. A first part
+    that covers all rows is kept as it is, and copied once there is another to merge with it.
     """
 
     def __init__(self, q: Query, value_dim: int) -> None:
         self.q = q
         self.shape = (*q.shape[:-1], value_dim)
         self.touched = 0
+        self.first: Partial | None = None
         self.partial: Partial | None = None
 
     def add(self, rows: slice, part: Partial) -> None:
-        """Merge `part` into `rows`; the first part is adopted if it covers all rows."""
-        dtype, length = state_dtype(self.q.dtype), self.q.shape[-2]
-        if self.partial is None and part.out.shape == self.shape:
-            self.partial, self.touched = Partial(part.out.to(dtype), part.lse), length
+        """Merge `part` into `rows`."""
+        if self.partial is None and self.first is None and part.out.shape == self.shape:
+            self.first = part
             return
+        self.copy_first()
         if self.partial is None:
-            out = torch.empty(self.shape, dtype=dtype, device=self.q.device)
+            out = torch.empty(self.shape, dtype=state_dtype(self.q.dtype), device=self.q.device)
             self.partial = Partial(out, out.new_empty(self.q.shape[:-1]))
+        state = self.partial
         if rows.start >= self.touched:
             self._fill_with_identity(slice(self.touched, rows.start))
-            self.partial.out[..., rows, :] = part.out
-            self.partial.lse[..., rows] = part.lse
+            state.out[..., rows, :] = part.out
+            state.lse[..., rows] = part.lse
         else:
             self._fill_with_identity(slice(self.touched, rows.stop))
-            merge_into(self.partial, rows, part)
+            merge_into(state, rows, part)
         self.touched = max(self.touched, rows.stop)
 
     def value(self) -> Partial:
-        """Return the partial; the identity where nothing was merged."""
+        """Return the partial, to be read; the identity where nothing was merged."""
+        if self.first is not None:
+            return Partial(self.first.out.to(state_dtype(self.q.dtype)), self.first.lse)
         if self.partial is None:
             return Partial.identity(self.q, self.shape[-1])
         self._fill_with_identity(slice(self.touched, self.q.shape[-2]))
         self.touched = self.q.shape[-2]
         return self.partial
+
+    def copy_first(self) -> None:
+        """Copy a first part that is kept as it was returned: before another is computed, or there would be three outs."""
+        if self.first is not None:  # with its strides, which decide some bits
+            out = torch.empty_like(self.first.out, dtype=state_dtype(self.q.dtype)).copy_(self.first.out)
+            self.partial = Partial(out, torch.empty_like(self.first.lse).copy_(self.first.lse))
+            self.first, self.touched = None, self.q.shape[-2]
 
     def _fill_with_identity(self, rows: slice) -> None:
         assert self.partial is not None
@@ -100,6 +129,7 @@ class TilewiseForward:
         if self.state is None:  # the first v says how wide out is
             self.state = RunningPartial(self.q, v.shape[-1])
         for tile in tiles:
+            self.state.copy_first()
             self.state.add(tile.rows, self._tile_partial(tile, k, v, rules))
 
     def _tile_partial(self, tile: Tile, k: Tensor, v: Tensor, rules: TileRules) -> Partial:
@@ -130,6 +160,7 @@ class TilewiseBackward:
         """Return the contribution of these queries to the gradients of the next block, one entry for each tile."""
         gradients = []
         for tile in tiles:
+            self.dq.copy_first()
             dq, dk, dv = self._tile_gradients(tile, k, v, rules)
             self.dq.add(tile.rows, dq)
             gradients.append(Gradient(tile.keys, dk, dv))

@@ -48,7 +48,8 @@ def visits(
 class Followers:
     """Tensors that follow a traveller one step behind, change at every stop, and go home after the last.
 
-    At each stop: `arrived`, then `send_on` with what has become of it; after the last stop `own`.
+    At each stop: `arrived`, then `send_on` with what has become of it; after the last stop `own`. Only what has arrived is
+    given up and its memory used again: what a rank sends from the first stop, a block may have returned.
     """
 
     def __init__(self, call: Call, stops: Sequence[int], tag: str) -> None:
@@ -60,10 +61,11 @@ class Followers:
 
     def arrived(self) -> Tensors | None:
         """Return what follows the traveller that is here, once it has arrived; None at the first stop."""
-        if self.work is None or self.sent is None:
+        if self.work is None:
             return None
         tensors = self.work.wait()
-        self.buffers.recycle(self.call.ring.origin(self.stops[self.step - 1]), self.sent)
+        if self.sent is not None:
+            self.buffers.recycle(self.call.ring.origin(self.stops[self.step - 1]), self.sent)
         return tensors
 
     def send_on(self, *tensors: Shaped[Tensor, "B _ _ _"]) -> None:
@@ -73,9 +75,11 @@ class Followers:
         if step + 1 < len(stops):
             into = self.buffers.reserve(ring.origin(stops[step + 1]), *tensors)
             stride = stops[step + 1] - stops[step]
-            self.work = ring.post(*tensors, into=into, give=True, stride=stride, tag=f"{self.tag} {step}")
+            self.work = ring.post(*tensors, into=into, give=step > 0, stride=stride, tag=f"{self.tag} {step}")
+            if step == 0:
+                self.sent = None
         elif stops[step] % ring.world_size:
-            self.work = self._send_home(tensors)
+            self.work = self._send_home(tensors, give=step > 0)
 
     def own(self) -> Tensors:
         """Return what this rank's own traveller has gathered, once it has come home."""
@@ -83,11 +87,12 @@ class Followers:
         assert tensors is not None
         return tensors
 
-    def _send_home(self, tensors: Tensors) -> Work:
+    def _send_home(self, tensors: Tensors, give: bool) -> Work:
         """Send what is complete to its owner, which is the next rank if the traveller went all the way around."""
         ring, last = self.call.ring, self.stops[-1]
         into = self.buffers.reserve(ring.rank, *tensors)
-        return ring.comm.hand_over(
+        post = ring.comm.hand_over if give else ring.comm.exchange
+        return post(
             send=tuple(x.contiguous() for x in tensors),
             to=ring.origin(last),
             receive=into,

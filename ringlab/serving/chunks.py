@@ -18,9 +18,10 @@ from ringlab.blocks.protocol import Block
 from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.merge import with_sinks
 from ringlab.modes import without_autocast
 from ringlab.schedules.call import Call
-from ringlab.schedules.decode import check_gradients, mask_of_one_document, with_sinks
+from ringlab.schedules.decode import check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,

@@ -23,9 +23,9 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
-from ringlab.merge import Partial
+from ringlab.merge import Partial, with_sinks
 from ringlab.modes import without_autocast
-from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document, with_sinks
+from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,

@@ -31,7 +31,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.merge import Partial, sink_partial
+from ringlab.merge import Partial, sink_partial, with_sinks
 from ringlab.schedules import block_schedule, ulysses
 from ringlab.schedules.ring import RingSchedule
 from tests.laws.draw import Shape, refute, tensors
@@ -52,45 +52,41 @@ def test_ring_attention_with_sinks(problem: Problem, how: tuple[str, str]) -> No
     law_equals_the_oracle(problem, *how)
 
 
-def ignored(partial: Partial, sinks: Tensor) -> None:
+def ignored(partial: Partial, sinks: Tensor) -> Partial:
     """They change nothing."""
+    return partial
 
 
-def with_another_sign(partial: Partial, sinks: Tensor) -> None:
-    right(partial, -sinks)
+def with_another_sign(partial: Partial, sinks: Tensor) -> Partial:
+    return right(partial, -sinks)
 
 
-def not_in_lse(partial: Partial, sinks: Tensor) -> None:
-    lse = partial.lse.clone()
-    right(partial, sinks)
-    partial.lse.copy_(lse)
+def not_in_lse(partial: Partial, sinks: Tensor) -> Partial:
+    return Partial(right(partial, sinks).out, partial.lse)
 
 
-def not_in_out(partial: Partial, sinks: Tensor) -> None:
-    out = partial.out.clone()
-    right(partial, sinks)
-    partial.out.copy_(out)
+def not_in_out(partial: Partial, sinks: Tensor) -> Partial:
+    return Partial(partial.out, right(partial, sinks).lse)
 
 
-def of_the_next_head(partial: Partial, sinks: Tensor) -> None:
-    right(partial, sinks.roll(1))
+def of_the_next_head(partial: Partial, sinks: Tensor) -> Partial:
+    return right(partial, sinks.roll(1))
 
 
-def counted_on_every_rank(partial: Partial, sinks: Tensor) -> None:
+def counted_on_every_rank(partial: Partial, sinks: Tensor) -> Partial:
     """P times: as if each rank's block came with its own."""
-    for _ in range(2):
-        right(partial, sinks)
+    return right(right(partial, sinks), sinks)
 
 
-right = block_schedule.add_sinks
+right = with_sinks
 WRONG = (ignored, with_another_sign, not_in_lse, not_in_out, of_the_next_head, counted_on_every_rank)
 PLAIN = [(Problem(zigzag(8, 2), seed=seed),) for seed in range(3)]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_the_law_notices(wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def law(add_sinks: Callable[..., Any], problem: Problem) -> None:
-        monkeypatch.setattr(block_schedule, "add_sinks", add_sinks)
+    def law(with_sinks: Callable[..., Any], problem: Problem) -> None:
+        monkeypatch.setattr(block_schedule, "with_sinks", with_sinks)
         law_equals_the_oracle(problem, "naive", "ring")
 
     refute(law, right, wrong, PLAIN)
@@ -155,9 +151,8 @@ def test_the_law_notices_gradients_of_other_heads(monkeypatch: pytest.MonkeyPatc
 def test_a_sink_is_merged_like_any_partial_and_one_of_minus_infinity_is_none() -> None:
     rows = Partial(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3))
     rows.lse[0, 1, 2], rows.out[0, 1, 2] = -torch.inf, 0.0
-    before = Partial(rows.out.clone(), rows.lse.clone())
-    block_schedule.add_sinks(rows, torch.full((2,), -torch.inf))
-    assert torch.equal(rows.out, before.out) and torch.equal(rows.lse, before.lse)
+    whole = with_sinks(rows, torch.full((2,), -torch.inf))
+    assert torch.equal(whole.out, rows.out) and torch.equal(whole.lse, rows.lse)
     found = block_schedule.sink_gradient(torch.full((2,), -torch.inf), rows.lse, torch.ones(1, 2, 3))
     assert torch.equal(found, torch.zeros(2))
     assert sink_partial(torch.tensor([1.0, 2.0]), rows).lse.unique().tolist() == [1.0, 2.0]

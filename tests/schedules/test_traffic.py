@@ -237,13 +237,13 @@ def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
 GUIDE = (Path(__file__).parents[2] / "docs/guide/schedules.md").read_text(encoding="utf-8")
 METERED = {"P": 8, "S": 1024, "H": 8, "D": 64}
 PEAKS = {
-    "ring": (6.1, 14.5),
+    "ring": (6.1, 12.5),
     "allgather": (16.1, 44.0),
     "ulysses": (6.0, 14.8),
-    "hybrid(ulysses=2)": (9.1, 19.5),
-    "double-ring(node=2)": (8.1, 18.5),
-    "bidirectional": (10.1, 22.5),
-    "multi-ring": (5.3, 12.7),
+    "hybrid(ulysses=2)": (9.1, 17.5),
+    "double-ring(node=2)": (8.1, 16.5),
+    "bidirectional": (10.1, 20.5),
+    "multi-ring": (5.3, 11.0),
     "burst": (6.1, 17.1),
     "query-ring": (5.6, 17.1),
 }

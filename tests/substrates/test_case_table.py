@@ -16,11 +16,16 @@ from ringlab.conformance.cases import AXES, MASKS, Case, attend, cases_of, cover
 from ringlab.conformance.tolerance import NAMES, Results, errors, truth
 from ringlab.errors import RinglabError
 from ringlab.schedules import available as schedules
+from tests.substrates.writes import Writes
 
 
 @lru_cache(maxsize=32)
 def on_virtual_ranks(case: Case, block: str, schedule: str) -> Results:
-    outcome = VirtualCluster(case.P, memory=False).run(attend, case, block, schedule)
+    writes = Writes()
+    outcome = VirtualCluster(case.P, memory=False).run(
+        lambda ring: writes.watch(attend, ring, case, block, schedule)
+    )
+    assert not writes.foreign, f"{case}: writes into memory of others: {sorted(set(writes.foreign))}"
     return join(case, outcome.results)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import permutations
 from typing import Any
 
@@ -14,11 +14,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from ringlab import VirtualCluster, attention, modes, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import AgreementError, GradientError, RinglabError
+from ringlab.schedules import available as schedules
 
 P, S = 2, 8
 LAYOUT = zigzag(S, P)
@@ -134,6 +139,40 @@ def same(found: Results, true: Any) -> bool:
 @pytest.mark.parametrize("way", SAME)
 def test_a_way_of_calling_changes_no_bit(way: str) -> None:
     assert same(run(SAME[way]), expected())
+
+
+KEPT = {
+    "native": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    "naive": torch.ops.aten.bmm.default,
+}
+"""What a selective checkpoint keeps of each block."""
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["kept as they were", "changed or not"])
+@pytest.mark.parametrize("schedule", schedules())
+@pytest.mark.parametrize("block", KEPT)
+def test_selective_checkpoints_change_no_bit(block: str, schedule: str, changed: bool) -> None:
+    """The operator's result is kept, and given out again where the forward is recomputed: nobody may write into it.
+
+    Torch refuses a result that has changed, or with allow_cache_entry_mutation takes it as it is.
+    """
+    kept: list[Any] = []
+
+    def policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+        keeps = operator == KEPT[block]
+        kept.extend([operator] * keeps)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy, allow_cache_entry_mutation=changed)
+    how = {"block": block, "schedule": schedule}
+
+    def selective(ring: Ring) -> tuple[Tensor, ...]:
+        *qkv, dout = leaves_of(ring)
+        call = partial(attend, ring, **how)
+        out = checkpoint(lambda *x: call(*x), *qkv, use_reentrant=False, context_fn=contexts)
+        return out.detach(), *torch.autograd.grad(out, qkv, dout)
+
+    assert same(run(selective), run(lambda ring: plain(ring, **how))) and kept
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

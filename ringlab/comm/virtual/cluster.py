@@ -26,7 +26,7 @@ from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome, Trace, union
 from ringlab.comm.virtual.streams import RankStreams
-from ringlab.comm.virtual.threads import RankThread
+from ringlab.comm.virtual.threads import RankThread, entered_modes, inside_modes, outside_modes
 from ringlab.comm.virtual.turns import Turns
 from ringlab.comm.virtual.waiting import (
     Half,
@@ -220,7 +220,9 @@ class _Scheduler:
                 self.turns.ready.append(thread)
         if problem:
             return
-        with self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor):
+        # On the thread of whichever rank came last: modes of its program must not see some messages and not others.
+        meeting = self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor)
+        with outside_modes(), meeting:
             if send.given and receive.given:
                 self._swap(send, receive)
             else:
@@ -293,10 +295,10 @@ class _VirtualComm(Comm):
         if not thread.is_current and not self.scheduler.over:
             return function(*args, **kwargs)  # a computation inside a computation
         self._only_in_the_program("compute")
-        grad = torch.is_grad_enabled()
+        grad, modes = torch.is_grad_enabled(), entered_modes()
 
         def job() -> T:
-            with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank):
+            with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank), inside_modes(modes):
                 return function(*args, **kwargs)
 
         result = turns.compute(thread, job, getattr(function, "side_by_side", False))

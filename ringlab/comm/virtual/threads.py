@@ -1,13 +1,19 @@
-"""A thread that runs only when it has the turn."""
+"""A thread that runs only when it has the turn, and torch's dispatch modes, which belong to a thread."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+from torch.utils import _python_dispatch as dispatch  # torch has no public name for the modes of a thread
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ringlab.comm.memory import Watch
 from ringlab.comm.virtual.waiting import Waiting
 
 
@@ -87,3 +93,26 @@ def let_through(lock: threading.Lock) -> None:
     """Release `lock` if it is held; it may be open already when a run is abandoned."""
     if lock.locked():
         lock.release()
+
+
+def entered_modes() -> list[TorchDispatchMode]:
+    """Return the dispatch modes that the program of this thread is in, such as that of a selective checkpoint."""
+    modes: list[TorchDispatchMode] = dispatch._get_current_dispatch_mode_stack()
+    return [mode for mode in modes if not isinstance(mode, Watch)]
+
+
+@contextmanager
+def inside_modes(modes: list[TorchDispatchMode]) -> Iterator[None]:
+    """Be in modes that another thread is in, as they are: to enter one anew may reset it."""
+    for mode in modes:
+        dispatch._push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            dispatch._pop_mode()
+
+
+def outside_modes() -> AbstractContextManager[None]:
+    """Return a context in which no dispatch mode of this thread sees an operator."""
+    return torch._C._DisableTorchDispatch()
