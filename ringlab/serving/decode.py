@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, overload
 
@@ -43,6 +44,7 @@ from ringlab.serving.tables import token_counts
 from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")
+_WHICH_HEADS = "queries='own' for a q of this rank's heads, queries='all' for one of all heads"
 
 
 @overload
@@ -53,6 +55,7 @@ def decode_heads(
     new: Sequence[int] | None = ...,
     *,
     queries: str = ...,
+    heads: int | None = ...,
     merge: str = ...,
     mask: Mask | None = ...,
     scale: float | None = ...,
@@ -73,6 +76,7 @@ def decode_heads(
     new: Sequence[int] | None = ...,
     *,
     queries: str = ...,
+    heads: int | None = ...,
     merge: str = ...,
     mask: Mask | None = ...,
     scale: float | None = ...,
@@ -92,6 +96,7 @@ def decode_heads(
     new: Sequence[int] | None = None,
     *,
     queries: str = "own",
+    heads: int | None = None,
     merge: str = "all-to-all",
     mask: Mask | None = None,
     scale: float | None = None,
@@ -107,6 +112,8 @@ def decode_heads(
     q: the queries of the tokens appended last, (B, heads, n, D) for a `ShardedCache`. For a `PagedCache`, (1, heads, N, D):
     the tokens of all `sequences` one after the other, `new[i]` of sequence i, 1 by default.
     queries: "own" if q has this rank's H/P heads, which are gathered first; "all" if it has all H heads on every rank.
+    heads: H, which q is checked against. Without it, only queries="own" for a q of all heads is noticed: all ranks would have the
+    same one.
     merge: how merged partials come to the ranks of their heads, one of `ringlab.serving.owners`: "all-to-all", one round
     of messages, or "reduce-scatter", two.
     mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
@@ -135,7 +142,7 @@ def decode_heads(
 
     def check() -> tuple[tuple[list[_Rows], Mask, ScoreRules, Block], str]:
         rows = _rows(q, cache, sequences, new)
-        _check_heads(q, cache, queries, merge)
+        _check_heads(q, cache, queries, heads, merge)
         check_scale(scale, q.dtype)
         check_sinks(sinks, q)
         check_gradients(sinks=sinks)
@@ -154,7 +161,10 @@ def decode_heads(
         comm.chose(*choice)
     q = q.detach()
     if queries == "own" and comm.world_size > 1:
-        q = torch.cat(comm.all_gather(q, tag="decode queries"), dim=1)
+        gathered = comm.all_gather(q, tag="decode queries")
+        if validate:
+            _check_different(gathered)
+        q = torch.cat(gathered, dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(_attend) if chosen.thread_safe else _attend
     with without_autocast(q.device.type):
@@ -195,7 +205,7 @@ def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[i
     return [_Rows(name, start, n) for name, start, n in zip(names, starts, new, strict=False)]
 
 
-def _check_heads(q: Tensor, cache: Cache, queries: str, merge: str) -> None:
+def _check_heads(q: Tensor, cache: Cache, queries: str, given: int | None, merge: str) -> None:
     """Raise an error of `decode_heads` for heads that the ranks cannot share, or an unknown way to do it."""
     if queries not in QUERIES:
         raise BackendError(f"queries= one of {', '.join(QUERIES)}", repr(queries))
@@ -203,12 +213,34 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, merge: str) -> None:
         raise BackendError(f"merge= one of {', '.join(MERGES)}", repr(merge))
     K, P = sizes_of(cache).K, cache.ring.world_size
     heads = q.shape[1] * (P if queries == "own" else 1)
+    if given is not None and heads != given:
+        raise ShapeError(
+            f"{given} query heads on all ranks together, as heads= says",
+            f"{heads}: queries='{queries}', {q.shape[1]} heads in q and {P} ranks",
+            _WHICH_HEADS,
+        )
     if not heads or heads % K or heads % P:
         raise ShapeError(
             f"query heads divisible by the cache's {K} key/value heads and by {P} ranks",
             f"{heads} heads on all ranks together",
-            "queries='own' for a q of this rank's heads, queries='all' for one of all heads",
+            _WHICH_HEADS,
         )
+
+
+def _check_different(queries: list[Query]) -> None:
+    """Return unless all ranks gave the same queries. Raises: ShapeError, on every rank, as all have gathered the same."""
+    first, *others = queries
+    if first.numel() and first.min() < first.max() and all(map(partial(_alike, first), others)):
+        raise ShapeError(
+            "another part of the heads from each rank, with queries='own'",
+            f"the same {first.shape[1]} heads on all {len(queries)} ranks",
+            _WHICH_HEADS,
+        )
+
+
+def _alike(one: Query, other: Query) -> bool:
+    """Return whether the queries are the same but for rounding."""
+    return torch.allclose(one, other, rtol=0.0, atol=1e-2 * one.abs().max().item())
 
 
 def _attend(

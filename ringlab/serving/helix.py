@@ -63,9 +63,12 @@ class HelixGrid:
         """Return which of `heads` query heads this rank has after attention. Raises: ShapeError unless N divides them."""
         return self._share(heads, self.ring.rank, self.ring.world_size)
 
-    def attend(self, q: Query, cache: Cache, *args: Any, **how: Any) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(
+        self, q: Query, cache: Cache, *args: Any, heads: int | None = None, **how: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return attention of this rank's `owned` heads, given the queries of all its `attended` heads.
 
+        heads: the number of query heads of the model, which q is checked against: it has those of its row.
         cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`, so `sinks`
         are those of all its `attended` heads; but all ranks of the grid compare their calls, and all raise if one is wrong.
         Raises: WorldSizeError for a cache on another ring, or for none; as `decode_heads`.
@@ -80,7 +83,8 @@ class HelixGrid:
             if how.get("validate", True):
                 agree(self.ring.comm, "", refusal, device_of(cache))
             raise refusal
-        return decode_heads(q, cache, *args, queries="all", ring=self.ring, **how)
+        of_row = None if heads is None else heads // self.head_ranks
+        return decode_heads(q, cache, *args, queries="all", heads=of_row, ring=self.ring, **how)
 
     def _share(self, heads: int, place: int, ranks: int) -> slice:
         if heads % ranks:

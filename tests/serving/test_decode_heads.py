@@ -15,13 +15,15 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, agreement
 from ringlab.comm.protocol import Comm
+from ringlab.comm.ring import Ring
+from ringlab.errors import ShapeError
 from ringlab.layout import contiguous
 from ringlab.mask import Mask
-from ringlab.merge import Partial
+from ringlab.merge import Partial, with_sinks
 from ringlab.schedules.cache import ShardedCache
-from ringlab.schedules.decode import attend_to_cache, with_sinks
+from ringlab.schedules.decode import attend_to_cache
 from ringlab.serving import decode as module
-from ringlab.serving import owners
+from ringlab.serving import decode_heads, owners
 from ringlab.serving.owners import MERGES
 from tests.serving.problems import Batch, assert_batch, decode_batch, on, sinks_of
 
@@ -54,6 +56,27 @@ def batches(draw: Any) -> Batch:
 @given(batches())
 def test_a_batch_of_any_lengths_equals_one_process(batch: Batch) -> None:
     assert_batch(on_virtual_ranks(batch), batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("given", [None, 8])
+def test_all_heads_as_one_ranks_own_are_refused(given: int | None, dtype: torch.dtype) -> None:
+    """As `decode` takes them: out would have the shape of q, and be that of other heads."""
+
+    def program(ring: Ring) -> Any:
+        cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8, dtype=dtype)
+        k, v, q = torch.randn(3, 1, 8, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+        cache.append(k[:, :2], v[:, :2])
+        q = q[:, :, :1] * (1 + 1e-3 * ring.rank)  # each rank computed it by itself, and rounded otherwise
+        assert decode_heads(q, cache, queries="all", heads=given).shape[1] == 4
+        assert decode_heads(q.chunk(2, dim=1)[ring.rank], cache, heads=given).shape[1] == 4
+        with pytest.raises(ShapeError, match="queries='all' for one of all heads"):
+            decode_heads(q, cache, heads=given)
+        with pytest.raises(ShapeError, match="8 query heads on all ranks together"):
+            decode_heads(q.chunk(2, dim=1)[ring.rank], cache, queries="all", heads=8)
+        return True
+
+    assert VirtualCluster(2, memory=False).run(program).results == [True, True]
 
 
 def changes(alter: Callable[[Partial, int], Partial]) -> Callable[..., Partial]:

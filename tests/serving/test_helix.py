@@ -78,7 +78,7 @@ def on_a_grid(ring: Ring, token_ranks: int) -> Tensor:
     for token in range(PROMPT, S):
         here = slice(token, token + 1)
         cache.append(k[:, :, here], v[:, :, here])
-        out = grid.attend(heads_of(x[:, here], weights.q[queries]), cache)
+        out = grid.attend(heads_of(x[:, here], weights.q[queries]), cache, heads=H)
         projected = torch.einsum("bhnd,hdw->bnw", out, weights.output[mine])
         y = x[:, here] + ring.all_reduce(projected)
         found.append(y + ring.all_reduce((y @ weights.up[:, hidden]).relu() @ weights.down[hidden]))
@@ -223,3 +223,15 @@ def test_a_wrong_call_is_refused_on_the_other_row_too() -> None:
 
     errors = VirtualCluster(4, memory=False).run(program).results
     assert [type(error) for error in errors] == [AgreementError, ShapeError, AgreementError, AgreementError]
+
+
+def test_heads_of_all_rows_are_refused_where_their_number_is_given() -> None:
+    def program(ring: Ring) -> tuple[int, ...]:
+        grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
+        cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=8)
+        cache.append(torch.ones(1, 1, 5, 8), torch.ones(1, 1, 5, 8))
+        with pytest.raises(ShapeError, match="4 query heads"):
+            grid.attend(torch.ones(1, 8, 1, 8), cache, heads=8)
+        return tuple(grid.attend(torch.ones(1, 4, 1, 8), cache, heads=8).shape)  # type: ignore[union-attr]
+
+    assert VirtualCluster(4, memory=False).run(program).results == [(1, 2, 1, 8)] * 4
