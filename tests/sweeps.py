@@ -39,6 +39,7 @@ SWEEPS = {
     "tests/course/test_submissions.py::test_other_right_submissions_pass_the_visible_tier[": 7,
     "tests/course/test_unearned.py::test_no_input_of_one_grading_comes_again_in_another[": 3,
     "tests/course/test_unearned.py::test_the_code_of_the_lesson_earns_less_than_half[": 2,
+    "tests/hf/test_every_family.py::test_every_family[": 3,
     "tests/site/test_accessible.py::test_a_page_can_be_listened_to[": 4,
     "tests/substrates/test_case_table.py::test_virtual_ranks[": 4,
     "tests/substrates/test_case_table_triton.py::test_several_programs_and_tiles[": 2,

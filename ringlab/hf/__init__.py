@@ -6,6 +6,7 @@ models.py     which models and losses may run on a shard: their tokens meet in a
 masks.py      the mask that a layer of transformers asks for, read without a matrix, or refused by name
 attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it
+trainer.py    OverRing: transformers' Trainer over a ring
 
 Importing this registers the implementation; models take it by attn_implementation="ringlab".
 """
@@ -25,7 +26,8 @@ except ModuleNotFoundError as error:
     ) from error
 from ringlab.hf.batch import mask_of, shard_batch
 from ringlab.hf.context import context
+from ringlab.hf.trainer import OverRing
 
-__all__ = ["NAME", "context", "mask_of", "register", "shard_batch"]
+__all__ = ["NAME", "OverRing", "context", "mask_of", "register", "shard_batch"]
 
 register()

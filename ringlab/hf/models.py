@@ -123,12 +123,6 @@ def _refusal(model: PreTrainedModel) -> RinglabError | None:
             f"{name}, which counts the tokens that it is given",
             ALONE,
         )
-    if getattr(config, "token_dropout", False):
-        return BackendError(
-            "no scale by the tokens that are masked in the sequence: each rank would have that of its shard",
-            "token_dropout=True in the config",
-            "config.token_dropout = False before the model is made, or " + ALONE,
-        )
     if not name.endswith(PER_TOKEN):
         return BackendError(
             f"a class whose name ends in {', '.join(PER_TOKEN)}: its head looks at each token by itself",

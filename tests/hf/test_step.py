@@ -201,9 +201,15 @@ def test_the_bounds_are_those_of_float32() -> None:
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 UNEVEN = (7, 5, 9)
-SCRIPT = re.search(
-    r"```py\n(# train\.py.*?)```", (CHECKOUT / "docs/huggingface.md").read_text(encoding="utf-8"), re.DOTALL
-)
+SCRIPTS = {
+    name: text
+    for text, name in re.findall(
+        r"```py\n(# (train|trainer)\.py.*?)```",
+        (CHECKOUT / "docs/huggingface.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+}
+SCRIPT = SCRIPTS["train"]
 
 
 def test_two_processes() -> None:
@@ -221,19 +227,55 @@ def test_the_script_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under torchrun on two processes, and on one rank alone: the same losses, which fall."""
-    assert SCRIPT is not None
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT[1], encoding="utf-8")
+    script.write_text(SCRIPT, encoding="utf-8")
     two = losses(under_torchrun(script, 2))
 
     def alone(ring: Ring) -> None:
         monkeypatch.setattr("ringlab.connect", lambda _: nullcontext(ring))
-        exec(compile(SCRIPT[1], "train.py", "exec"), {})
+        exec(compile(SCRIPT, "train.py", "exec"), {})
 
     VirtualCluster(1).run(alone)
     one = losses(capsys.readouterr().out)
     assert len(two) == len(one) == 5 and two[-1] < two[0]
     assert all(abs(a - b) <= 1e-5 * b for a, b in zip(two, one, strict=True))
+
+
+TO_TRAINER_ALONE = {"(hf.OverRing, Trainer)": "(Trainer)", '"ringlab"': '"sdpa"'}
+RINGS_OF_TWO = {
+    "trainer.train()": "from torch.distributed import init_device_mesh\n"
+    "from ringlab import Ring\n"
+    "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'cp'))\n"
+    "trainer.ring = Ring.of_group(mesh['cp'])\n"
+    "trainer.train()",
+    "train_batch_size=2": "train_batch_size=1",
+}
+
+
+def changed(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def trainers(tmp_path: Path, changes: dict[str, str], processes: int) -> list[tuple[str, ...]]:
+    """The losses and norms that transformers' Trainer prints in each step, by a changed script of the page."""
+    script = tmp_path / f"trainer-{processes}.py"
+    script.write_text(changed(SCRIPTS["trainer"], changes), encoding="utf-8")
+    said = under_torchrun(script, processes)
+    return re.findall(r"step \d+: loss ([\d.]+), norm ([\d.]+)", said)
+
+
+def test_the_trainer_of_the_page(tmp_path: Path) -> None:
+    """Losses and norms of Trainer alone on one process, over one ring of two and over two rings of two."""
+    one = trainers(tmp_path, TO_TRAINER_ALONE, 1)
+    assert len(one) == 5
+    for changes, processes in ({}, 2), (RINGS_OF_TWO, 4):
+        found = trainers(tmp_path, changes, processes)
+        assert len(found) == 5
+        for mine, true in zip(found, one, strict=True):
+            assert all(abs(float(a) - float(b)) <= 1e-5 * float(b) for a, b in zip(mine, true, strict=True))
 
 
 def under_torchrun(script: Path, processes: int) -> str:

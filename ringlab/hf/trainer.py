@@ -1,0 +1,109 @@
+"""transformers' Trainer over a ring: its batches, its count of tokens and its loss are those of one process for each ring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.errors import TrainingError, WorldSizeError
+from ringlab.hf.batch import shard_batch
+from ringlab.hf.context import context
+from ringlab.packing import Packing
+
+if TYPE_CHECKING:  # at run time it takes accelerate, and seconds
+    from transformers import Trainer
+else:
+    Trainer = object
+
+
+class OverRing(Trainer):
+    """A base before transformers' Trainer, whose batches it spreads over a ring: `class RingTrainer(OverRing, Trainer)`.
+
+    ring: that of the ranks that share a sequence; None for all processes. The ranks of a ring follow one another.
+    layout: its name, as `Packing.layout` takes it: rows of a batch become documents of one sequence without padding.
+    options: further arguments of `ringlab.hf.context`, such as {"schedule": "burst"}.
+
+    Trainer reads another batch on each process, counts a label once for each rank of a ring, and takes the mean of losses
+    that are shares. Here each ring reads one batch, the count is divided by the ring's ranks, and the loss multiplied.
+
+    >>> class NextStep:  # in place of transformers' Trainer
+    ...     pass
+    >>> class RingTrainer(OverRing, NextStep):
+    ...     options = {"schedule": "allgather"}
+    >>> RingTrainer.layout
+    'per_document'
+    """
+
+    ring: Ring | None = None
+    layout = "per_document"
+    options: dict[str, Any] = {}  # noqa: RUF012  # a class attribute, as Trainer's users write them
+
+    def get_train_dataloader(self) -> Any:
+        """Return Trainer's own, of which all ranks of a ring read the same part. Raises: as `_of_rings`."""
+        return self._of_rings(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return Trainer's own, of which all ranks of a ring read the same part. Raises: as `_of_rings`."""
+        return self._of_rings(super().get_eval_dataloader(eval_dataset))
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return this rank's share of the loss, as large as the mean over processes needs it; with the outputs, if asked.
+
+        Raises: TrainingError for label smoothing or a loss function, which would be left out; as `ringlab.hf.context` and
+        `shard_batch` do, AgreementError for ranks of a ring with different batches among them.
+        """
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            raise TrainingError(
+                "the loss of the model", "label_smoothing_factor= or compute_loss_func=", "leave it out"
+            )
+        ring, world = self._ring(), self.args.world_size
+        packing = Packing.of_batch(inputs)
+        layout = packing.layout(self.layout, ring.world_size)
+        with context(ring, layout, packing.mask(), **self.options) as around:
+            labels = packing.pack(inputs["labels"], fill=-100)
+            batch = shard_batch(around, packing.pack(inputs["input_ids"]), labels=labels)
+            factor = ring.world_size
+            if num_items_in_batch is not None:
+                batch["num_items_in_batch"] = num_items_in_batch
+                if self.args.average_tokens_across_devices and world > 1:  # summed over all processes
+                    batch["num_items_in_batch"], factor = num_items_in_batch / ring.world_size, world
+            outputs = model(**batch)
+        loss = factor * outputs["loss"]
+        return (loss, outputs) if return_outputs else loss
+
+    def _ring(self) -> Ring:
+        """Return the ring. Raises: WorldSizeError for one whose ranks do not follow one another, or beside cp_size."""
+        self.ring = ring = Ring.of_group() if self.ring is None else self.ring
+        if self.args.process_index % ring.world_size != ring.rank or self.args.world_size % ring.world_size:
+            got = f"{ring!r} on process {self.args.process_index} of {self.args.world_size}"
+            raise WorldSizeError(
+                "a ring of processes that follow one another", got, 'init_device_mesh(…, ("dp", "cp"))["cp"]'
+            )
+        config = getattr(self.args, "parallelism_config", None)
+        if getattr(config, "cp_size", 1) > 1 or getattr(config, "sp_size", 1) > 1:
+            raise WorldSizeError(
+                "one context parallelism", "accelerate's cp_size or sp_size too", "leave those out"
+            )
+        return ring
+
+    def _of_rings(self, loader: Any) -> Any:
+        """Return accelerate's loader with a part for each ring. Raises: TrainingError for one that hands out batches."""
+        P, index, world = self._ring().world_size, self.args.process_index, self.args.world_size
+        parts = [part for part in (loader.batch_sampler, loader.dataset) if hasattr(part, "num_processes")]
+        if world > 1 and not parts:
+            raise TrainingError(
+                "a data loader of which each process reads a part",
+                f"a {type(loader).__name__} of a {type(loader.dataset).__name__}",
+                "TrainingArguments(accelerator_config={'dispatch_batches': False})",
+            )
+        for part in parts:
+            part.num_processes, part.process_index = world // P, index // P
+        return loader
