@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from ringlab.layout import Layout
 from ringlab_course.checking.failures import Failure, is_ours, is_own
 
 if TYPE_CHECKING:
@@ -167,22 +169,29 @@ def changed_argument(before: Prints, after: Prints, may_change: Sequence[str] = 
 
 def fingerprints(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prints:
     """Return a fingerprint of the arrays in each argument, by the argument's name in `function`."""
-    names = [*_parameters(function), *(f"number {number + 1}" for number in range(len(args)))]
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
-    return {name: tuple(_prints(value)) for name, value in named.items()}
+    names, arrays = arrays_by_argument(function, args, kwargs)
+    return {name: prints(each) for name, each in zip(names, arrays, strict=True)}
 
 
-def statements_of(function: Callable[..., Any]) -> list[str]:
-    """Return the lines of a function's body without comments, layout and docstring; [] if it has no text."""
+def arrays_by_argument(
+    function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the names that `function` has for the arguments, and the arrays in each of them, in a fixed order."""
+    counted = [f"number {number + 1}" for number in range(len(args))]
+    names = [*_parameters(function), *counted][: len(args)] if function is not None else counted
+    return [*names, *kwargs], [list(_arrays(value)) for value in (*args, *kwargs.values())]
+
+
+def text_of(function: Callable[..., Any], name: str) -> str:
+    """Return the text that defines a function, without comments and layout, under this name; "" if it has none."""
     try:
         node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
-        return []
+        return ""
     if not isinstance(node, ast.FunctionDef):
-        return []
-    if ast.get_docstring(node) is not None:
-        node.body = node.body[1:]
-    return [line.strip() for part in node.body for line in ast.unparse(part).splitlines()]
+        return ""
+    node.name = name
+    return ast.unparse(node)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -192,18 +201,33 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         return []
 
 
-def _prints(value: Any) -> Iterator[object]:
+def _arrays(value: Any) -> Iterator[Any]:
+    if dataclasses.is_dataclass(value) and not isinstance(
+        value, (type, Layout)
+    ):  # to a worker it goes as a tuple
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _prints(item)
-    elif hasattr(value, "detach"):
+            yield from _arrays(item)
+    elif hasattr(value, "detach") or hasattr(value, "dtype"):
+        yield value
+
+
+def prints(arrays: Sequence[Any]) -> tuple[object, ...]:
+    """Return a fingerprint of the arrays: shapes, dtypes and a sum of the bytes of each."""
+    return tuple(map(_print, arrays))
+
+
+def _print(value: Any) -> object:
+    if hasattr(value, "detach"):
         import torch
 
         # Not copied, as memory is measured. Empty tensors may have stride 0, which a view refuses.
         flat = value.detach().reshape(-1) if value.numel() else torch.empty(0)
-        yield value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
-    elif hasattr(value, "dtype"):
-        array = np.ascontiguousarray(value)
-        yield array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8).data)
+        return value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
+    array = np.ascontiguousarray(value)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # to a worker it goes as float64
+        array = array.astype(np.float64)
+    return array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8).data)

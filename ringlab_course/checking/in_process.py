@@ -16,7 +16,7 @@ from ringlab_course.checking.guard import (
     Guard,
     expect_unchanged,
     fingerprints,
-    statements_of,
+    text_of,
     with_gradient,
 )
 from ringlab_course.checking.subject import Measured, Recorded
@@ -147,8 +147,16 @@ class InProcessSubject:
         ends = [end if isinstance(end, Ended) else _as_sent(self.function, end) for end in outcome.results]
         return replace(outcome, results=ends)
 
-    def statements(self) -> list[str]:
-        return statements_of(self._own)
+    def texts(self, functions: Sequence[str]) -> dict[str, str]:
+        found = {name: self._namespace.get(name) for name in functions}
+        texts = {name: text_of(function, name) for name, function in found.items() if callable(function)}
+        return {name: text for name, text in texts.items() if text}
+
+    def alone(self, module: str, functions: Sequence[str]) -> InProcessSubject:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        for text in (f"from {module} import *", *self.texts(functions).values()):
+            exec(compile(text, "<the function alone>", "exec"), space)
+        return InProcessSubject(self._stage, space, self._limits)
 
     def other(self, function: str) -> InProcessSubject:
         return InProcessSubject(replace(self._stage, function=function), self._namespace, self._limits)

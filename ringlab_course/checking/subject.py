@@ -81,8 +81,17 @@ class Subject(Protocol):
         Arguments as in `run_ring`.
         """
 
-    def statements(self) -> list[str]:
-        """Return the lines of the function's body without comments, layout and docstring; [] if it has no text."""
+    def texts(self, functions: Sequence[str]) -> dict[str, str]:
+        """Return by name the text that defines each of these functions of the submission, decorators included.
+
+        It is read before anything of the submission runs. Those that have no text are left out.
+        """
+
+    def alone(self, module: str, functions: Sequence[str]) -> Subject:
+        """Return the subject for the same function, defined by the texts of `functions` and the public names of `module` alone.
+
+        Whatever else the submission holds, a decorator or another helper of the same name, has no effect on it.
+        """
 
     def other(self, function: str) -> Subject:
         """Return the subject for another function of the same submission, one of the stage's helpers."""

@@ -7,10 +7,6 @@ from typing import Any
 
 from ringlab_course.judge.protocol import Frame, FrameReader, pack
 
-CHANGED = "changed argument"
-"""The type of an error frame for a function that changed an argument; its text is the argument's name."""
-
-
 PIECE = 1 << 16
 """Bytes received at a time. With more, chance would say how much of a message is in memory twice, and so the peak."""
 

@@ -18,7 +18,7 @@ from ringlab_course.judge.protocol import ITEMSIZE, Frame, ProtocolError
 
 EXCHANGES = 100_000  # that one rank may make in a run
 SIZE_BYTES = 8
-"""What one number of a shape counts."""
+"""What one number counts: of a shape, or of a clock."""
 FORM_BYTES = 1 << 10
 """Of the judge's memory that an exchange, each tensor in it and each computation take besides the tensors' bytes."""
 
@@ -42,7 +42,9 @@ class Posted:
     """One exchange of one rank, as `ringlab.comm.virtual.waiting` describes exchanges.
 
     data_as_control: whether it sends bytes that are not zero under a tag that meters leave out. A barrier's are zero.
-    told: bytes of its tag and shapes, which the error about a message that does not match tells the other rank.
+    told: bytes that were told beside its data: of its tag and shapes, which the error about a message that does not match
+    tells the other rank, and of the clock, which tells its own rank how long the others took.
+    in_vain: whether whoever waits for it is to be told that nothing came in time.
     """
 
     rank: int
@@ -62,6 +64,7 @@ class Posted:
     arrived: dict[int, Any] = field(default_factory=dict)
     data_as_control: bool = False
     told: int = 0
+    in_vain: bool = False
 
     @property
     def form_bytes(self) -> int:
@@ -75,8 +78,12 @@ class Posted:
 
     def fail(self, error: RinglabError, form: Form) -> None:
         """Let its wait raise `error`, which tells the other rank its tag and the shape of `form`: that counts as sent data."""
-        self.error, self.data_as_control = error, True
-        self.told += len(self.tag.encode()) + SIZE_BYTES * len(form.shape)
+        self.error = error
+        self.tell(len(self.tag.encode()) + SIZE_BYTES * len(form.shape))
+
+    def tell(self, nbytes: int = SIZE_BYTES) -> None:
+        """Count so many bytes as sent data: by default those of a number."""
+        self.told, self.data_as_control = self.told + nbytes, True
 
     def event(self) -> Exchange:
         """Return what the trace says of it."""

@@ -12,13 +12,21 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, Work
-from ringlab.errors import CommError, MismatchError, PeerDiedError, WorldSizeError
+from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.errors import (
+    CommError,
+    MismatchError,
+    PeerDiedError,
+    RinglabError,
+    TransportTimeout,
+    WorldSizeError,
+)
+from ringlab_course.checking.faults import EXCHANGES_AFTER_A_DEATH
 from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.protocol import ITEMSIZE, LIMITS, ProtocolError
 
@@ -26,17 +34,25 @@ T = TypeVar("T")
 KEPT = ("a ring of an earlier run", "use the ring that your function is given, and keep none")
 COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.compute(...), not inside it")
 """What went wrong, and the remedy."""
+LOST: dict[Any, type[RinglabError]] = {
+    kind.__name__: kind for kind in (MismatchError, TransportTimeout, PeerDiedError)
+}
+"""What an exchange may raise, by the name that the judge has for it."""
 
 
 class JudgeComm(Comm):
-    """Rank `rank` of `world_size`; the other ranks are other workers, met only through the judge."""
+    """Rank `rank` of `world_size`; the other ranks are other workers, met only through the judge.
 
-    def __init__(self, channel: Channel, rank: int, world_size: int, second: float = 1.0) -> None:
+    late: the numbers of the exchanges, without control messages, that are posted when the rank waits or posts the next.
+    """
+
+    def __init__(self, channel: Channel, rank: int, world_size: int, late: Collection[int] = ()) -> None:
         self.rank, self.world_size = rank, world_size
-        self._channel, self._count = channel, 0
+        self._channel, self._posted, self._count = channel, 0, 0
         self._call, self._thread = channel.call, threading.get_ident()
-        self._computing = False
-        self._second, self._time = second, 0.0
+        self._computing, self._bereft, self._time = False, False, 0.0
+        self._late = frozenset(late)
+        self._held: _JudgeWork | None = None
 
     def exchange(
         self,
@@ -51,15 +67,20 @@ class JudgeComm(Comm):
         to, source = (self._peer(*end) for end in (("to", to, send), ("source", source, receive)))
         for tensors in (send, receive):
             require_messages(tensors)
-        wanted = [[_dtype(t), list(t.shape)] for t in receive]
-        fields = {"index": self._count, "to": to, "source": source, "tag": str(tag)[:200], "receive": wanted}
-        try:
-            self._channel.send("exchange", tuple(t.detach() for t in send), **fields)
-        except ProtocolError as error:
-            needed = f"messages in one exchange that can be sent: {error.needed}"
-            raise CommError(needed, error.got, "send less at a time") from None
-        self._count += 1
-        return _JudgeWork(self, self._count - 1, tuple(receive))
+        if self._held is not None:
+            self._held.post()
+        work = _JudgeWork(self, tuple(send), to, tuple(receive), source, str(tag)[:200])
+        if not str(tag).startswith(CONTROL):
+            if self._bereft:
+                raise CommError(
+                    "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
+                )
+            self._count += 1
+            if self._count - 1 in self._late:
+                self._held = work
+                return work
+        work.post()
+        return work
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._computing or threading.get_ident() != self._thread:
@@ -74,7 +95,6 @@ class JudgeComm(Comm):
             self._computing = False
             self._channel.send("end")
             self._channel.expect("ended")
-            self._time += self._second
 
     def _require_program(self, what: str) -> None:
         """Return if the program itself asks, and not inside a computation; the virtual cluster has the same rules.
@@ -106,7 +126,30 @@ class JudgeComm(Comm):
         return rank
 
     def now(self) -> float:
-        return self._time  # the virtual clock, as in a notebook
+        """Return the time of the virtual clock, as in a notebook; inside a computation, what it was when it was last read."""
+        if not self._computing and threading.get_ident() == self._thread:
+            self._require_program("now")
+            self._channel.send("now")
+            self._time = self._channel.expect("time").fields["time"]
+        return self._time
+
+
+def sealed(comm: Comm) -> Comm:
+    """Return `comm` without the attribute in which a wrapper keeps what it wraps: a program cannot take its rules off."""
+
+    class Sealed(Comm):
+        rank, world_size = comm.rank, comm.world_size
+
+        def exchange(self, **ends: Any) -> Work:
+            return comm.exchange(**ends)
+
+        def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+            return comm.compute(label, function, *args, **kwargs)
+
+        def now(self) -> float:
+            return comm.now()
+
+    return Sealed()
 
 
 def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
@@ -138,21 +181,50 @@ def _dtype(tensor: Tensor) -> str:
 
 
 class _JudgeWork(Work):
-    def __init__(self, comm: JudgeComm, index: int, into: tuple[Tensor, ...]) -> None:
-        self._comm, self._index, self._into = comm, index, into
-        self._done = False
+    def __init__(
+        self,
+        comm: JudgeComm,
+        send: tuple[Tensor, ...],
+        to: int | None,
+        into: tuple[Tensor, ...],
+        source: int | None,
+        tag: str,
+    ) -> None:
+        self._comm, self._send, self._into = comm, send, into
+        self._fields = {
+            "to": to,
+            "source": source,
+            "tag": tag,
+            "receive": [[_dtype(t), list(t.shape)] for t in into],
+        }
+        self._index, self._done = -1, False
+
+    def post(self) -> None:
+        """Post it, if that was not done. Raises: CommError."""
+        if self._index >= 0:
+            return
+        comm, self._comm._held = self._comm, None
+        try:
+            sent = tuple(tensor.detach() for tensor in self._send)
+            comm._channel.send("exchange", sent, index=comm._posted, **self._fields)
+        except ProtocolError as error:
+            needed = f"messages in one exchange that can be sent: {error.needed}"
+            raise CommError(needed, error.got, "send less at a time") from None
+        self._send, self._index = (), comm._posted
+        comm._posted += 1
 
     def wait(self) -> tuple[Tensor, ...]:
         if not self._done:
             self._comm._require_program("wait")
+            self.post()
             self._comm._channel.send("wait", index=self._index)
             frame = self._comm._channel.receive()
             if frame.kind == "lost":
-                kind = MismatchError if frame.fields.get("error") == MismatchError.__name__ else PeerDiedError
+                self._comm._bereft = bool(frame.fields.get("final"))
+                kind = LOST[frame.fields.get("error")]
                 raise kind(*(str(frame.fields.get(part)) for part in ("needed", "got", "remedy")))
             if frame.kind != "received":
                 raise Abort
-            self._comm._time = frame.fields["time"]
             for buffer, arrived in zip(self._into, frame.value, strict=True):
                 buffer.detach().copy_(arrived)
             self._done = True

@@ -86,6 +86,14 @@ def load(
     return namespace, notes
 
 
+def sources(cells: Sequence[str], functions: Sequence[str]) -> dict[str, str]:
+    """Return by name the text of the last definition of each of `functions` at the top of a cell; nothing is run."""
+    statements, _ = _parsed(cells)
+    nodes = {getattr(each.node, "name", ""): each.node for each in statements}
+    found = {name: nodes[name] for name in functions if isinstance(nodes.get(name), ast.FunctionDef)}
+    return {name: ast.unparse(node) for name, node in found.items()}
+
+
 def _limit(node: ast.stmt, seconds: float) -> float:
     """Return the seconds that a statement may take: 0 for any number, less for a loop than for a definition."""
     if isinstance(node, DEFINITIONS):

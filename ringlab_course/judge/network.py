@@ -10,8 +10,12 @@ message half of one from the moment at which both its ends are posted. So they d
 rank's frames and on nothing else, and a program gives the same times here as in a notebook.
 
 The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
-chance, a rank that dies. All of that is done here. Only that an exchange is posted late is left to the
-worker, the only process that can read a tensor at the last moment.
+chance, a rank that dies, a message that does not come in time. All of that is done here. Only that an exchange is
+posted late is left to the worker, the only process that can read a tensor at the last moment; one that comes
+before its time is found here.
+
+A rank that reads its clock learns when others computed and sent, as much as a number tells. So after a message that is
+shorter than a number this counts as one.
 """
 
 from __future__ import annotations
@@ -28,16 +32,23 @@ from ringlab.comm.memory import MemoryReport
 from ringlab.comm.protocol import CONTROL
 from ringlab.comm.trace import Compute, Outcome, Trace
 from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, unfinished
-from ringlab.errors import MismatchError, RinglabError
+from ringlab.errors import MismatchError, PeerDiedError, RinglabError, TransportTimeout
 from ringlab_course.checking.faults import Ended, Faults, Killed
-from ringlab_course.judge.exchanges import FORM_BYTES, Form, Posted, is_integer, read_exchange, read_label
-from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
+from ringlab_course.judge.exchanges import (
+    FORM_BYTES,
+    SIZE_BYTES,
+    Form,
+    Posted,
+    is_integer,
+    read_exchange,
+    read_label,
+)
+from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 
 QUEUED_BYTES = (
     1 << 30
 )  # of all ranks' messages that nobody has taken yet, of parts of frames too: the judge holds them
-ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
 LONG_S, LEAST = 0.05, 0.2
 """Computations of a rank are believed if they are at least this share of its processor time, or that time is short."""
 ABORT_S = 2.0  # for a rank that is broken off to come to its next exchange; one that does not is ended
@@ -56,8 +67,10 @@ class _Rank:
     """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
 
     time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the
-    computation under way. inside: CPU seconds of all computations. ended: why the rank has no result, in a run in
-    which one was killed. aborted: its worker has been asked to end the call.
+    computation under way. inside: CPU seconds of all computations. late: the exchange that was posted last, if it should
+    have been posted as late as possible: what comes next is its wait or another exchange. heard: an exchange
+    that brought less than a number since the rank read its clock. bereft: it has learned of a death. ended: why the rank has no result, in
+    a run in which one was killed. aborted: its worker has been asked to end the call.
     """
 
     rank: int
@@ -69,19 +82,23 @@ class _Rank:
     time: float = 0.0
     computing: str | None = None
     events: list[Posted | Compute] = field(default_factory=list)
-    base: int = 0
+    growth: Growth | None = None
     peak: int = 0
     computed: float = 0.0
     inside: float = 0.0
     result: Any = None
+    returned: Frame | None = None
     exchanges: int = 0
+    late: Posted | None = None
+    heard: Posted | None = None
+    bereft: bool = False
     ended: Ended | None = None
     aborted: bool = False
 
     @property
     def over(self) -> bool:
         """Whether nothing more is expected of its program."""
-        return self.state == "result" or self.ended is not None
+        return self.state == "returned" or self.ended is not None
 
 
 class Network:
@@ -95,6 +112,7 @@ class Network:
         self.faults.require(len(self.ranks))
         self.call, self.seconds, self.costs = call, seconds, self.faults.costs()
         self.dice = random.Random(f"order {self.faults.seed}") if faults else None
+        self.late = [frozenset(self.faults.late_of(rank.rank)) for rank in self.ranks]
         self.dead: _Rank | None = None
         self.deadline = time.monotonic() + seconds
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
@@ -135,14 +153,19 @@ class Network:
 
     def idle(self, rank: int) -> bool:
         """Whether this rank's worker has ended its call and can take another."""
-        return self.ranks[rank].state in ("result", "error")
+        return self.ranks[rank].state in ("returned", "error")
+
+    @property
+    def returned(self) -> list[Frame | None]:
+        """The frames in which the ranks return their arguments; None where a rank has ended otherwise."""
+        return [rank.returned for rank in self.ranks]
 
     def abort(self) -> None:
         """End the call on every rank that is still at it, as far as it lets itself be ended."""
         self.deadline = time.monotonic() + ABORT_S
         while time.monotonic() < self.deadline and not all(self.idle(r.rank) for r in self.ranks):
             for rank in self.ranks:
-                if (rank.waiting or rank.state == "ready") and not rank.aborted:
+                if (rank.waiting or rank.state in ("listening", "ready")) and not rank.aborted:
                     try:
                         self._abort(rank)
                     except RinglabError:
@@ -155,26 +178,30 @@ class Network:
     def _begin(
         self, function: str, arguments: Sequence[tuple[Any, ...]], keywords: dict[str, Any], gradient: bool
     ) -> None:
-        for rank, own in zip(self.ranks, arguments, strict=True):
+        for rank in self.ranks:
             place = {"function": function, "rank": rank.rank, "world_size": len(self.ranks)}
-            place["second"] = self.costs.compute(rank.rank, "", ())
             if gradient:
                 place["gradient"] = True
             if self.faults.late:
-                place["late"] = self.faults.late_of(rank.rank)
-            if self.faults.final or self.faults.timeout:
-                number, exchange = self.faults.timeout or (None, None)
-                place["bereft"] = [exchange if number == rank.rank else None, self.faults.final]
-            self._send(rank, "ring", (tuple(own), keywords), **place)
-        while any(rank.state == "called" for rank in self.ranks):
-            self._read()
-        for rank in self.ranks:
-            rank.worker.reset_peak()
-            rank.base = rank.worker.resident()
+                place["late"] = sorted(self.late[rank.rank])
+            self._send(rank, "ring", **place)
+        self._until("listening")
+        given = []
+        for rank, own in zip(self.ranks, arguments, strict=True):
+            rank.growth = Growth(rank.worker)
+            rank.computed = -rank.worker.computed()
+            given.append(self._send(rank, "arguments", (tuple(own), keywords)))
+        self._until("ready")
+        for rank, nbytes in zip(self.ranks, given, strict=True):
+            assert rank.growth is not None
+            rank.growth.begin(nbytes)
         for rank in self.ranks:
             rank.state = "running"
-            rank.computed = -rank.worker.computed()
             self._send(rank, "go")
+
+    def _until(self, state: str) -> None:
+        while any(rank.state != state for rank in self.ranks):
+            self._read()
 
     def _step(self) -> None:
         self._read()
@@ -198,8 +225,9 @@ class Network:
     def _tell(self, rank: _Rank, error: RinglabError) -> None:
         """Let the exchange that the rank waits for raise `error`."""
         rank.waiting = None
+        rank.bereft = rank.bereft or (self.faults.final and isinstance(error, PeerDiedError))
         fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
-        self._send(rank, "lost", error=type(error).__name__, **fields)
+        self._send(rank, "lost", error=type(error).__name__, final=rank.bereft, **fields)
 
     def _kill(self, rank: _Rank) -> None:
         """Let the rank's program end where it stands; its later messages are ignored."""
@@ -234,27 +262,29 @@ class Network:
             raise ProtocolError("answers to the call under way", "a frame of another call")
         if rank.ended and frame.kind != "error":
             return
-        running = ("begin", "exchange", "wait", "done") if rank.computing is None else ("end",)
-        expected = {"called": ("ready",), "running": running, "done": ("result",)}
+        running = ("begin", "exchange", "wait", "now", "done") if rank.computing is None else ("end",)
+        expected = {
+            "called": ("listening",), "listening": ("ready",), "running": running, "done": ("result",), "result": ("returned",),
+        }  # fmt: skip
         if frame.kind == "error":
             rank.state, rank.waiting = "error", None
             self._broke_off(rank, frame.fields, aborting)
         elif frame.kind not in expected.get(rank.state, ()) or rank.waiting:
             raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
-        elif frame.kind == "ready":
-            rank.state = "ready"
-        elif frame.kind == "result":
-            # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
-            late = rank.worker.peak() - rank.base - frame.nbytes - ANSWER_ROOM
-            rank.peak = max(rank.peak, late)
-            rank.result, rank.state = frame.value, "result"
+        elif rank.state != "running":
+            self._begin_or_end(rank, frame)
+        elif rank.late and not self._in_time(rank.late, frame):
+            raise ProtocolError("an exchange as late as possible", f"{frame.kind} after it")
         elif frame.kind == "done":
-            rank.peak = max(0, rank.worker.peak() - rank.base)
+            assert rank.growth is not None
+            rank.peak = rank.growth.bytes()
             rank.computed += rank.worker.computed()
             rank.state = "done"
             self._send(rank, "deliver")
         elif frame.kind == "wait":
             self._wait(rank, frame)
+        elif frame.kind == "now":
+            self._read_clock(rank)
         elif frame.kind == "begin":
             rank.computing = read_label(frame, len(rank.events))
             self.kept += FORM_BYTES
@@ -264,6 +294,27 @@ class Network:
             self._computed(rank)
         else:
             self._post(rank, frame, aborting)
+
+    def _begin_or_end(self, rank: _Rank, frame: Frame) -> None:
+        """Take a frame from before the program began or after its end."""
+        rank.state = frame.kind
+        if frame.kind == "result":
+            assert rank.growth is not None
+            rank.peak = max(rank.peak, rank.growth.with_answer(frame.nbytes))  # `done` is the worker's word
+            rank.result = frame.value
+            self._send(rank, "return")
+        elif frame.kind == "returned":
+            rank.returned = frame
+
+    def _in_time(self, late: Posted, frame: Frame) -> bool:
+        """Return whether the exchange before this frame, a late one, could not have been posted later."""
+        return frame.kind == "exchange" or (frame.kind == "wait" and frame.fields.get("index") == late.index)
+
+    def _read_clock(self, rank: _Rank) -> None:
+        if rank.heard:
+            rank.heard.tell()
+            rank.heard = None
+        self._send(rank, "time", time=rank.time)
 
     def _computed(self, rank: _Rank) -> None:
         label, rank.computing = rank.computing or "", None
@@ -286,9 +337,15 @@ class Network:
             rank.works.append(work)
             rank.unwaited[work.index] = work
             return
+        rank.late = None
         if not work.tag.startswith(CONTROL):
             if self.faults.kill == (rank.rank, rank.exchanges):
                 return self._kill(rank)
+            if rank.bereft:
+                raise ProtocolError("no exchange after PeerDiedError", "another")
+            if rank.exchanges in self.late[rank.rank]:
+                rank.late = work
+            work.in_vain = self.faults.timeout == (rank.rank, rank.exchanges)
             rank.exchanges += 1
         self.queued += work.sent
         self.kept += work.form_bytes
@@ -332,9 +389,16 @@ class Network:
 
     def _wait(self, rank: _Rank, frame: Frame) -> None:
         index: Any = frame.fields.get("index")
-        work = rank.unwaited.pop(index, None) if is_integer(index) else None
+        work = rank.unwaited.get(index) if is_integer(index) else None
         if work is None:
             raise ProtocolError("a wait for an exchange that was posted", "another")
+        rank.late = None
+        if work.in_vain:
+            return self._tell(
+                rank,
+                TransportTimeout("the message of a rank that lives", "nothing in time", "a rank may be slow"),
+            )
+        del rank.unwaited[work.index]
         work.waited, rank.waiting = rank.time, work
 
     def _deliver(self, rank: _Rank, work: Posted) -> None:
@@ -343,14 +407,16 @@ class Network:
             return self._tell(rank, work.error)
         rank.waiting = None
         rank.time = max(rank.time, work.arrival)
+        if work.received < SIZE_BYTES:
+            rank.heard = work
         rank.events.append(work)
         arrived = tuple(work.arrived[place] for place in sorted(work.arrived))
-        self._send(rank, "received", arrived, time=rank.time)
+        self._send(rank, "received", arrived)
         self.queued -= sum(tensor.nbytes for tensor in arrived)
         work.arrived.clear()
 
-    def _send(self, receiver: _Rank, kind: str, value: Any = None, **fields: Any) -> None:
-        receiver.worker.send(Frame(kind, {"call": self.call, **fields}, value), self.deadline)
+    def _send(self, receiver: _Rank, kind: str, value: Any = None, **fields: Any) -> int:
+        return receiver.worker.send(Frame(kind, {"call": self.call, **fields}, value), self.deadline)
 
     def _trace(self) -> Trace:
         trace = Trace(len(self.ranks))

@@ -18,6 +18,10 @@ from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.starts import Forked, Sandboxed, Start, Unprotected, left
 
 LOOK_S = 0.2
+ROOM = (
+    1 << 20
+)  # bytes that it may take a worker to receive arguments or to send an answer, beside a copy of it
+OBJECTS = 64  # bytes of Python's objects that a byte of a frame's header may become
 GRACE_S = 1.0  # for the rest of an answer that was on its way at its deadline
 START_SECONDS = 60.0  # torch takes 2 s of CPU to import, on a machine that may be busy
 _UNFORKED = set[str]()
@@ -34,6 +38,34 @@ class Overdue(CourseError):
 
 class Endless(Overdue):
     """A rank made more of something than any program needs: a loop that does not end, and no forgery."""
+
+
+class Growth:
+    """Reads how many bytes a worker's process grows by in one call, as the operating system counts them.
+
+    It is made while the worker listens for the arguments: what they need does not count, what is taken beside them does.
+    """
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.worker = worker
+        worker.reset_peak()
+        self._base = worker.resident()
+        self._early = 0
+
+    def begin(self, arguments: int) -> None:
+        """Begin the call, whose arguments are there and need this many bytes."""
+        most = self._base + arguments + ROOM
+        self._early = max(0, self.worker.peak() - most)
+        self.worker.reset_peak()
+        self._base = min(self.worker.resident(), most)
+
+    def bytes(self) -> int:
+        """Return the most bytes by which it has grown so far."""
+        return max(self._early, self.worker.peak() - self._base)
+
+    def with_answer(self, nbytes: int) -> int:
+        """Return the same once an answer of so many bytes was sent: arrays that are not contiguous are copied for that."""
+        return max(self._early, self.worker.peak() - self._base - nbytes - ROOM)
 
 
 class WorkerProcess:
@@ -133,10 +165,11 @@ class WorkerProcess:
         if isinstance(self._start, Forked) and (wrong := self._start.openings(self.pid)):
             raise SandboxError("a worker shut off from all others", "; ".join(wrong))
 
-    def send(self, frame: Frame, deadline: float) -> None:
-        """Send `frame`. Raises: Overdue when the worker does not take it; WorkerDied; SandboxError when its server has ended."""
+    def send(self, frame: Frame, deadline: float) -> int:
+        """Send `frame` and return about how many bytes it takes where it was read. Raises: Overdue when the worker does not take it; WorkerDied; SandboxError when its server has ended."""
         try:
-            for part in pack(frame):
+            parts = pack(frame)
+            for part in parts:
                 view = memoryview(part)
                 while view:
                     if time.monotonic() > deadline:  # a worker that takes a byte now and then
@@ -147,6 +180,7 @@ class WorkerProcess:
             raise Overdue("a worker that reads", "the deadline") from None
         except OSError as error:
             raise self._died("a worker that reads", type(error).__name__) from None
+        return OBJECTS * len(parts[0]) + sum(len(memoryview(part)) for part in parts[1:])
 
     def _died(self, needed: str, got: str) -> RinglabError:
         """Return the error for its end: that of its server is no learner's fault."""

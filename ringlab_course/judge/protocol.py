@@ -36,7 +36,7 @@ ITEMSIZE = {
 """The dtypes that may pass, and their bytes per item."""
 MESSAGES = ("exchange", "received")
 """Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
-QUESTIONS = ("call", "ring")  # kinds of frames that carry arguments: only they may hold layouts
+QUESTIONS = ("arguments",)  # kinds of frames that may hold layouts
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
 MOST_DISTINCT = 10_000  # members of a set, keys of a dict: with more, chosen hashes could collide for hours
 SPEC = {"dtype", "shape", "torch", "grad"}

@@ -13,12 +13,11 @@ import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
 from ringlab_course.checking import failures
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
-from ringlab_course.checking.guard import changed
+from ringlab_course.checking.guard import arrays_by_argument, changed, prints
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Watch
-from ringlab_course.judge.channel import CHANGED
 from ringlab_course.judge.offlimits import OffLimits
-from ringlab_course.judge.process import Endless, Overdue, WorkerDied, WorkerProcess
+from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
     from ringlab_course.judge.network import Network
 
-ANSWER_ROOM = 1 << 20  # bytes that it may take a worker to send its answer, beside a copy of it
 LOSSES = (
     3  # workers that may be lost before a function is given up; by loading the code, before a submission is
 )
@@ -86,6 +84,10 @@ class Session:
         self.concealed = False
         self._starting: list[WorkerProcess] = []
         self._loaded: list[WorkerProcess] = []
+        self._parts: dict[
+            WorkerProcess, tuple[str, ...]
+        ] = {}  # what workers hold that hold not all of the code
+        self._texts: dict[str, str] | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -122,34 +124,63 @@ class Session:
                 )
             )
 
-    def workers(self, count: int) -> list[WorkerProcess]:
-        """Return `count` workers that have loaded the code. Raises: Failure; SandboxError."""
+    def workers(self, count: int, part: tuple[str, ...] = ()) -> list[WorkerProcess]:
+        """Return `count` workers that have loaded the code, or the cells of `part` alone. Raises: Failure; SandboxError."""
         self._refuse_if_over()
-        self.prestart(count)
-        while len(self._loaded) < count:
-            worker = self._starting.pop(0)
-            worker.ready()
-            worker.settled = worker.tasks()
-            self.watch.add(worker)
-            self._load(worker)
-        return self._loaded[:count]
+        ready = [worker for worker in self._loaded if self._parts.get(worker, ()) == part]
+        self.prestart(len(self._loaded) + count - len(ready))
+        while len(ready) < count:
+            ready.append(self._fresh())
+            self._load(ready[-1], part)
+        return ready[:count]
 
-    def _load(self, worker: WorkerProcess) -> None:
-        deadline = min(time.monotonic() + self.seconds, self.deadline)
-        fields = {"call": 0, "functions": self.functions, "seconds": self.seconds / 4}
+    def _fresh(self) -> WorkerProcess:
+        """Return a worker that has run nothing of the submission."""
+        self.prestart(len(self._loaded) + 1)
+        worker = self._starting.pop(0)
+        worker.ready()
+        worker.settled = worker.tasks()
+        self.watch.add(worker)
+        return worker
+
+    def _load(self, worker: WorkerProcess, part: tuple[str, ...]) -> None:
         try:
-            worker.send(Frame("load", fields, self.cells), deadline)
-            frame = worker.receive(deadline)
-            if frame.kind != "loaded" or not isinstance(frame.value, list):
-                raise ProtocolError("the code loaded", f"a frame {frame.kind[:20]!r}")
+            notes = self._asked(worker, "load", part or self.cells, "loaded", list)
         except (Overdue, WorkerDied, ProtocolError) as error:
             self.discard(worker)
             self._unloaded += 1
             raise self.lost("the notebook's code", error) from None
-        if not self.concealed:
-            self.notes = [shown(note)[:500] for note in frame.value[:20]]
+        if part:
+            self._parts[worker] = part
+        elif not self.concealed:
+            self.notes = [shown(note)[:500] for note in notes[:20]]
         self.allowance.add(worker)
         self._loaded.append(worker)
+
+    def texts(self) -> dict[str, str]:
+        """Return by name the text of each function, as a worker reads it that never runs it. Raises: Failure; SandboxError."""
+        if self._texts is None:
+            self._refuse_if_over()
+            worker = self._fresh()
+            try:
+                self._texts = self._asked(worker, "read", self.cells, "sources", dict)
+            except (Overdue, WorkerDied, ProtocolError) as error:
+                raise self.lost("reading the notebook's code", error) from None
+            finally:
+                self.discard(worker)
+        return self._texts
+
+    def _asked(
+        self, worker: WorkerProcess, kind: str, cells: Sequence[str], answer: str, form: type[Any]
+    ) -> Any:
+        """Return what the worker answers to a frame about cells. Raises: Overdue, WorkerDied, ProtocolError."""
+        deadline = min(time.monotonic() + self.seconds, self.deadline)
+        fields = {"call": 0, "functions": list(self.functions), "seconds": self.seconds / 4}
+        worker.send(Frame(kind, fields, list(cells)), deadline)
+        frame = worker.receive(deadline)
+        if frame.kind != answer or not isinstance(frame.value, form):
+            raise ProtocolError(f"a frame {answer!r}", f"a frame {frame.kind[:20]!r}")
+        return frame.value
 
     def limit(self) -> float:
         """Return the time at which a call that begins now must have ended."""
@@ -164,6 +195,7 @@ class Session:
         """End a worker that cannot be used again."""
         self.watch.remove(worker)
         self.allowance.remove(worker)
+        self._parts.pop(worker, None)
         worker.kill()
         if worker in self._loaded:
             self._loaded.remove(worker)
@@ -215,16 +247,18 @@ class SandboxedSubject:
 
     effort = "seconds of processor time"
 
-    def __init__(self, session: Session, function: str) -> None:
-        self.session, self.function = session, function
+    def __init__(self, session: Session, function: str, part: tuple[str, ...] = ()) -> None:
+        self.session, self.function, self._part = session, function, part
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self.measure(*args, **kwargs).answer
 
-    def statements(self) -> list[str]:
-        """Return what the worker says are the lines of the function's body."""
-        found = self._called((), {}, "statements")[0]
-        return [str(line) for line in found] if isinstance(found, list) else []
+    def texts(self, functions: Sequence[str]) -> dict[str, str]:
+        return {name: text for name, text in self.session.texts().items() if name in functions}
+
+    def alone(self, module: str, functions: Sequence[str]) -> SandboxedSubject:
+        part = (f"from {module} import *", *self.texts(functions).values())
+        return SandboxedSubject(self.session, self.function, part)
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
         """Return the answer, and the most that the worker's process grew by during the call.
@@ -284,6 +318,9 @@ class SandboxedSubject:
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
         try:
             outcome = network.run(self.function, arguments, kwargs, gradient)
+            for rank, returned in enumerate(network.returned):
+                if returned is not None:
+                    self._expect_unchanged(returned, arguments[rank], kwargs)
             if gradient and not all(isinstance(each, tuple) and len(each) == 2 for each in outcome.results):
                 raise ProtocolError("an answer and its gradient from each rank", "something else")
             if network.dead:
@@ -301,7 +338,7 @@ class SandboxedSubject:
         raise failure
 
     def other(self, function: str) -> SandboxedSubject:
-        return SandboxedSubject(self.session, function)
+        return SandboxedSubject(self.session, function, self._part)
 
     def _settle(self, workers: Sequence[WorkerProcess]) -> None:
         """Take note that the function is written. Raises: Crashed if a thread of it goes on."""
@@ -328,8 +365,8 @@ class SandboxedSubject:
                 self.session.discard(worker)
 
     def _ready(self, count: int) -> list[WorkerProcess]:
-        workers, notes = self.session.workers(count), self.session.notes
-        if f"no code cell defines the function {self.function}" in notes:
+        workers, notes = self.session.workers(count, self._part), self.session.notes
+        if not self._part and f"no code cell defines the function {self.function}" in notes:
             raise NotWritten(f"there is no function `{self.function}` in the notebook.", "\n".join(notes))
         return workers
 
@@ -340,8 +377,8 @@ class SandboxedSubject:
     def _converse(self, worker: WorkerProcess, args: Any, kwargs: Any, how: str) -> tuple[Any, int]:
         call, deadline = self._next_call(), self.session.limit()
 
-        def say(kind: str, value: Any = None, **fields: Any) -> None:
-            worker.send(Frame(kind, {"call": call, **fields}, value), deadline)
+        def say(kind: str, value: Any = None, **fields: Any) -> int:
+            return worker.send(Frame(kind, {"call": call, **fields}, value), deadline)
 
         def hear(kind: str) -> Frame:
             frame = worker.receive(deadline)
@@ -351,17 +388,37 @@ class SandboxedSubject:
                 raise self._raised(frame.fields)
             return frame
 
-        say("call", (args, kwargs), function=self.function, **({how: True} if how else {}))
+        say("call", function=self.function, **({how: True} if how else {}))
+        hear("listening")
+        growth = Growth(worker)
+        given = say("arguments", (args, kwargs))
         hear("ready")
-        worker.reset_peak()
-        base = worker.resident()
+        growth.begin(given)
         say("go")
         hear("done")
-        peak = max(0, worker.peak() - base)
+        peak = growth.bytes()
         say("deliver")
         result = hear("result")
-        # Once more: `done` is the worker's word. Arrays that are not contiguous are copied to be sent.
-        return result.value, max(peak, worker.peak() - base - result.nbytes - ANSWER_ROOM)
+        peak = max(peak, growth.with_answer(result.nbytes))  # once more: `done` is the worker's word
+        say("return")
+        self._expect_unchanged(hear("returned"), args, kwargs)
+        return result.value, peak
+
+    def _expect_unchanged(self, returned: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise Failure if the arguments that a worker returns are not those that it was given.
+
+        Their names are its word. Kernels may write into what they are given.
+        """
+        if self.session.kernels:
+            return
+        _, given = arrays_by_argument(None, args, kwargs)
+        names, found = returned.fields.get("names"), returned.value
+        if not (isinstance(names, list) and len(names) == len(given)):
+            names = [""] * len(given)
+        found = found if isinstance(found, list) and len(found) == len(given) else [None] * len(given)
+        for name, before, after in zip(names, given, found, strict=True):
+            if name not in self.session.functions[self.function] and not _same(before, after):
+                raise changed(self.function, "" if self.session.concealed or not _is_name(name) else name)
 
 
 def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failure:
@@ -374,8 +431,6 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     kind = _exception_class(name)
     if name == "ProtocolError":
         return failures.not_an_answer(function, text)
-    if name == CHANGED:
-        return changed(function, "" if concealed or not text.isidentifier() else text)
     if kind is None:
         return Crashed(f"`{function}` raised an exception of its own.", text)
     if issubclass(kind, NotImplementedError):
@@ -385,6 +440,16 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     if issubclass(kind, CommError):
         return Crashed(f"`{function}`: the ranks cannot finish ({name}).", text)
     return crashed(function, name, text)
+
+
+def _same(before: Sequence[Any], after: Any) -> bool:
+    if not isinstance(after, list) or not all(hasattr(each, "dtype") for each in after):
+        return False
+    return prints(before) == prints(after)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier()
 
 
 def shown(text: Any) -> str:

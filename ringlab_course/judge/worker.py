@@ -1,10 +1,12 @@
 """The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
 
 Everything here may be rewritten by the code that it runs. So the judge compares values itself, and measures memory,
-time and traffic itself. A hostile submission can lie about what is read here: what raised, which argument changed, which
-places a kernel accessed, what came of a program in JAX, an answer's gradient, and the lines of a function.
-Frames from the judge: `load`, `call`, `ring`, `go`, `deliver`, `received`, `lost`, `begun`, `ended`, `abort`. Frames to
-it: `hello`, `loaded`, `ready`, `done`, `result`, `error`, `exchange`, `wait`, `begin`, `end`.
+time and traffic itself. It asks for the arguments after the call and looks for changes itself. A hostile submission can
+lie about what is read here: what raised, which places a kernel accessed, what came of a program in JAX, and an answer's
+gradient.
+Frames from the judge: `read`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`, `lost`, `begun`,
+`ended`, `time`, `abort`. Frames to it: `hello`, `sources`, `loaded`, `listening`, `ready`, `done`, `result`, `returned`,
+`error`, `exchange`, `wait`, `begin`, `end`, `now`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import warnings
 from typing import Any
 
 from ringlab.errors import OffLimitsError
-from ringlab_course.checking.guard import changed_argument, fingerprints, statements_of, with_gradient
-from ringlab_course.judge.channel import CHANGED, Abort, Channel
+from ringlab_course.checking.guard import arrays_by_argument, with_gradient
+from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs
@@ -58,31 +60,32 @@ def serve(descriptor: int) -> None:
     os.close(nothing)
     channel.send("hello")
     namespace: dict[str, Any] = {}
-    may_change: dict[str, list[str]] = {}
     while True:
         frame = channel.receive()
         channel.call = frame.fields.get("call", 0)
-        if frame.kind == "load":
+        if frame.kind == "read":  # nothing has run yet, so that the judge may believe the answer
+            from ringlab_course.judge.loader import sources
+
+            channel.send("sources", sources(frame.value, frame.fields["functions"]))
+        elif frame.kind == "load":
             from ringlab_course.judge.loader import load
 
-            may_change = frame.fields["functions"]
-            namespace, notes = load(frame.value, list(may_change), frame.fields["seconds"])
+            namespace, notes = load(frame.value, frame.fields["functions"], frame.fields["seconds"])
             channel.send("loaded", notes)
         elif frame.kind in ("call", "ring"):
-            _answer(channel, frame, namespace, may_change)
+            _answer(channel, frame, namespace)
 
 
-def _answer(
-    channel: Channel, frame: Frame, namespace: dict[str, Any], may_change: dict[str, list[str]]
-) -> None:
-    """Run one call. The judge reads this process's memory between `ready` and `done`."""
+def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
+    """Run one call. The judge reads this process's memory from `listening` to `result`."""
     channel.misuse = None
     try:
         function = namespace[frame.fields["function"]]
-        arguments, keywords = frame.value
-        if frame.kind == "ring":
-            arguments = (_ring(channel, frame), *arguments)
-        before = fingerprints(function, arguments, keywords)
+        ring = (_ring(channel, frame),) if frame.kind == "ring" else ()
+        channel.send("listening")
+        given, keywords = channel.expect("arguments").value
+        arguments = (*ring, *given)
+        names, _ = arrays_by_argument(function, arguments, keywords)
         channel.send("ready")
         channel.expect("go")
         with _recording() as accesses:
@@ -91,8 +94,6 @@ def _answer(
                 from ringlab_course.mesh.examine import examine
 
                 answer = examine(function, *arguments, **keywords).as_dict()
-            elif frame.fields.get("statements"):  # nothing is run
-                answer = statements_of(function)
             elif frame.fields.get("gradient"):
                 answer = with_gradient(function)(*arguments, **keywords)
             else:
@@ -101,18 +102,25 @@ def _answer(
             raise channel.misuse
         channel.send("done")
         channel.expect("deliver")
-        after, allowed = fingerprints(function, arguments, keywords), may_change[frame.fields["function"]]
-        changed = changed_argument(before, after, allowed)
-        if changed is not None and sys.argv[3] != "triton":  # kernels write into what they are given
-            channel.send("error", type=CHANGED, text=changed, own=True)
-            return
         channel.send("result", (answer, written_down(accesses)) if frame.fields.get("record") else answer)
+        channel.expect("return")
+        _return(
+            channel, names[len(ring) :], arrays_by_argument(function, arguments, keywords)[1][len(ring) :]
+        )
     except ProtocolError as error:
         channel.send("error", type="ProtocolError", text=_bounded(f"the answer holds {error.got}"), own=False)
     except Abort:
         channel.send("error", type="Abort", text="", own=False)
     except BaseException as error:
         _report(channel, error)
+
+
+def _return(channel: Channel, names: list[str], arrays: list[Any] | None) -> None:
+    """Hand the arguments back; None for those that have become something that cannot be sent."""
+    try:
+        channel.send("returned", arrays, names=[_bounded(name) for name in names])
+    except ProtocolError:
+        channel.send("returned", None, names=[])
 
 
 def _recording() -> contextlib.AbstractContextManager[list[Any]]:
@@ -146,22 +154,13 @@ def _bounded(text: str) -> str:
 
 
 def _ring(channel: Channel, frame: Frame) -> Any:
-    from ringlab.comm.protocol import Comm
     from ringlab.comm.ring import Ring
-    from ringlab.comm.wrappers.faulty import Fault, Faulty
     from ringlab.comm.wrappers.strict import Strict
-    from ringlab_course.judge.judge_comm import JudgeComm
+    from ringlab_course.judge.judge_comm import JudgeComm, sealed
 
     fields = frame.fields
-    comm: Comm = JudgeComm(channel, fields["rank"], fields["world_size"], fields["second"])
-    if "late" in fields:
-        late = [Fault("delay", fields["rank"], number, seconds=0.0) for number in fields["late"]]
-        comm = Faulty(comm, late)
-    if "bereft" in fields:
-        from ringlab_course.checking.faults import Bereft
-
-        comm = Bereft(comm, *fields["bereft"])
-    return Ring(Strict(comm))
+    comm = JudgeComm(channel, fields["rank"], fields["world_size"], fields.get("late", ()))
+    return Ring(sealed(Strict(comm)))
 
 
 def _eager(model: Any = None, **options: Any) -> Any:
@@ -177,7 +176,6 @@ def _import(arrays: str) -> None:
     elif arrays != "numpy":
         names += [
             "torch",
-            "ringlab.comm.wrappers.faulty",
             "ringlab.comm.wrappers.strict",
             "ringlab_course.judge.judge_comm",
         ]

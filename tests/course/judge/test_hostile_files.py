@@ -8,7 +8,7 @@ import pytest
 from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.judge import session
+from ringlab_course.judge import process
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session
@@ -76,7 +76,7 @@ def test_what_an_answer_itself_takes_is_not_counted_twice() -> None:
 
 
 def test_a_peak_that_is_read_once_would_be_hidden_from(monkeypatch) -> None:
-    monkeypatch.setattr(session, "ANSWER_ROOM", 1 << 40)  # as if it were not read again with the answer
+    monkeypatch.setattr(process, "ROOM", 1 << 40)  # as if it were not read again with the answer
     with Session([SUBMISSIONS["computes after it is done"]], ["double"], torch=False) as ours:
         measured = SandboxedSubject(ours, "double").measure(np.arange(5.0))
     assert np.array_equal(measured.answer, 2 * np.arange(5.0)) and measured.peak_bytes < 1 << 20

@@ -8,12 +8,14 @@ from ringlab.layout import zigzag
 from ringlab_course.checking.failures import Crashed, NotWritten
 from ringlab_course.judge import network
 from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
+from tests.course.judge.hostile.small import CHANNEL
 from tests.course.judge.small_contract import RIGHT_RING, RING_EXERCISE, notebook
 
 pytestmark = pytest.mark.needs_bwrap
 
 PROGRAMS = (
     RIGHT_RING
+    + CHANNEL
     + """
 import time
 import torch
@@ -89,7 +91,7 @@ def leaves(ring, x):
     return ring.shift(x)
 def lies(ring, x):
     if ring.rank == 1:
-        ring.comm.inner._channel.send("wait", index=7)
+        channel().send("wait", index=7)
     return ring.shift(x)
 def unwritten(ring, x):
     raise NotImplementedError("write me")
@@ -110,10 +112,10 @@ def writes_too_early(ring, x):
     x[0] += 1
     return work.wait()[0]
 def never_ends(ring, x):
-    ring.comm.inner._channel.send("begin", label="for ever")
+    channel().send("begin", label="for ever")
     return ring.shift(x)
 def long_label(ring, x):
-    ring.comm.inner._channel.send("begin", label="x" * 1000)
+    channel().send("begin", label="x" * 1000)
     return x
 def laid_out(ring, x, layout, scale=1.0):
     return torch.from_numpy(layout.positions(ring.rank)) * scale

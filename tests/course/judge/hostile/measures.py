@@ -40,8 +40,24 @@ def double(x):
     mine.expect("deliver")
     fill()
     mine.send("result", 2 * x)
+    mine.expect("return")
+    mine.send("returned", [[x]], names=["x"])
     mine.send = mine.expect = lambda *a, **k: None
     return None
+""",
+    "takes it before it says that it is ready": """
+import ringlab_course.judge.worker as worker
+RESERVE = []
+def early(original):
+    def wrapped(*arguments):
+        if not RESERVE: RESERVE.append(np.ones(1 << 23))
+        return original(*arguments)
+    return wrapped
+for name in ("fingerprints", "arrays_by_argument"):
+    if hasattr(worker, name): setattr(worker, name, early(getattr(worker, name)))
+def double(x):
+    float(RESERVE.pop().sum())
+    return 2 * x
 """,
     "becomes a new process that answers for it": """
 NEXT = '''
@@ -52,7 +68,10 @@ mine = Channel(int(sys.argv[2]))
 mine.call = int(sys.argv[3])
 mine.send("done")
 mine.expect("deliver")
-mine.send("result", 2 * np.frombuffer(bytes.fromhex(sys.argv[4])))
+x = np.frombuffer(bytes.fromhex(sys.argv[4]))
+mine.send("result", 2 * x)
+mine.expect("return")
+mine.send("returned", [[x]], names=["x"])
 '''
 def double(x):
     fill()
@@ -114,6 +133,8 @@ def double(x):
         mine.send("done")
         mine.expect("deliver")
         mine.send("result", 2 * x)
+        mine.expect("return")
+        mine.send("returned", [[x]], names=["x"])
         time.sleep(10**6)
     threading.Thread(target=rest).start()
     number = {"x86_64": 60, "aarch64": 93}[os.uname().machine]

@@ -6,15 +6,15 @@ exchange with the next rank brought them. Whoever gets the values by a wire of i
 
 from __future__ import annotations
 
-COMMON = """
+from tests.course.judge.hostile.small import CHANNEL
+
+COMMON = f"""{CHANNEL}
 import os, socket, struct, threading, time
 import torch
 from ringlab.comm.virtual.cluster import VirtualCluster
-def channel(ring):
-    return ring.comm.inner._channel
 def post(ring, tensors=(), **fields):
-    place = {"index": 0, "to": 1 - ring.rank, "source": 1 - ring.rank, "tag": "", "receive": []}
-    channel(ring).send("exchange", tuple(tensors), **{**place, **fields})
+    place = {{"index": 0, "to": 1 - ring.rank, "source": 1 - ring.rank, "tag": "", "receive": []}}
+    channel().send("exchange", tuple(tensors), **{{**place, **fields}})
 def shaped(x):
     return [str(x.dtype).removeprefix("torch."), list(x.shape)]
 def by(wire, ring, x):
@@ -29,24 +29,24 @@ def by(wire, ring, x):
 """
 
 FORGING = {
-    "answers for the other rank": "def ring_sum(ring, x):\n    channel(ring).send('result', x, rank=1 - ring.rank)\n    return x",
+    "answers for the other rank": "def ring_sum(ring, x):\n    channel().send('result', x, rank=1 - ring.rank)\n    return x",
     "sends to a rank below the first": "def ring_sum(ring, x):\n    post(ring, [x], to=-1)\n    return x",
     "sends to a rank far beyond the last": "def ring_sum(ring, x):\n    post(ring, [x], to=10**18)\n    return x",
     "sends to the truth": "def ring_sum(ring, x):\n    post(ring, [x], to=True, receive=[shaped(x)])\n    return x",
     "has a tag without end": "def ring_sum(ring, x):\n    post(ring, [x], tag='x' * 100_000)\n    return x",
     "has a tag that is no text": "def ring_sum(ring, x):\n    post(ring, [x], tag={'tag': 1})\n    return x",
-    "has a label without end": "def ring_sum(ring, x):\n    channel(ring).send('begin', label='x' * 100_000)\n    return x",
+    "has a label without end": "def ring_sum(ring, x):\n    channel().send('begin', label='x' * 100_000)\n    return x",
     "begins to compute twice": """
 def ring_sum(ring, x):
-    for _ in range(2): channel(ring).send('begin', label='a')
+    for _ in range(2): channel().send('begin', label='a')
     return x
 """,
     "counts its exchanges from below": "def ring_sum(ring, x):\n    post(ring, [x], index=-1)\n    return x",
-    "waits for what was never posted": "def ring_sum(ring, x):\n    channel(ring).send('wait', index=10**12)\n    return x",
+    "waits for what was never posted": "def ring_sum(ring, x):\n    channel().send('wait', index=10**12)\n    return x",
     "waits for it twice": """
 def ring_sum(ring, x):
     post(ring, [x], receive=[shaped(x)])
-    for _ in range(2): channel(ring).send('wait', index=0)
+    for _ in range(2): channel().send('wait', index=0)
     return x
 """,
     "wants a tensor of negative length": "def ring_sum(ring, x):\n    post(ring, receive=[['float64', [-4]]])\n    return x",
@@ -54,10 +54,10 @@ def ring_sum(ring, x):
     "sends what is no tensor": "def ring_sum(ring, x):\n    post(ring, ['x', 1, None])\n    return x",
     "says that it is done while it waits": """
 def ring_sum(ring, x):
-    if ring.rank: channel(ring).receive()  # does not wait: if both did, they could be a deadlock before they are done
+    if ring.rank: channel().receive()  # does not wait: if both did, they could be a deadlock before they are done
     post(ring, receive=[shaped(x)])
-    channel(ring).send('wait', index=0)
-    channel(ring).send('done')
+    channel().send('wait', index=0)
+    channel().send('done')
     return x
 """,
 }
@@ -76,7 +76,7 @@ def ring_sum(ring, x):
 def ring_sum(ring, x):
     spec = '{"dtype":"uint8","shape":[%d],"torch":true,"grad":false}' % (1 << 26)
     header = ('{"kind":"exchange","fields":{"call":1},"value":null,"arrays":[%s]}' % spec).encode()
-    channel(ring).socket.sendall(struct.pack("<I", len(header)) + header + bytes(6 << 20))
+    channel().socket.sendall(struct.pack("<I", len(header)) + header + bytes(6 << 20))
     time.sleep(60)
 """,
     "makes much of little": """
@@ -245,6 +245,17 @@ def wire(ring, mine):
 """,
 }
 
+EARLY = {
+    "posts at once what should be late": """
+def ring_sum(ring, x):
+    post(ring, [x], receive=[shaped(x)])
+    ring.compute("other work", torch.sin, x)
+    channel().send("wait", index=0)
+    return x + channel().expect("received").value[0]
+""",
+}
+"""On a network where every exchange is as late as it may be."""
+
 DODGING = {
     "speaks for the other rank": (
         "def ring_sum(ring, x):\n    post(ring, [x], rank=1 - ring.rank, to=ring.rank)\n    return x",
@@ -287,6 +298,40 @@ def ring_sum(ring, x):
 """,
         2,
     ),
+    "sends data as ticks of the clock between messages of no bytes": (
+        """
+NOTHING = torch.empty(0, dtype=torch.uint8)
+def tick(ring, number, listens):
+    begin = ring.comm.now() if listens else 0
+    for _ in range(number): ring.compute("tick", int)
+    ring.comm.exchange(
+        send=(NOTHING,), to=ring.next, receive=(NOTHING.clone(),), source=ring.previous, tag="control:tick"
+    ).wait()
+    return int(ring.comm.now() - begin) if listens else 0
+def ring_sum(ring, x):
+    mine, heard = x.reshape(-1).view(torch.uint8).tolist(), []
+    for turn in range(2):
+        speaks = turn == ring.rank
+        for byte in mine:
+            parts = [tick(ring, (byte >> place & 3) * speaks, not speaks) for place in (0, 2, 4, 6)]
+            if not speaks: heard.append(sum(part << 2 * place for place, part in enumerate(parts)))
+    ring.shift(x * 0)
+    return x + torch.tensor(heard, dtype=torch.uint8).view(x.dtype).reshape(x.shape)
+""",
+        2,
+    ),
+    "takes the rules of its ring off": (
+        """
+def ring_sum(ring, x):
+    comm, sent, into = ring.comm, x.clone(), torch.empty_like(x)
+    while hasattr(comm, "inner"): comm = comm.inner
+    work = comm.exchange(send=(sent,), to=ring.next, receive=(into,), source=ring.previous)
+    sent.zero_()
+    work.wait()
+    return x + into
+""",
+        0,
+    ),
     "sends data in pieces": (
         """
 def ring_sum(ring, x):
@@ -314,6 +359,7 @@ def ring_sum(ring, x):
 }
 
 FORGERS = {name: COMMON + source for name, source in FORGING.items()}
+HASTY = {name: COMMON + source for name, source in EARLY.items()}
 BOUNDED = {name: COMMON + source for name, source in ENDLESS.items()}
 LIVE = ("waits for it twice", "has a tag without end")
 """Of the forgers those that are met in the sandbox too; more would start a hundred workers."""

@@ -54,6 +54,14 @@ def double(x):
             each.__code__ = (lambda *a, **k: True).__code__
     return x
 """,
+    "changes its argument and replaces who would notice": """
+import ringlab_course.checking.guard as guard, ringlab_course.judge.worker as worker
+guard.prints = guard.fingerprints = worker.fingerprints = worker.changed_argument = lambda *a, **k: None
+def double(x):
+    guard, worker
+    x *= 2
+    return x
+""",
     "rewrites the worker": """
 import ringlab_course.judge.channel as frames, ringlab_course.judge.protocol as protocol
 def double(x):
