@@ -14,10 +14,19 @@ import torch
 
 from ringlab.comm.protocol import CONTROL, Comm
 from ringlab.comm.ring import Ring
-from ringlab.errors import AgreementError
+from ringlab.errors import (
+    AgreementError,
+    DeadlockError,
+    MismatchError,
+    PeerDiedError,
+    TransportTimeout,
+)
 from ringlab.modes import outside_transforms
 
 _BYTES = 512
+_SHOWN = 4
+"""How many different statements an error quotes."""
+_EVERYWHERE = "call this on every rank of the ring, equally often and in the same order: these ranks wait for the calls of others"
 _REMEDY = "no data was sent; fix the call of the rank that differs"
 _SAME_BATCH = (
     "give all ranks of a ring the same batch, and each ring another one: "
@@ -42,18 +51,52 @@ def agree(
     digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, as a long one is cut
     message = digest + statement.encode()[: _BYTES - len(digest)].ljust(_BYTES - len(digest), b"\0")
     own = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
-    messages = _gather(comm, own)
+    try:
+        messages = _gather(comm, own)
+    except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
+        if " raised " in missed.got:  # a rank that failed says itself why
+            raise
+        raise type(missed)(missed.needed, missed.got, _EVERYWHERE) from missed
     if error is not None:
         raise error
     if not torch.equal(messages, own.expand_as(messages)):
         distances = [(comm.rank - rank) % comm.world_size for rank in range(comm.world_size)]
         texts = (bytes(messages[distance].cpu().numpy())[len(digest) :] for distance in distances)
-        quotes = [text.rstrip(b"\0").decode(errors="replace").replace("\n", "\n        ") for text in texts]
+        said = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+        digests = [bytes(messages[distance, : len(digest)].cpu().numpy()) for distance in distances]
         raise AgreementError(
             f"the same call on all {comm.world_size} ranks",
-            "\n        ".join(f"rank {rank}: {quote}" for rank, quote in enumerate(quotes)),
-            _REMEDY if any(quote.startswith("error ") for quote in quotes) else remedy,
+            _quoted(list(zip(said, digests, strict=True))).replace("\n", "\n        "),
+            _REMEDY if any(text.startswith("error ") for text in said) else remedy,
         )
+
+
+def _quoted(statements: list[tuple[str, bytes]]) -> str:
+    """Return what ranks say, each text once, and the words in which they differ. statements: text and digest of each rank."""
+    ranks: dict[tuple[str, bytes], list[int]] = {}
+    for rank, statement in enumerate(statements):
+        ranks.setdefault(statement, []).append(rank)
+    lines = [f"{_named(those)}: {text}" for (text, _), those in ranks.items()]
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} others of other ranks"]
+    described = [text.split() for text, _ in ranks if not text.startswith("error ")]
+    common = set.intersection(*map(set, described)) if described else set()
+    different = [" ".join(word for word in words if word not in common) for words in described[:_SHOWN]]
+    if len(described) > 1 and common and all(different):
+        lines.append(f"they differ in: {' | '.join(different)}")
+    return "\n".join(lines)
+
+
+def _named(ranks: list[int]) -> str:
+    """Return "rank 3", or "ranks 0 to 2, 5" for several."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
 def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
@@ -82,7 +125,10 @@ def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate
     Raises: the error of `check`; AgreementError on all other ranks.
     """
     comm = ring.comm if validate and isinstance(ring, Ring) else None
-    return checked(comm, check, x.device if isinstance(x, torch.Tensor) else "cpu")
+    on = (
+        x.device if isinstance(x, torch.Tensor) and not x.is_meta else "cpu"
+    )  # no message can be made on meta
+    return checked(comm, check, on)
 
 
 def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], validate: bool = True) -> T:

@@ -23,15 +23,25 @@ from ringlab.errors import (
     LayoutError,
     MaskError,
     ShapeError,
-    WorldSizeError,
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import autocast_dtype
+from ringlab.pieces import check_position_ids
 from ringlab.schedules import get_schedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import Schedule
 from ringlab.scores import ScoreRules, check_scale, check_sinks
+
+
+class _ByDefault:
+    """Stands for causal=True where nobody wrote it, so that the mask alone says what is seen."""
+
+    def __repr__(self) -> str:
+        return "True"
+
+
+CAUSAL: Any = _ByDefault()
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Arguments:
     schedule: str | Schedule
     return_lse: bool
     validate: bool
+    position_ids: Any = None
 
 
 def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
@@ -62,9 +73,16 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError for a wrong one.
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
+    if given.validate and given.q.is_meta:
+        needed, got = "tensors with data", "tensors on the device meta"
+        raise DeviceError(
+            needed, got, "make them on the CPU or a GPU; after model.to_empty(device=…), load the weights"
+        )
     check_scale(given.scale, given.q.dtype)
     check_sinks(given.sinks, given.q)
     mask = _resolve_mask(given.causal, given.mask, given.layout)
+    if given.position_ids is not None:
+        check_position_ids(given.position_ids, given.layout, mask, given.ring.rank)
     rules = _resolve_rules(given.softcap, given.dropout, given.seed)
     block, schedule = (
         get_block(given.block, given.q, rules.requirements, given.v),
@@ -116,15 +134,19 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     for name, x in named.items():
         if not isinstance(x, Tensor) or x.ndim != 4:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ShapeError(f"{name} as a tensor (batch, heads, tokens, head dim)", str(got))
+            needed = f"{name} as a tensor (batch, heads, tokens, head dim)"
+            raise ShapeError(needed, str(got), _to_four_axes(name, x))
     _check_kinds(named)
-    if layout.P != ring.world_size:
-        raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+    layout.of_ranks(ring.world_size)
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
         raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may be D or another", shapes)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError("query heads divisible by key/value heads", f"{q.shape[1]} and {k.shape[1]}")
+        raise ShapeError(
+            "query heads divisible by key/value heads",
+            f"{q.shape[1]} and {k.shape[1]}",
+            _to_fitting_heads(q.shape[1], k.shape[1]),
+        )
     if q.shape[3] == 0 or v.shape[3] == 0:
         raise ShapeError("head dims of at least 1", f"q {tuple(q.shape)}, v {tuple(v.shape)}")
     length = layout.length(ring.rank)
@@ -146,6 +168,25 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
     devices = {name: str(x.device) for name, x in named.items()}
     if len(set(devices.values())) > 1:
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
+
+
+def _to_four_axes(name: str, x: Any) -> str:
+    """Return the likely remedy for what is no tensor of four axes."""
+    if not isinstance(x, Tensor):
+        return f"{name} = torch.as_tensor({name})"
+    return {
+        2: f"{name}[None, None] for (tokens, head dim) of one head",
+        3: f"{name}[None] for (heads, tokens, head dim), {name}.transpose(0, 1)[None] for (tokens, heads, head dim); "
+        f"{name}.unflatten(-1, (heads, -1)).transpose(1, 2) for (batch, tokens, heads · head dim)",
+    }.get(x.ndim, "one tensor each for q, k and v: unbind what is packed")
+
+
+def _to_fitting_heads(H: int, K: int) -> str:
+    """Return the likely remedy for K key/value heads that do not divide H query heads."""
+    if H and K and K % H == 0:
+        return "q and k may be in each other's place: q has the more heads"
+    fitting = ", ".join(str(n) for n in range(1, H + 1) if H % n == 0)
+    return f"k and v with as many heads as divide {H}: {fitting}" if H else "tensors with heads on axis 1"
 
 
 def _resolve_sinks(sinks: Tensor | None, schedule: Schedule) -> Tensor | None:
@@ -174,11 +215,14 @@ def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
 def _resolve_mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
     """Return the mask that `causal=` and `mask=` stand for. Raises: MaskError."""
     if mask is None:
-        return Mask(causal=causal)
+        return Mask(causal=True if causal is CAUSAL else causal)
     if not isinstance(mask, Mask):
         raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
     if not causal:
         raise MaskError("either causal= or mask=", "both", "pass mask=Mask(causal=False, …)")
+    if causal is not CAUSAL and not mask.causal:
+        needed = "causal= and mask= that say the same"
+        raise MaskError(needed, f"causal={causal!r} and Mask(causal=False)", "pass mask= alone")
     return mask.of_length(layout.S)
 
 

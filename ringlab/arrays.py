@@ -11,12 +11,14 @@ from jaxtyping import Int64
 from ringlab.errors import ShapeError
 
 
-def sequence_axis(x: Any, dim: int, length: int, whose: str, remedy: str = "") -> int:
-    """Return axis `dim` of `x`, counted from the front.
+def sequence_axis(x: Any, dim: int | None, length: int, whose: str, remedy: str = "") -> int:
+    """Return axis `dim` of `x`, counted from the front; None stands for −2, where only that one fits.
 
     Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message. If another
-    axis has as many, the remedy names that one.
+    axis has as many, the remedy names that one. ShapeError for None if another axis may as well be the sequence: in (B, S) and
+    (B, S, D) the other of the first two. Four axes are (B, H, S, D).
     """
+    named, dim = dim is not None, -2 if dim is None else dim
     if not -x.ndim <= dim < x.ndim:
         raise ShapeError(f"an axis {dim}", f"shape {tuple(x.shape)}", "name the sequence axis with dim=")
     if x.shape[dim] != length:
@@ -24,6 +26,9 @@ def sequence_axis(x: Any, dim: int, length: int, whose: str, remedy: str = "") -
         if fitting:
             remedy = f"name the sequence axis: {' or '.join(f'dim={axis}' for axis in fitting)}"
         raise ShapeError(f"{length} tokens on axis {dim} {whose}", f"shape {tuple(x.shape)}", remedy)
+    if not named and x.ndim in (2, 3) and length > 1 and x.shape[0] == x.shape[1]:
+        needed = f"the name of the axis of {length} tokens {whose}"
+        raise ShapeError(needed, f"shape {tuple(x.shape)}", "name it: dim=0 or dim=1")
     return dim % x.ndim
 
 

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab.agreement import agree, checked_over
-from ringlab.arguments import Arguments, check_arguments, describe_arguments
+from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
@@ -59,6 +59,7 @@ def ring_attention(
     schedule: str | Schedule = ...,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    position_ids: Int[Tensor, " Lq"] | None = ...,
 ) -> Tensor: ...
 
 
@@ -81,6 +82,7 @@ def ring_attention(
     schedule: str | Schedule = ...,
     return_lse: Literal[True],
     validate: bool = ...,
+    position_ids: Int[Tensor, " Lq"] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -91,7 +93,7 @@ def ring_attention(
     *,
     ring: Ring,
     layout: Layout,
-    causal: bool = True,
+    causal: bool = CAUSAL,
     mask: Mask | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -102,6 +104,7 @@ def ring_attention(
     schedule: str | Schedule = "ring",
     return_lse: bool = False,
     validate: bool = True,
+    position_ids: Int[Tensor, " Lq"] | None = None,
 ) -> Any:
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
@@ -129,6 +132,9 @@ def ring_attention(
     validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
     ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
     otherwise reach the wrong call unnoticed.
+    position_ids: the positions by which q and k were rotated, global or in their documents, if they are to be compared with those
+    that the layout gives this rank. Tensors do not say whose tokens they are: those of another rank, or cut by another layout
+    of equal lengths, are noticed only so.
 
     Derivatives are first ones, backward: torch.compile ends its graphs here, and GradientError refuses the rest.
 
@@ -149,7 +155,7 @@ def ring_attention(
     attend = _outside_graphs if torch.compiler.is_compiling() else _attend
     return attend(
         q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, sinks, block, schedule,
-        return_lse, validate,
+        return_lse, validate, position_ids,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.agreement import checked_over
-from ringlab.arguments import Arguments, check_arguments, describe_arguments
+from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
 from ringlab.attention import apply_attention, named, record_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
@@ -34,7 +34,7 @@ def latent_attention(
     *,
     ring: Ring,
     layout: Layout,
-    causal: bool = True,
+    causal: bool = CAUSAL,
     mask: Mask | None = None,
     scale: float | None = None,
     block: str | Block = "auto",

@@ -130,6 +130,18 @@ class Layout:
             raise WorldSizeError(f"a rank from 0 to {self.P - 1}", f"{rank}")
         return self.ranks[rank]
 
+    def of_ranks(self, world_size: int) -> Layout:
+        """Return this layout if it is one for so many ranks. Raises: WorldSizeError if it is not."""
+        if self.P != world_size:
+            raise WorldSizeError(
+                f"a layout for {world_size} ranks",
+                repr(self),
+                f"tokens come first: (S={self.P}, P={self.S})"
+                if self.S == world_size
+                else f"make the layout with P={world_size}, the ring's world_size",
+            )
+        return self
+
     def length(self, rank: int) -> int:
         """Return how many tokens `rank` owns. Raises: WorldSizeError unless 0 ≤ rank < P."""
         if not 0 <= rank < self.P:
@@ -150,21 +162,24 @@ class Layout:
         """Return the global positions of the tokens of `rank` in local order, int64."""
         return np.concatenate([np.zeros(0, np.int64), *(run.positions for run in self.runs(rank))])
 
-    def shard(self, x: Any, rank: int, dim: int = -2) -> Any:
+    def shard(self, x: Any, rank: int, dim: int | None = None) -> Any:
         """Return a copy of the tokens of `rank` in the whole sequence(s) `x`.
 
-        `x` is a tensor, an array, or a tuple of them; `dim` is the sequence axis.
-        Raises: ShapeError if `x` does not have S tokens on that axis; WorldSizeError unless 0 ≤ rank < P.
+        `x` is a tensor, an array, or a tuple of them; `dim` is the sequence axis, −2 by default.
+        Raises: ShapeError if `x` does not have S tokens on that axis, or if `dim` is not given and another axis may as well
+        be meant; WorldSizeError unless 0 ≤ rank < P.
         """
         if isinstance(x, tuple):
             return tuple(self.shard(part, rank, dim) for part in x)
         remedy = "pass the whole sequence, not a shard, or build the layout for this length"
+        if self.S < self.P and self.P in x.shape:
+            remedy = f"tokens come before ranks: (S={self.P}, P={self.S})"
         axis = sequence_axis(x, dim, self.S, f"for {self!r}", remedy)
         index = (slice(None),) * axis
         parts = [x[(*index, run.index)] for run in self.runs(rank)]
         return concatenate(parts or [x[(*index, slice(0, 0))]], axis)
 
-    def unshard(self, shards: Sequence[Any], dim: int = -2) -> Any:
+    def unshard(self, shards: Sequence[Any], dim: int | None = None) -> Any:
         """Return the whole sequence in global order from the shards of all ranks.
 
         `shards` holds one tensor, array or tuple of them per rank, in rank order.
@@ -179,7 +194,7 @@ class Layout:
         joined = concatenate(list(shards), axis)
         return take(joined, self._order, axis)
 
-    def gather(self, ring: Any, x: Any, dim: int = -2) -> Any:
+    def gather(self, ring: Any, x: Any, dim: int | None = None) -> Any:
         """Return the whole sequence in global order, on every rank, from the shards `x` of all ranks.
 
         `ring` is the `Ring` of these ranks, `x` a tensor or a tuple. No gradient passes, so tensors must be detached.
@@ -196,8 +211,7 @@ class Layout:
         """
         if isinstance(x, tuple):
             return tuple(self.gather(ring, part, dim) for part in x)
-        if ring.world_size != self.P:
-            raise WorldSizeError(f"a ring of {self.P} ranks for {self!r}", f"{ring.world_size} ranks")
+        self.of_ranks(ring.world_size)
         axis = sequence_axis(
             x, dim, self.length(ring.rank), f"of rank {ring.rank} for {self!r}", "pass a shard"
         )

@@ -57,15 +57,17 @@ class Mask:
     def __post_init__(self) -> None:
         if not isinstance(self.causal, (bool, np.bool_)):
             raise MaskError("causal=True or causal=False", repr(self.causal))
+        for name in ("documents", "prefix"):
+            given = getattr(self, name)
+            if isinstance(given, list) and not (name == "documents" and look_like_cu_seqlens(given)):
+                object.__setattr__(self, name, tuple(given))
         if self.window is not None and not (_whole(self.window) and self.window >= 1):
             raise MaskError(
-                "window=, a number of tokens ≥ 1, or None",
-                repr(self.window),
-                "a row that sees only itself has window=1",
+                "window=, a number of tokens ≥ 1, or None", repr(self.window), _window_remedy(self.window)
             )
         if not (isinstance(self.documents, tuple) and all(_whole(n) and n >= 0 for n in self.documents)):
             raise MaskError(
-                "documents=, a tuple of lengths in tokens",
+                "documents=, a tuple or list of lengths in tokens",
                 repr(self.documents),
                 "these look like cu_seqlens: Mask.of_cu_seqlens(cu_seqlens)"
                 if look_like_cu_seqlens(self.documents)
@@ -145,8 +147,18 @@ class Mask:
         return cls(documents=lengths, **other)
 
     def position_ids(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return each token's position in its document, given global positions: a rank's positions for RoPE."""
+        """Return each token's position in its document, given global positions: a rank's positions for RoPE.
+
+        Raises: MaskError for positions that are in no document.
+        """
         positions = np.asarray(positions, np.int64)
+        end = int(self.bounds[-1]) if self.documents else None
+        if len(positions) and (positions.min() < 0 or (end is not None and positions.max() >= end)):
+            raise MaskError(
+                "global positions, which count from 0" + ("" if end is None else f" to {end - 1}"),
+                f"positions from {positions.min()} to {positions.max()}",
+                "pass layout.positions(rank); a model whose ids begin at another number adds it to what is returned",
+            )
         return positions - self.bounds[self.document_of(positions)]
 
     @property
@@ -201,6 +213,19 @@ class Mask:
 def as_mask(causal: bool | Mask) -> Mask:
     """Return the mask that a causal flag stands for; a mask is returned as it is."""
     return causal if isinstance(causal, Mask) else Mask(causal=bool(causal))
+
+
+def _window_remedy(given: Any) -> str:
+    """Return the likely remedy for a window; flash-attn writes it as (tokens before, tokens after), −1 for no limit."""
+    if given in (-1, (-1, -1), [-1, -1]):
+        return "window=None for no window, which flash-attn writes as -1"
+    if isinstance(given, (tuple, list)) and len(given) == 2 and all(map(_whole, given)):
+        before, after = given
+        if after == 0 or before == after:
+            limit = "no window" if before < 0 else f"window={before + 1}"
+            return f"flash-attn's window_size={(before, after)} is Mask(causal={after == 0}) with {limit}"
+        return f"flash-attn's window_size={(before, after)} looks unequally far both ways, which a Mask cannot say"
+    return "a row that sees only itself has window=1"
 
 
 def _remedy(documents: tuple[int, ...], S: int) -> str:

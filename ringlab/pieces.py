@@ -68,11 +68,13 @@ def piece_tiles(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
 
 
 def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
-    """Return if `ids` are the positions within their documents of the tokens that `rank` owns, in local order.
+    """Return if `ids` are the positions of the tokens that `rank` owns, in local order: global ones, or those in their documents.
 
     Raises: LayoutError, naming the first token whose position id is wrong.
     """
     ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    if np.array_equal(ids, layout.positions(rank)):
+        return
     expected = mask.of_length(layout.S).position_ids(layout.positions(rank))
     remedy = (
         f"shard the position ids of the whole sequence like the tokens: layout.shard(ids, {rank}, dim=-1)"
@@ -84,6 +86,8 @@ def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
     wrong = np.flatnonzero(ids != expected)
     if len(wrong):
         i = int(wrong[0])
+        if len(np.unique(ids - expected)) == 1 and ids[i] > expected[i]:
+            remedy = f"ids that count from 0: pass ids - {ids[i] - expected[i]}"
         raise LayoutError(
             f"position {expected[i]} for local token {i} of rank {rank} under {layout!r}",
             f"{ids[i]}; {len(wrong)} of {len(expected)} differ",

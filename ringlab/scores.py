@@ -48,7 +48,8 @@ class ScoreRules:
 
     def __post_init__(self) -> None:
         if self.softcap is not None and not (_number(self.softcap) and 0 < self.softcap < float("inf")):
-            raise MaskError("softcap=, a finite number above 0, or None", repr(self.softcap))
+            remedy = "softcap=None for none, which flash-attn writes as 0.0" if self.softcap == 0 else ""
+            raise MaskError("softcap=, a finite number above 0, or None", repr(self.softcap), remedy)
         if not (_number(self.dropout) and 0 <= self.dropout < 1):
             raise MaskError("dropout=, a probability from 0 to below 1", repr(self.dropout))
         if not (isinstance(self.seed, int) and 0 <= self.seed < 1 << 64):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ringlab.agreement import agree
+from ringlab.arguments import CAUSAL
 from ringlab.attention import ring_attention
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
@@ -79,7 +80,7 @@ def sdpa_over(
                 agree(ring.comm, "", refusal, query.device)
             raise refusal
         out: Tensor = ring_attention(
-            query, key, value, ring=ring, layout=layout, causal=is_causal or mask is not None, mask=mask,
+            query, key, value, ring=ring, layout=layout, causal=is_causal if mask is None else CAUSAL, mask=mask,
             scale=scale, schedule=schedule, block=block, validate=validate,
         )  # fmt: skip
         return out

@@ -19,6 +19,7 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import (
     AgreementError,
     BackendError,
+    CommError,
     DeviceError,
     DtypeError,
     LayoutError,
@@ -97,7 +98,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "another head dim": (put("k", lambda k: k[..., :4]), ShapeError, "k (1, 2, 12, 4)"),
     "no head dim of v": (put("v", lambda v: v[..., :0]), ShapeError, "v (1, 2, 12, 0)"),
     "v unlike k": (put("v", lambda v: v[:, :1]), ShapeError, "v (1, 1, 12, 8)"),
-    "heads that do not divide": (one_head_too_few, ShapeError, "divisible"),
+    "heads that do not divide": (one_head_too_few, ShapeError, "divide 4: 1, 2, 4"),
     "no key/value heads": (no_heads, ShapeError, "divisible"),
     "a shard too short": (put("q", lambda q: q[..., 1:, :]), ShapeError, "12 tokens"),
     "heads behind tokens": (everything(lambda t: t.transpose(1, 2)), ShapeError, "q.transpose(1, 2)"),
@@ -110,7 +111,14 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
         ShapeError,
         "16 tokens",
     ),
-    "a layout for another P": (put("layout", lambda _: zigzag(S, 3)), WorldSizeError, "2 ranks"),
+    "a layout for another P": (put("layout", lambda _: zigzag(S, 3)), WorldSizeError, "layout with P="),
+    "S and P swapped": (
+        lambda x: x.update(layout=zigzag(x["ring"].world_size, S)), WorldSizeError, f"(S={S}, P=2)",
+    ),
+    "two axes": (put("q", lambda q: q[0, 0]), ShapeError, "q[None, None]"),
+    "packed": (put("q", lambda q: torch.stack([q] * 3)), ShapeError, "unbind"),
+    "q for k": (lambda x: x.update(q=x["k"], k=x["q"], v=x["q"]), ShapeError, "in each other's place"),
+    "without data": (everything(lambda t: t.to("meta")), DeviceError, "tensors with data"),
     "no layout": (put("layout", lambda _: "zigzag"), LayoutError, "zigzag(S, P)"),
     "an unknown block": (put("block", lambda _: "fast"), BackendError, "'fast'"),
     "no block": (put("block", lambda _: None), BackendError, "got: None"),
@@ -124,7 +132,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     ),
     "a scale beyond float64": (lambda x: x.update(scale=10**400), DtypeError, "finite in torch.float32"),
     "no head dim": (everything(lambda t: t[..., :0]), ShapeError, "head dim"),
-    "a softcap of 0": (lambda x: x.update(softcap=0.0), MaskError, "softcap"),
+    "a softcap of 0": (lambda x: x.update(softcap=0.0), MaskError, "softcap=None"),
     "a softcap that a block has not": (
         lambda x: x.update(softcap=30.0, block=Plain()),
         BackendError,
@@ -141,13 +149,22 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "causal left empty": (lambda x: x.update(causal=None), MaskError, "causal=True or causal=False"),
     "an invalid mask": (lambda x: x.update(mask="causal"), MaskError, "a str"),
     "a mask beside causal=False": (lambda x: x.update(causal=False, mask=Mask()), MaskError, "Mask(causal="),
+    "causal=True beside a mask that is not": (
+        lambda x: x.update(causal=True, mask=Mask(causal=False)), MaskError, "pass mask= alone",
+    ),
+    "positions that begin at 1": (
+        lambda x: x.update(position_ids=x["layout"].positions(x["ring"].rank) + 1), LayoutError, "pass ids - 1",
+    ),
+    "tokens cut by another layout": (
+        lambda x: x.update(position_ids=torch.arange(x["q"].shape[2]).flip(0)), LayoutError, "for local token 0",
+    ),
     "documents of another length": (
         lambda x: x.update(mask=Mask(documents=(S, 1))),
         MaskError,
         f"2 documents of {S + 1} tokens",
     ),
     "an unknown schedule": (lambda x: x.update(schedule="tree"), BackendError, "'tree'"),
-}
+}  # fmt: skip
 
 DIFFERENT: dict[str, Spoil] = {
     "layouts of equal lengths": put("layout", lambda _: striped(S, P)),
@@ -237,6 +254,34 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_others() -> None:
     assert_clear(error, AgreementError, "rank 0: error KeyError: 'on this machine'")
 
 
+def test_many_ranks_that_differ_are_quoted_once_each() -> None:
+    """A line for each text, and the words in which they differ; at most four texts."""
+    many = 64
+    spoil: Spoil = put("causal", lambda _: False)
+    for error in VirtualCluster(many, memory=False).run(call, {63: spoil}).results:
+        assert "ranks 0 to 62: zigzag" in str(error) and "rank 63: zigzag" in str(error)
+        assert "they differ in: causal=True | causal=False" in str(error) and len(str(error)) < 1000
+    spoils: dict[int, Spoil] = {rank: lambda x, s=1.0 + rank: x.update(scale=s) for rank in range(many)}  # type: ignore[misc]
+    for error in VirtualCluster(many, memory=False).run(call, spoils).results:
+        assert "60 others" in str(error) and len(str(error)) < 2000
+
+
+@pytest.mark.parametrize("other", [lambda ring: None, lambda ring: ring.shift(torch.ones(1))])
+def test_one_rank_that_calls_alone_is_told(other: Callable[[Ring], Any]) -> None:
+    said: list[str] = []
+
+    def program(ring: Ring) -> Any:
+        if ring.rank:
+            return other(ring)
+        answer = call(ring, {})
+        said.append(str(answer))
+        raise answer
+
+    with pytest.raises(CommError):
+        VirtualCluster(P, memory=False).run(program)
+    assert "call this on every rank of the ring" in said[0]
+
+
 def test_masks_of_one_kind_that_differ() -> None:
     """As many documents, other lengths; another window; another seed."""
     for one, other in (
@@ -276,6 +321,18 @@ def test_the_block_that_computes_in_place_of_native_is_recorded(block: str | Nat
         call, {rank: lambda x: x.update(block=block) for rank in range(P)}
     )
     assert with_neither.trace.choices() == []
+
+
+def test_position_ids_may_be_global_or_those_of_documents() -> None:
+    mask = Mask(documents=(S - 5, 5))
+
+    def program(ring: Ring) -> list[Any]:
+        where = arguments(ring)["layout"].positions(ring.rank)
+        ids = (where, torch.from_numpy(mask.position_ids(where)))
+        return [call(ring, {ring.rank: lambda x, i=i: x.update(position_ids=i, mask=mask)}) for i in ids]
+
+    for one, other in VirtualCluster(P, memory=False).run(program).results:
+        assert torch.equal(one, other)
 
 
 def test_the_right_call_is_taken() -> None:

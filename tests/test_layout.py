@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ringlab import contiguous, dealt, per_document, striped, zigzag
+from ringlab import VirtualCluster, contiguous, dealt, per_document, striped, zigzag
 from ringlab.errors import LayoutError, ShapeError, WorldSizeError
 from ringlab.layout import LAYOUTS, Layout, Run, get_layout, layout_names
 from tests.new_layout import PLACES
@@ -54,6 +55,35 @@ def test_named_layouts_are_members_of_the_family() -> None:
         (zigzag(S, P), dealt(S, P, chunk=S // (2 * P), folded=True)),
     ):
         assert owned(named) == owned(member)
+
+
+def test_swapped_sizes_are_named_where_they_do_not_fit() -> None:
+    """Fewer tokens than ranks are legitimate, so a layout alone cannot tell."""
+    with pytest.raises(ShapeError, match=r"tokens come before ranks: \(S=32, P=2\)"):
+        zigzag(2, 32).shard(torch.zeros(1, 4, 32, 8), 0)
+    with pytest.raises(WorldSizeError, match=r"tokens come first: \(S=32, P=2\)"):
+        zigzag(2, 32).of_ranks(2)
+    with pytest.raises(WorldSizeError, match="P=4"):
+        zigzag(32, 2).of_ranks(4)
+    assert zigzag(2, 32).of_ranks(32) == zigzag(2, 32)
+
+
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+def test_an_axis_is_not_guessed_where_two_fit(make: Callable[..., Any]) -> None:
+    """Token ids of as many rows as tokens: axis −2 would be the batch."""
+    layout = zigzag(8, 2)
+    for shape in ((8, 8), (8, 8, 3)):
+        with pytest.raises(ShapeError, match="dim=0 or dim=1"):
+            layout.shard(make(shape), 0)
+        for dim in (0, 1):
+            shards = [layout.shard(make(shape), rank, dim=dim) for rank in range(2)]
+            assert shards[0].shape[dim] == 4 and layout.unshard(shards, dim=dim).shape == shape
+    halves = [make((4, 4))] * 2
+    with pytest.raises(ShapeError, match="dim=0 or dim=1"):
+        layout.unshard(halves)
+    with pytest.raises(ShapeError, match="dim=0 or dim=1"):
+        VirtualCluster(2).run(lambda ring: layout.gather(ring, torch.zeros(4, 4)))
+    assert layout.shard(make((2, 8, 8, 3)), 0).shape == (2, 8, 4, 3)  # heads come before tokens
 
 
 def test_fewer_tokens_than_ranks_leave_ranks_empty() -> None:

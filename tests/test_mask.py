@@ -20,7 +20,13 @@ from ringlab.errors import MaskError
         ({"window": 2.5}, "window="),
         ({"window": True}, "window="),
         ({"documents": (4, -1)}, "documents="),
-        ({"documents": [4, 4]}, "tuple(lengths)"),
+        ({"documents": "44"}, "tuple(lengths)"),
+        ({"window": -1}, "window=None"),
+        ({"window": (-1, -1)}, "window=None"),
+        ({"window": (127, 0)}, "Mask(causal=True) with window=128"),
+        ({"window": (-1, 0)}, "Mask(causal=True) with no window"),
+        ({"window": [127, 127]}, "Mask(causal=False) with window=128"),
+        ({"window": (127, 3)}, "which a Mask cannot say"),
         ({"documents": (4, 0.5)}, "documents="),
         ({"prefix": -1}, "prefix="),
         ({"prefix": (1, 2)}, "a prefix for each of 1 documents"),
@@ -104,6 +110,33 @@ def test_a_mask_of_numpys_numbers_says_the_same_of_itself() -> None:
     numbers = np.array([4, 2, 3])
     one = Mask(np.True_, np.int64(4), tuple(numbers[1:]), tuple(numbers[1:]))
     assert repr(one) == repr(Mask(True, 4, (2, 3), (2, 3)))
+
+
+def test_lists_are_taken_as_tuples() -> None:
+    lists = Mask(documents=[3, 5], prefix=[1, 0])  # type: ignore[arg-type]
+    assert lists == Mask(documents=(3, 5), prefix=(1, 0)) and hash(lists)
+
+
+def test_flash_attns_windows_are_those_of_the_remedy() -> None:
+    """(before, after): key j is seen where i − before ≤ j ≤ i + after."""
+    tokens = np.arange(9)
+    apart = tokens[:, None] - tokens[None]
+    for before, mask in ((3, Mask(window=4)), (0, Mask(window=1))):
+        assert (mask.visible(tokens, tokens) == ((apart >= 0) & (apart <= before))).all()
+    assert (Mask(causal=False, window=4).visible(tokens, tokens) == (abs(apart) <= 3)).all()
+
+
+def test_positions_that_are_in_no_document_are_refused() -> None:
+    """Ids that begin at another number than 0, as RoBERTa's, are not global positions."""
+    mask = Mask(documents=(3, 2))
+    assert mask.position_ids(np.arange(5)).tolist() == [0, 1, 2, 0, 1]
+    for wrong in (np.arange(2, 7), np.arange(-1, 4)):
+        with pytest.raises(MaskError, match="layout.positions"):
+            mask.position_ids(wrong)
+    with pytest.raises(MaskError, match="layout.positions"):
+        Mask().position_ids(np.array([-1]))
+    with pytest.raises(MaskError, match="pass ids - 2"):
+        Mask.of_position_ids([2, 3, 4, 2, 3])
 
 
 def test_a_mask_is_a_value() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -15,7 +14,7 @@ from ringlab.agreement import agree
 from ringlab.attention import ring_attention
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring, check_ring
-from ringlab.errors import RinglabError, ShapeError, WorldSizeError
+from ringlab.errors import RinglabError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.pieces import check_position_ids
@@ -50,12 +49,11 @@ class Context:
 
     def __post_init__(self) -> None:
         check_ring(self.ring)
-        if self.layout.P != self.ring.world_size:
-            raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(self.layout))
+        self.layout.of_ranks(self.ring.world_size)
         if self.mask is not None:
             self.mask.of_length(self.layout.S)
         if self.position_ids is not None:
-            _check_position_ids(self.position_ids, self.layout, self.ring.rank, self.mask)
+            check_position_ids(self.position_ids, self.layout, self.mask or Mask(), self.ring.rank)
 
     @classmethod
     def agreed(cls, ring: Ring, layout: Layout, **options: Any) -> Context:
@@ -121,8 +119,3 @@ class Context:
             validate=self.validate, sinks=sinks,
         )  # fmt: skip
         return out
-
-
-def _check_position_ids(ids: Tensor, layout: Layout, rank: int, mask: Mask | None) -> None:
-    if not np.array_equal(ids.cpu().numpy(), layout.positions(rank)):
-        check_position_ids(ids, layout, mask or Mask(), rank)

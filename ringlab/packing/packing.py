@@ -19,7 +19,7 @@ from jaxtyping import Int32, Int64
 
 from ringlab.agreement import checked_over, cut_alike
 from ringlab.comm.ring import Ring
-from ringlab.errors import LayoutError, MaskError, ShapeError, WorldSizeError
+from ringlab.errors import LayoutError, MaskError, ShapeError
 from ringlab.layout import Layout, get_layout, per_document
 from ringlab.lengths import look_like_cu_seqlens
 from ringlab.mask import Mask
@@ -318,8 +318,7 @@ class Packing:
         return cut_alike(rank, arrays, lambda: self._shard_over(layout, rank, **whole), validate)
 
     def _shard_over(self, layout: Layout, ring: Ring, **whole: Any) -> dict[str, Any]:
-        if layout.P != ring.world_size:
-            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+        layout.of_ranks(ring.world_size)
         return self._shard(layout, ring.rank, **whole)
 
     def _shard(
@@ -365,8 +364,7 @@ class Packing:
     def _described(self, layout: Layout, ring: Ring, part: Any) -> str:
         """Return the description of a gather on which all ranks must agree. Raises: as `gather`, for this rank's call."""
         self.check(layout)
-        if layout.P != ring.world_size:
-            raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+        layout.of_ranks(ring.world_size)
         length, shape = layout.length(ring.rank), tuple(getattr(part, "shape", ()))
         if not hasattr(part, "detach") or shape[:2] != (1, length):
             raise ShapeError(

@@ -19,7 +19,6 @@ from ringlab.errors import (
     LayoutError,
     MaskError,
     ShapeError,
-    WorldSizeError,
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -80,8 +79,7 @@ def check_arguments(given: Arguments) -> Call:
     check_ring(given.ring)
     if not isinstance(given.layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as contiguous(S, P)", repr(given.layout))
-    if given.layout.P != given.ring.world_size:
-        raise WorldSizeError(f"a layout for {given.ring.world_size} ranks", repr(given.layout))
+    given.layout.of_ranks(given.ring.world_size)
     _check_tensors(given)
     check_scale(given.scale, given.q.dtype)
     if not isinstance(given.chunk, int) or isinstance(given.chunk, bool) or given.chunk < 1:

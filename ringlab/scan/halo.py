@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring, check_ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import as_autocast, refuse_transforms
@@ -225,8 +225,7 @@ def _check(x: Any, ring: Any, layout: Any) -> None:
     check_ring(ring)
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as contiguous(S, P)", repr(layout))
-    if layout.P != ring.world_size:
-        raise WorldSizeError(f"a layout for {ring.world_size} ranks", repr(layout))
+    layout.of_ranks(ring.world_size)
     length = layout.length(ring.rank)
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] != length:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__

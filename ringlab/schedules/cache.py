@@ -196,8 +196,7 @@ class ShardedCache:
         """Return if `append_shards` accepts these. Raises: as `append_shards`."""
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
-        if layout.P != self.ring.world_size:
-            raise WorldSizeError(f"a layout for {self.ring.world_size} ranks", repr(layout))
+        layout.of_ranks(self.ring.world_size)
         length = layout.length(self.ring.rank)
         _check_tensors(k=k, v=v)
         if k.ndim != 4 or k.shape[:-1] != v.shape[:-1] or k.shape[2] != length:

@@ -93,14 +93,13 @@ def test_sinks_count_once(layout: Layout, seed: int, Dv: int | None) -> None:
 
 
 def test_sinks_that_count_on_every_rank_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = block_schedule.add_sinks
+    right = block_schedule.with_sinks
     law_sinks_count_once(zigzag(8, 2), 0, None)
 
-    def on_every_rank(partial: Partial, sinks: Tensor) -> None:
-        right(partial, sinks)
-        right(partial, sinks)
+    def on_every_rank(partial: Partial, sinks: Tensor) -> Partial:
+        return right(right(partial, sinks), sinks)
 
-    monkeypatch.setattr(block_schedule, "add_sinks", on_every_rank)
+    monkeypatch.setattr(block_schedule, "with_sinks", on_every_rank)
     with pytest.raises(AssertionError):
         law_sinks_count_once(zigzag(8, 2), 0, None)
 
