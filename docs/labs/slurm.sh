@@ -20,8 +20,9 @@ srun --kill-on-bad-exit=1 bash -c 'command -v torchrun >/dev/null ||
 where=(--transport nccl --nodes "$nodes")
 case $lab in
     preflight) ;;
-    l3) mkdir -p results && where+=(--output "results/l3-$SLURM_JOB_ID") ;;
-    *) mkdir -p results && where+=(--output "results/$lab-$SLURM_JOB_ID.json") ;;
+    # A lab ends before its job does, and says where it was.
+    l3) mkdir -p results && where+=(--timeout 2400 --output "results/l3-$SLURM_JOB_ID") ;;
+    *) mkdir -p results && where+=(--timeout 2400 --output "results/$lab-$SLURM_JOB_ID.json") ;;
 esac
 exec srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$nodes" --nproc-per-node gpu \

@@ -30,6 +30,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the result file, o
 Connect = Annotated[
     float, typer.Option("--connect-timeout", min=1.0, help="Seconds for all ranks to come, under torchrun.")
 ]
+Message = Annotated[
+    float, typer.Option("--message-timeout", min=1.0, help="Seconds for one message; longer ones are a hang.")
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for the whole lab.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query heads.")]
 HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="D.")]
@@ -88,6 +91,7 @@ def l1(
     output: Output = Path("results/l1.json"),
     timeout: Timeout = 3600.0,
     connect_timeout: Connect = 120.0,
+    message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
     """Bandwidth and overlap: exchanges by size, and how much of a hop hides behind a block."""
@@ -99,7 +103,9 @@ def l1(
         settings = lab.L1(
             *numbers, heads, heads if kv_heads is None else kv_heads, head_dim, dtype, rounds, seed
         )
-        start = Start(output, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force)
+        start = Start(
+            output, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force, message_timeout
+        )
         _run("l1", lab.cases, settings, start)
 
 
@@ -122,6 +128,7 @@ def l2(
     output: Output = Path("results/l2.json"),
     timeout: Timeout = 3600.0,
     connect_timeout: Connect = 120.0,
+    message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
     """Layouts and scaling: how much of a perfect split each layout reaches, strong and weak."""
@@ -137,7 +144,9 @@ def l2(
             "l2",
             lab.cases,
             settings,
-            Start(output, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force),
+            Start(
+                output, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force, message_timeout
+            ),
         )
 
 
@@ -159,6 +168,7 @@ def l3(
     output: Annotated[Path, typer.Option("--output", help="A folder: a result file for each entrant.")] = Path("results/l3"),
     timeout: Timeout = 600.0,
     connect_timeout: Connect = 120.0,
+    message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
     """Make it faster: each entrant is timed beside ringlab in its own run; wrong entrants are not ranked. Exits 1 if a run fails."""
@@ -176,7 +186,17 @@ def l3(
 
                 settings = lab.L3(target, tokens, heads, head_dim, dtype, layout, block, rounds, seed)
                 file = output / f"{name}.json"
-                start = Start(file, ranks, transport, nodes, allow_busy, timeout, connect_timeout, force)
+                start = Start(
+                    file,
+                    ranks,
+                    transport,
+                    nodes,
+                    allow_busy,
+                    timeout,
+                    connect_timeout,
+                    force,
+                    message_timeout,
+                )
                 _run("l3", lab.cases, settings, start)
         except typer.Exit:  # reported already; the others have their turn
             failed += 1

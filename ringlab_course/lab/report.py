@@ -225,6 +225,10 @@ def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "tables": tables,
         "figures": figures,
         "topology": readable.legible(found.get("topology", "")),
+        "stacks": [
+            (f"Rank {rank}", readable.legible(text, 12_500))
+            for rank, text in dict(found.get("stacks", {})).items()
+        ],
         "facts": [("settings", _settings(found["settings"]))]
         + [(key, str(value)) for key, value in machine.items() if value]
         + [("ranks", ", ".join(str(each.get("id")) for each in found["ranks"]))]

@@ -69,13 +69,18 @@ def reserve(path: Path) -> Path:
     raise LabError(f"a name that is free beside {path}", "a thousand that are taken", "--output")
 
 
-def blame(path: Path, cause: str) -> None:
-    """Write into the results of a run that did not finish what ended it, as who started it knows."""
+def blame(path: Path, cause: str, stacks: Mapping[str, str] | None = None) -> None:
+    """Write into the results of a run that did not finish what ended it, as the process that started it knows.
+
+    stacks: where each rank was, by rank.
+    """
     try:
         found = load(path)
     except LabError:  # it never began
         return
     file = ResultFile(path, {k: v for k, v in found.items() if k != "cases"}, found["cases"])
+    if stacks:
+        file.header = {**file.header, "stacks": dict(stacks)}
     if not found["finished"]:
         file.write(ended_by=cause)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +18,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import LabError, RankFailedError, RinglabError
 from ringlab_course.lab.preflight import Finding, expect_ready, preflight, topology
 from ringlab_course.lab.result import ResultFile, blame, header, reserve
+from ringlab_course.lab.witness import SIGNALLED, Ended, Witness
 
 
 class Settings(Protocol):
@@ -48,7 +47,7 @@ class Start:
     output: the result file; one that is there stays, and another name is taken, unless force, which replaces it once
     the new one is finished. ranks: processes, where torchrun is not there. nodes: machines that are meant, None for
     any. allow_busy: measure although somebody else uses a device. timeout: seconds for the whole lab; connect: for
-    all ranks to come, under torchrun. Raises: LabError for invalid seconds.
+    all ranks to come, under torchrun; message: for one message. Raises: LabError for invalid seconds.
     """
 
     output: Path
@@ -59,12 +58,13 @@ class Start:
     timeout: float = 3600.0
     connect: float = 120.0
     force: bool = False
+    message: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "connect"):
+        for name, option in (("timeout", ""), ("connect", "-timeout"), ("message", "-timeout")):
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and 0 < seconds < 10**7):
-                raise LabError("seconds above 0", str(seconds), f"--{name}")
+                raise LabError("seconds above 0", str(seconds), f"--{name}{option}")
 
 
 def under_torchrun() -> bool:
@@ -91,13 +91,20 @@ def run(
     written = reserve(start.output) if tells else start.output
     if tells:
         began(written)
+    witness = Witness(written if tells else None, start.timeout, _report) if under_torchrun() else None
     try:
-        with _reporting_the_end():
-            _on_all(on_rank, start, lab, cases, settings, replace(start, output=written))
+        with witness.signals() if witness else nullcontext():
+            _on_all(on_rank, start, lab, cases, settings, replace(start, output=written), witness=witness)
         if tells and start.force and written != start.output:
             written = written.replace(start.output)
+    except Ended:
+        why = witness.why() if witness else SIGNALLED
+        if tells and not (witness and witness.reported):
+            blame(written, why)
+        remedy = "what torchrun says of it, and the stacks in the result file"
+        raise LabError("every rank to the end", why, remedy) from None
     except BaseException as error:
-        if tells:
+        if tells and not (witness and witness.reported):
             described = _first_failure(error) if isinstance(error, RankFailedError) else _in_one_line(error)
             blame(written, described)
         raise
@@ -107,23 +114,8 @@ def run(
     return written if tells else None
 
 
-@contextmanager
-def _reporting_the_end() -> Iterator[None]:
-    """Have the signal by which torchrun ends the others, when a rank has died, end this one as an error does."""
-
-    def end(*_: Any) -> None:
-        raise LabError(
-            "every rank to the end", "a signal to end: another rank died", "what torchrun says of it"
-        )
-
-    if not under_torchrun() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _report(file: Path, cause: str, stacks: dict[str, str]) -> None:
+    blame(file, " ".join(cause.split())[:400], stacks)
 
 
 def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
@@ -132,15 +124,19 @@ def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[F
     return everyone, found
 
 
-def _on_all(program: Callable[..., Any], start: Start, *args: Any) -> Any:
+def _on_all(program: Callable[..., Any], start: Start, *args: Any, witness: Witness | None = None) -> Any:
     """Return the program's result on this rank under torchrun, otherwise on rank 0 of new processes."""
     if under_torchrun():
-        with connect(start.transport, start.timeout, start.connect) as ring:
+        message = min(start.message, start.timeout)
+        with (
+            connect(start.transport, message, start.connect) as ring,
+            witness.watching(ring) if witness else nullcontext(),
+        ):
             return program(ring, *args)
     try:
         outcome = launch(
             program, start.ranks, *args,
-            timeout=start.timeout, transport=start.transport, threads=1, memory=False,
+            timeout=start.timeout, message_timeout=start.message, transport=start.transport, threads=1, memory=False,
         )  # fmt: skip
     except RankFailedError as error:
         if isinstance(error.__cause__, LabError):  # the same on all ranks, and it says what to do

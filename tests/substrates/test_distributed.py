@@ -6,14 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ringlab import connect, launch
 from ringlab.comm.processes import parts
 from ringlab.comm.processes.board import Board, Journal, read_journal
+from ringlab.comm.processes.connect import closing
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeadlockError, MismatchError, RinglabError, WorldSizeError
 
@@ -197,3 +201,25 @@ def test_the_board_keeps_the_first_failure() -> None:
     assert str(kept) == str(other.why_gone(1)) == "rank 2 failed first: ValueError: first"
     blind = Board(None)
     assert (blind.first_failure(), blind.why_gone(0), blind.ended([0])) == (None, None, False)
+
+
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:gloo"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_of_nccl_is_aborted_after_a_failure(
+    backend: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To destroy it would be to wait for kernels that wait for the rank that failed."""
+    left: list[str] = []
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: backend)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append("destroyed"))
+    assert callable(dist.distributed_c10d._abort_process_group)
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: left.append("aborted"))
+    comm = SimpleNamespace(
+        rank=0, world_size=1, board=Board(None), fail=lambda error: left.append(str(error)),
+        finish=lambda: left.append("finished"), close=lambda: left.append("closed"),
+    )  # fmt: skip
+    with suppress(ValueError), closing(comm):
+        if fails:
+            raise ValueError("rank 0 gives up")
+    aborted = "aborted" if fails and "nccl" in backend else "destroyed"
+    assert left == ["rank 0 gives up" if fails else "finished", aborted, "closed"]

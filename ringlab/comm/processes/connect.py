@@ -230,15 +230,19 @@ def _carriers(transport: str, rank: int, world_size: int, timeout: float) -> dic
 @contextmanager
 def closing(comm: DistributedComm) -> Iterator[None]:
     """Finish `comm` after the block, or report the block's error to the other ranks; then close the process group."""
+    leave = dist.destroy_process_group
     try:
         yield
         comm.finish()
     except BaseException as error:
         comm.fail(error)
         comm.board.end(comm.rank)
+        if "nccl" in str(dist.get_backend_config()):
+            # To destroy the group is to wait for its kernels, which may wait for a rank that never comes.
+            leave = dist.distributed_c10d._abort_process_group
         raise
     finally:
-        dist.destroy_process_group()
+        leave()
         comm.close()
         if comm.board.first_failure() is not None:  # torchrun ends all ranks as soon as one has ended
             comm.board.linger(list(range(comm.world_size)), _LAST_WORDS)

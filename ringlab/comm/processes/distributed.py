@@ -48,7 +48,7 @@ class DistributedComm(Comm):
     """This process's end of a torch.distributed process group, the default group if None.
 
     Make one on every rank of the group. A wait of more than `timeout` seconds is an error. Peers are numbered within the
-    group. `note` is called with a line about each thing that this rank does.
+    group. `note` is called with a line about each thing that this rank does; `doing` is the last of them.
 
     Raises: BackendError if the group cannot carry CPU tensors, which headers are.
     """
@@ -67,7 +67,8 @@ class DistributedComm(Comm):
         self.timeout = timeout
         self.board = board or Board(_store_of(group))
         self._start = time.perf_counter() if start is None else start
-        self._note = note or (lambda line: None)
+        self._told = note or (lambda line: None)
+        self.doing = ""
         self._traffic = Traffic(self.rank, group)
         self._carriers = carriers_of(group) if carriers is None else carriers
         self._count = 0
@@ -75,6 +76,10 @@ class DistributedComm(Comm):
         if "cpu" not in self._carriers:
             got = str(dist.get_backend_config(group))
             raise BackendError("a group that carries CPU tensors too", got, _REMEDY)
+
+    def _note(self, line: str) -> None:
+        self.doing = line
+        self._told(line)
 
     def exchange(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import math
 import os
 import socket
 import sys
@@ -39,12 +40,14 @@ def launch(
     transport: str = "gloo",
     memory: bool = True,
     watch: Callable[[Trace], None] | None = None,
+    message_timeout: float = math.inf,
 ) -> Outcome:
     """Return the outcome of `program(ring, *args)` on `world_size` processes of this machine.
 
     The program may be defined anywhere, even in a notebook's cell: program, arguments and results travel by cloudpickle.
     The ranks' output appears here, each line after "[rank r]". No process is left behind, however this ends.
-    timeout: seconds from the time at which all ranks are connected; one message may take three quarters of it.
+    timeout: seconds from the time at which all ranks are connected; one message may take three quarters of it, or
+    `message_timeout` if that is less.
     threads: on which each rank computes.
     transport: see `connect`; on a GPU each rank's CUDA device is set.
     watch: called here with the trace so far whenever it has grown, while the ranks run and once after they have ended.
@@ -68,7 +71,7 @@ def launch(
     _check(world_size, threads, timeout, transport)
     with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # readable by this user only
         folder, store = Path(name), _host_store()
-        message_timeout = _MESSAGE_SHARE * timeout
+        message_timeout = min(message_timeout, _MESSAGE_SHARE * timeout)
         job = Job(
             program, args, world_size, store.port, transport, message_timeout, threads,
             tuple(faults or ()), memory, torch.is_grad_enabled(), _cells(), watch is not None,

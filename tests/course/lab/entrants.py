@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -28,6 +30,38 @@ def dies(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
     if ring.rank == 1:
         os._exit(3)
     return ring.shift(q)
+
+
+def killed(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
+    """A ring in which rank 1 is killed, as by the system when memory runs out."""
+    if ring.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ring.shift(q)
+
+
+def leader_killed(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
+    """A ring in which rank 0, which writes the results, is killed."""
+    if ring.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ring.shift(q)
+
+
+def hangs(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
+    """A ring in which rank 2 comes to no end, and sends nothing."""
+    while ring.rank == 2:
+        time.sleep(0.1)
+    return ring.shift(q)
+
+
+def killed_beside_a_hang(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
+    """A ring in which rank 1 is killed while rank 0 waits for rank 2, which comes to no end: no signal reaches rank 0's wait."""
+    if ring.rank == 0:
+        ring.comm.exchange(receive=(torch.empty(1),), source=2, tag="never").wait()
+    time.sleep(2.0)
+    if ring.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        time.sleep(0.1)
 
 
 CALLS: Counter[int] = Counter()

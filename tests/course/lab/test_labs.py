@@ -27,6 +27,7 @@ from ringlab.layout import layout_names
 from ringlab_course.lab import l1, l2, l3
 from ringlab_course.lab.l1 import gather_rows
 from ringlab_course.lab.l2 import PERFECT
+from ringlab_course.lab.report import report
 from ringlab_course.lab.result import ResultFile, header, load
 from ringlab_course.lab.start import Start, look, on_rank, run
 
@@ -252,23 +253,62 @@ def test_a_lab_under_torchrun_writes_once(tmp_path: Path) -> None:
     assert done.stdout.count("no GPU took part") == 1
 
 
-def test_under_torchrun_too_a_rank_that_dies_leaves_the_results_and_a_cause(tmp_path: Path) -> None:
-    """torchrun ends the others by a signal; whichever comes first, that or the broken connection, is told."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    lab = ["-m", "ringlab", "lab", "l3", "tests.course.lab.entrants:dies", "--tokens", "64", "--heads", "1",
-           "--head-dim", "8", "--rounds", "1", "--output", str(tmp_path)]  # fmt: skip
+def ended_on_three_ranks(entrant: str, tmp_path: Path, *options: str) -> dict[str, Any]:
+    """Return the results of an entrant that does not come to its end on three ranks of torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    lab = ["-m", "ringlab", "lab", "l3", f"tests.course.lab.entrants:{entrant}", "--tokens", "66", "--heads", "1",
+           "--head-dim", "8", "--rounds", "1", "--output", str(tmp_path), *options]  # fmt: skip
     done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=300, cwd=CHECKOUT)
     assert done.returncode != 0
-    found = load(tmp_path / "tests.course.lab.entrants-dies.json")
-    assert not found["finished"] and re.search("another rank died|rank 1", found["ended_by"]), found[
-        "ended_by"
-    ]
+    found = load(tmp_path / f"tests.course.lab.entrants-{entrant.replace('_', '-')}.json")
+    assert not found["finished"] and set(found["stacks"]) == {"0", "1", "2"}
+    page, _ = report({tmp_path / "l3.json": found})
+    assert all(f"Rank {rank}" in page for rank in range(3)) and "entrants.py" in page
+    return found
+
+
+@pytest.mark.parametrize(
+    ("entrant", "dead", "how"),
+    [
+        ("dies", 1, "ended with status 3"),
+        ("killed", 1, "was killed by SIGKILL"),
+        ("leader_killed", 0, "was killed by SIGKILL"),  # another rank writes
+        ("killed_beside_a_hang", 1, "was killed by SIGKILL"),  # rank 0 is in a wait that no signal ends
+    ],
+)
+def test_under_torchrun_the_rank_that_died_first_is_named(
+    entrant: str, dead: int, how: str, tmp_path: Path
+) -> None:
+    """With how it ended, unless torchrun was faster to ask the system, and with where the others were."""
+    found = ended_on_three_ranks(entrant, tmp_path)
+    assert re.fullmatch(
+        rf"rank {dead} failed first: its process \d+ on .* ({how}|is gone), and it left no reason",
+        found["ended_by"],
+    ), found["ended_by"]
+    stacks = found["stacks"]
+    assert stacks.pop(str(dead)).startswith("no stack: its process")
+    for rank, stack in stacks.items():
+        assert f"of rank {rank} (" in stack.splitlines()[0], "the exchange at which it is"
+        assert f"in {entrant}" in stack, stack
+
+
+def test_under_torchrun_the_rank_that_hangs_is_named_after_the_time_of_a_message(tmp_path: Path) -> None:
+    found = ended_on_three_ranks("hangs", tmp_path, "--message-timeout", "3")
+    assert re.search("failed first: TransportTimeout: .*rank 2 to (send|take) 'shift'", found["ended_by"])
+    waiting, sleeping = (found["stacks"][rank] for rank in "02")
+    assert "time.sleep(0.1)" in sleeping and "in hangs" in sleeping and "shift" not in sleeping
+    assert "waiting for exchange" in waiting.splitlines()[0] and "return ring.shift(q)" in waiting
+
+
+def test_a_lab_that_takes_longer_than_its_time_ends_and_says_where(tmp_path: Path) -> None:
+    found = ended_on_three_ranks("hangs", tmp_path, "--timeout", "4", "--message-timeout", "4")
+    assert re.search("the lab took longer than --timeout|TransportTimeout: .*rank 2", found["ended_by"])
 
 
 def test_the_signal_by_which_torchrun_ends_a_rank_is_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_short(program: Any, start: Start, *args: Any) -> None:
+    def cut_short(program: Any, start: Start, *args: Any, witness: Any) -> None:
         ResultFile(
             args[-1].output, header("l1", {}, [{"device": "cpu", "host": "here", "kind": "cpu"}], "gloo")
         ).write()
@@ -278,9 +318,9 @@ def test_the_signal_by_which_torchrun_ends_a_rank_is_written_down(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("ringlab_course.lab.start._on_all", cut_short)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(LabError, match="another rank died"):
+    with pytest.raises(LabError, match="a signal to end, while no rank had failed"):
         run("l1", l1.cases, L1, Start(tmp_path / "l1.json"))
-    assert "another rank died" in load(tmp_path / "l1.json")["ended_by"]
+    assert "a signal to end, while no rank had failed" in load(tmp_path / "l1.json")["ended_by"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 

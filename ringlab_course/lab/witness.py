@@ -1,0 +1,264 @@
+"""The witness of a rank under torchrun: it tells which rank died first, and how, and where every other rank is.
+
+A rank that is killed or stuck says nothing itself. So each rank has a thread that watches the processes of the ranks on its
+machine and answers with its rank's stack when another rank asks for all stacks. If the rank is stuck in a call that no
+signal interrupts, the thread writes the report in its place and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ringlab.comm.processes.board import Board, Failure
+from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.ring import Ring
+
+SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"
+_TICK = 0.2  # seconds between two looks at whether stacks are asked for
+_SETTLE = 3.0  # seconds for a failure to reach the board
+_ANSWERS = 3.0  # seconds for the stacks of all ranks
+_PATIENCE = 5.0  # seconds for a rank to end itself after a signal
+_LONGEST = 12_000  # characters of a stack
+
+Report = Callable[[Path, str, dict[str, str]], None]
+"""Writes into a result file what ended the run, and the stacks by rank."""
+
+
+class Ended(BaseException):
+    """A signal to end. It arises anywhere, so no code may take it for an error of its own: no RuntimeError."""
+
+
+class Witness:
+    """Reports the end of a run from inside of each rank. `file`: the results, on rank 0; `report` writes into it."""
+
+    def __init__(self, file: Path | None, timeout: float, report: Report) -> None:
+        self.file, self.report, self.reported = file, report, False
+        self.board, self.rank, self.world_size = Board(None), int(os.environ.get("RANK", "0")), 1
+        self._deadline = time.monotonic() + timeout
+        self._store: dist.Store | None = None
+        self._comm: DistributedComm | None = None
+        self._hosts: dict[int, str] = {}
+        self._processes: dict[int, tuple[int, int]] = {}  # by a descriptor of the process: rank and pid
+        self._stack, self._answered, self._ending, self._over = "", False, False, False
+        self._signalled = 0.0
+        self._awake, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+
+    def end(self, *_: Any) -> None:
+        """Raise Ended in answer to the signal by which torchrun and SLURM end a rank, unless it is ending already."""
+        if not self._ending:
+            self._ending = True
+            raise Ended
+
+    def why(self) -> str:
+        """Return the first failure, or SIGNALLED if there is none."""
+        first = self.first()
+        return SIGNALLED if first is None else str(first)
+
+    def first(self) -> Failure | None:
+        """Return the run's first failure; it may reach the board a moment after the signal."""
+        deadline = time.monotonic() + _SETTLE
+        while (found := self.board.first_failure()) is None and time.monotonic() < deadline:
+            if self.board.store is None:
+                break
+            time.sleep(_TICK / 4)
+        return found
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Have a signal to end raise an error in the program, and wake the thread even where the program is stuck."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self.end)
+        woken = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            signal.signal(signal.SIGTERM, before)
+
+    @contextmanager
+    def watching(self, ring: Ring) -> Iterator[None]:
+        """Watch the ranks while the block runs; if it raises, report the first failure and where each rank is."""
+        assert isinstance(ring.comm, DistributedComm)
+        self._comm, self.rank, self.world_size = ring.comm, ring.rank, ring.world_size
+        self._store = _own_store()
+        # A connection of its own: on the program's, the thread would wait for what the program waits for.
+        self.board = ring.comm.board = Board(self._store)
+        self._say("who", json.dumps([socket.gethostname(), os.getpid()]))
+        if self.file is not None:
+            self._say("file", str(self.file.resolve()))
+        self._over = False
+        thread = threading.Thread(target=self._run, name="witness", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException as error:
+            self._ending = True
+            if not isinstance(error, Ended):
+                ring.comm.fail(error)
+            elif self.first() is None:
+                self.board.record(self.rank, SIGNALLED)
+            self._stack = "".join(traceback.format_exception(error))
+            self._tell(error)
+            raise
+        finally:
+            self._over = True
+            thread.join(_PATIENCE)
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Write the first failure and all stacks into the results, if that is up to this rank."""
+        first, stacks = self.first(), self._stacks()
+        file = self._file(first)
+        if file is not None and not self.reported:
+            self.reported = True
+            own = not isinstance(error, Ended | None) and (first is None or first.rank == self.rank)
+            cause = f"{type(error).__name__}: {error}" if own else str(first or SIGNALLED)
+            self.report(file, f"rank {self.rank} failed first: {cause}" if own else cause, stacks)
+
+    def _file(self, first: Failure | None) -> Path | None:
+        """Return the results, on the rank that writes: rank 0, or where that is dead the next one of its machine."""
+        if self.rank == 0:
+            return self.file
+        mates = [rank for rank, host in self._hosts.items() if rank and host == self._hosts.get(0)]
+        next_one = first is not None and first.rank == 0 and self.rank == min(mates, default=0)
+        return Path(self._read("file", 0)) if next_one and self._knows("file", 0) else None
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the process that hosts the store is gone
+            self._meet()
+            while not self._over:
+                ready, _, _ = select.select([self._awake, *self._processes], [], [], _TICK)
+                for each in ready:
+                    if each == self._awake:
+                        if signal.SIGTERM in os.read(self._awake, 64) and not self._signalled:
+                            self._signalled = time.monotonic()
+                    else:
+                        self._gone(each)
+                if self._asked():
+                    self._answer()
+                self._keep_time()
+
+    def _meet(self) -> None:
+        """Open the processes of the other ranks of this machine."""
+        for rank in range(self.world_size):
+            host, pid = json.loads(self._read("who", rank))
+            self._hosts[rank] = host
+            if rank != self.rank and host == socket.gethostname() and hasattr(os, "pidfd_open"):
+                try:
+                    self._processes[os.pidfd_open(pid)] = rank, pid
+                except OSError:
+                    self._lost(rank, f"its process {pid} on {host} is gone")
+
+    def _gone(self, descriptor: int) -> None:
+        rank, pid = self._processes.pop(descriptor)
+        how = _how_it_ended(pid)
+        os.close(descriptor)
+        self._lost(rank, f"its process {pid} on {socket.gethostname()} {how}, and it left no reason")
+
+    def _lost(self, rank: int, reason: str) -> None:
+        if not self.board.ended([rank]):
+            self.board.record(rank, reason)
+            self._say("stack", f"no stack: {reason}", rank)
+            self._say("asked", "1", 0)
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        if self.rank == 0 and now > self._deadline and not self._signalled:
+            self.board.record(self.rank, "the lab took longer than --timeout")
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._signalled and now > self._signalled + _PATIENCE and not self._stack:
+            self.board.end(self.rank)
+            self._tell(None)  # the program is in a call that no signal interrupts
+            os._exit(128 + signal.SIGTERM)
+
+    def _stacks(self) -> dict[str, str]:
+        """Return the stack of every rank, by rank."""
+        self._say("asked", "1", 0)
+        self._answer()
+        deadline = time.monotonic() + _ANSWERS
+        while not all(self._knows("stack", rank) for rank in range(self.world_size)):
+            if time.monotonic() > deadline or self._store is None:
+                break
+            time.sleep(_TICK / 4)
+        ranks = range(self.world_size)
+        return {
+            str(rank): self._read("stack", rank) if self._knows("stack", rank) else "no answer"
+            for rank in ranks
+        }
+
+    def _answer(self) -> None:
+        if not self._answered:
+            self._answered = True
+            where = self._stack or _stack_of(threading.main_thread().ident or 0)
+            doing = self._comm.doing if self._comm is not None else ""
+            self._say("stack", f"{doing}\n{where[-_LONGEST:]}")
+
+    def _asked(self) -> bool:
+        return not self._answered and self._knows("asked", 0)
+
+    def _say(self, what: str, text: str, rank: int | None = None) -> None:
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.set(_key(what, self.rank if rank is None else rank), text)
+
+    def _knows(self, what: str, rank: int) -> bool:
+        try:
+            return self._store is not None and bool(self._store.check([_key(what, rank)]))
+        except RuntimeError:
+            return False
+
+    def _read(self, what: str, rank: int) -> str:
+        """Return a text, once it is there. Raises: RuntimeError if it does not come, or the store is gone."""
+        if self._store is None:
+            raise RuntimeError("no store")
+        return self._store.get(_key(what, rank)).decode(errors="replace")
+
+
+def _key(what: str, rank: int) -> str:
+    return f"witness/{what}/{rank}"
+
+
+def _stack_of(thread: int) -> str:
+    """Return the stack of a thread, and the exception that it handles, which has the frames that are left already."""
+    found: Any = sys._current_exceptions().get(thread)
+    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+    stack = traceback.format_stack(sys._current_frames().get(thread))
+    return "".join([*stack, *(traceback.format_exception(error) if error is not None else ())])
+
+
+def _own_store() -> dist.Store | None:
+    """Return another connection to the store of torchrun, or None if there is none."""
+    try:
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*where, is_master=False, timeout=timedelta(seconds=60))
+    except (KeyError, ValueError, RuntimeError):
+        return None
+    return dist.PrefixStore("ringlab/lab", store)
+
+
+def _how_it_ended(pid: int) -> str:
+    """Return how a process ended whose parent may not have asked yet; Linux tells of it until then."""
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(" ", 1)[-1])
+    except (OSError, ValueError):
+        return "is gone"
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with status {os.WEXITSTATUS(status)}"
