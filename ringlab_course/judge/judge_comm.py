@@ -67,14 +67,15 @@ class JudgeComm(Comm):
         to, source = (self._peer(*end) for end in (("to", to, send), ("source", source, receive)))
         for tensors in (send, receive):
             require_messages(tensors)
+        control = str(tag).startswith(CONTROL)
+        if self._bereft and not control:
+            raise CommError(
+                "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
+            )
         if self._held is not None:
             self._held.post()
         work = _JudgeWork(self, tuple(send), to, tuple(receive), source, str(tag)[:200])
-        if not str(tag).startswith(CONTROL):
-            if self._bereft:
-                raise CommError(
-                    "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
-                )
+        if not control:
             self._count += 1
             if self._count - 1 in self._late:
                 self._held = work

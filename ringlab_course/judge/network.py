@@ -11,8 +11,7 @@ rank's frames and on nothing else, and a program gives the same times here as in
 
 The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
 chance, a rank that dies, a message that does not come in time. All of that is done here. Only that an exchange is
-posted late is left to the worker, the only process that can read a tensor at the last moment; one that comes
-before its time is found here.
+posted late is left to the worker, the only process that can read a tensor at the last moment.
 
 A rank that reads its clock learns when others computed and sent, as much as a number tells. So after a message that is
 shorter than a number this counts as one.
@@ -67,10 +66,10 @@ class _Rank:
     """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
 
     time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the
-    computation under way. inside: CPU seconds of all computations. late: the exchange that was posted last, if it should
-    have been posted as late as possible: what comes next is its wait or another exchange. heard: an exchange
-    that brought less than a number since the rank read its clock. bereft: it has learned of a death. ended: why the rank has no result, in
-    a run in which one was killed. aborted: its worker has been asked to end the call.
+    computation under way. inside: CPU seconds of all computations. heard: an exchange
+    that brought less than a number since the rank read its clock. bereft: it has learned of a death, after which it may
+    exchange nothing. ended: why the rank has no result, in a run in which one was killed. aborted: its worker has been
+    asked to end the call.
     """
 
     rank: int
@@ -89,7 +88,6 @@ class _Rank:
     result: Any = None
     returned: Frame | None = None
     exchanges: int = 0
-    late: Posted | None = None
     heard: Posted | None = None
     bereft: bool = False
     ended: Ended | None = None
@@ -112,7 +110,6 @@ class Network:
         self.faults.require(len(self.ranks))
         self.call, self.seconds, self.costs = call, seconds, self.faults.costs()
         self.dice = random.Random(f"order {self.faults.seed}") if faults else None
-        self.late = [frozenset(self.faults.late_of(rank.rank)) for rank in self.ranks]
         self.dead: _Rank | None = None
         self.deadline = time.monotonic() + seconds
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
@@ -183,7 +180,7 @@ class Network:
             if gradient:
                 place["gradient"] = True
             if self.faults.late:
-                place["late"] = sorted(self.late[rank.rank])
+                place["late"] = self.faults.late_of(rank.rank)
             self._send(rank, "ring", **place)
         self._until("listening")
         given = []
@@ -273,8 +270,6 @@ class Network:
             raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
         elif rank.state != "running":
             self._begin_or_end(rank, frame)
-        elif rank.late and not self._in_time(rank.late, frame):
-            raise ProtocolError("an exchange as late as possible", f"{frame.kind} after it")
         elif frame.kind == "done":
             assert rank.growth is not None
             rank.peak = rank.growth.bytes()
@@ -306,10 +301,6 @@ class Network:
         elif frame.kind == "returned":
             rank.returned = frame
 
-    def _in_time(self, late: Posted, frame: Frame) -> bool:
-        """Return whether the exchange before this frame, a late one, could not have been posted later."""
-        return frame.kind == "exchange" or (frame.kind == "wait" and frame.fields.get("index") == late.index)
-
     def _read_clock(self, rank: _Rank) -> None:
         if rank.heard:
             rank.heard.tell()
@@ -337,14 +328,9 @@ class Network:
             rank.works.append(work)
             rank.unwaited[work.index] = work
             return
-        rank.late = None
         if not work.tag.startswith(CONTROL):
             if self.faults.kill == (rank.rank, rank.exchanges):
                 return self._kill(rank)
-            if rank.bereft:
-                raise ProtocolError("no exchange after PeerDiedError", "another")
-            if rank.exchanges in self.late[rank.rank]:
-                rank.late = work
             work.in_vain = self.faults.timeout == (rank.rank, rank.exchanges)
             rank.exchanges += 1
         self.queued += work.sent
@@ -392,7 +378,6 @@ class Network:
         work = rank.unwaited.get(index) if is_integer(index) else None
         if work is None:
             raise ProtocolError("a wait for an exchange that was posted", "another")
-        rank.late = None
         if work.in_vain:
             return self._tell(
                 rank,

@@ -1,12 +1,14 @@
 """The functions that a submission may not call in place of its own work: ringlab's answers and PyTorch's attention.
 
-In a worker the sources of what is off limits are not there, and importing it gives a stand-in that raises
-once it is used, with words that say why. Importing alone costs nothing, as notebooks compare themselves
-with ringlab. All this tells honest learners early; it is no wall, as whoever wants to can paste code.
+In a worker ringlab's answers and packages about attention are not on the disk. Importing one gives a stand-in that
+raises once it is used, with words that say why. Importing alone costs nothing, as notebooks compare themselves with
+ringlab. PyTorch's and JAX's own files are there, as they are needed: their attention is closed, which tells honest
+learners early. It is no wall, as whoever wants to can paste code.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import importlib
 import importlib.machinery
@@ -106,14 +108,22 @@ class OffLimits:
         return (*NEEDED, *(KERNELS if self.kernels else ()), *self.may_use)
 
     def hidden_paths(self) -> tuple[str, ...]:
-        """Return the files and folders of ringlab that a worker does not see, as in "ringlab/merge.py"."""
+        """Return the files and folders that a worker does not see: those of ringlab as in "ringlab/merge.py", others in full."""
         return _hidden_paths(self)
+
+    def rewritten(self) -> dict[str, str]:
+        """Return by file of ringlab what a worker sees in its place: the same without the functions in `about`."""
+        return _rewritten(self)
+
+    def closes(self, package: str) -> bool:
+        """Return whether a package of others is off limits as a whole."""
+        return package in (*self.without, *(OTHERS if ATTENTION not in self.may_use else ()))
 
     def refuses(self, module: str, name: str) -> bool:
         """Return whether the object called `name` of `module` is off limits."""
         package = module.partition(".")[0]
         attention = holds_attention(module, name) or (package == "torch" and is_attention(name))
-        if package in self.without or (ATTENTION not in self.may_use and (attention or package in OTHERS)):
+        if self.closes(package) or (ATTENTION not in self.may_use and attention):
             return True
         module = new_name(module)
         return is_ours(module) and (not self.keeps(module) or f"{module}.{name}" in self.about)
@@ -121,11 +131,69 @@ class OffLimits:
 
 @cache
 def _hidden_paths(limits: OffLimits) -> tuple[str, ...]:
-    return tuple(
-        str(path.relative_to(HOME))
-        for package in PACKAGES
-        for path in _hidden_below(limits, HOME / package, package)
+    own = (path for package in PACKAGES for path in _hidden_below(limits, HOME / package, package))
+    return (*(str(path.relative_to(HOME)) for path in own), *_packages_closed(limits), *_byte_code(limits))
+
+
+def _byte_code(limits: OffLimits) -> Iterator[str]:
+    """Yield the byte code of files that a worker sees rewritten."""
+    for name in _rewritten(limits):
+        path = HOME / name
+        yield from (str(each) for each in sorted(path.parent.glob(f"__pycache__/{path.stem}.*.pyc")))
+
+
+def _packages_closed(limits: OffLimits) -> Iterator[str]:
+    """Yield the folders and files of the packages that are off limits as a whole, wherever some Python finds them here."""
+    roots = {Path(each) for each in ("/usr", "/usr/local", sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    folders = {Path(entry) for entry in sys.path if entry}
+    folders |= {folder for root in roots for folder in root.glob("lib*/python3*/*-packages")}
+    for folder in sorted({each.resolve() for each in folders}):
+        for name in (*OTHERS, *limits.without):
+            if limits.closes(name):
+                yield from (str(path) for path in (folder / name, folder / f"{name}.py") if path.exists())
+
+
+@cache
+def _rewritten(limits: OffLimits) -> dict[str, str]:
+    found = {}
+    for module in sorted({place.rpartition(".")[0] for place in limits.about}):
+        names = {place.rpartition(".")[2] for place in limits.about if place.rpartition(".")[0] == module}
+        path = HOME.joinpath(*module.split(".")).with_suffix(".py")
+        found[str(path.relative_to(HOME))] = _without(path.read_text(encoding="utf-8"), names)
+    return found
+
+
+def _without(text: str, names: set[str]) -> str:
+    """Return the text of a module in which these names stand for nothing, without what only they need."""
+    tree, needed = ast.parse(text), set[str]()
+    while True:
+        kept = [node for node in tree.body if _stays(node, names) or (_gives(node) & needed) - names]
+        wanted = {part.id for node in kept for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if wanted <= needed:
+            break
+        needed |= wanted
+    imports = [node for node in kept if isinstance(node, (ast.Import, ast.ImportFrom))]
+    empty = [f"{name} = None" for name in sorted(names)]
+    return "\n".join(
+        [*map(ast.unparse, imports), *empty, *(ast.unparse(node) for node in kept if node not in imports), ""]
     )
+
+
+def _stays(node: ast.stmt, names: set[str]) -> bool:
+    """Return whether a statement is there for its own sake: an import, a class, or something public that has none of these names."""
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef)):
+        return True
+    given = _gives(node)
+    return given.isdisjoint(names) and any(not name.startswith("_") for name in given)
+
+
+def _gives(node: ast.stmt) -> set[str]:
+    """Return the names that a statement at the top of a module gives a value."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    return {
+        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
 
 
 def _hidden_below(limits: OffLimits, folder: Path, package: str) -> Iterator[Path]:
@@ -222,7 +290,7 @@ class _Finder:
         attention = ATTENTION not in self.limits.may_use
         today = new_name(name)
         absent = is_ours(today) and not self.limits.keeps(today)
-        absent = absent or name.partition(".")[0] in (*self.limits.without, *(OTHERS if attention else ()))
+        absent = absent or self.limits.closes(name.partition(".")[0])
         if absent or (attention and any(name == gone or name.startswith(f"{gone}.") for gone in _GONE)):
             return self._absent(name, HOME.joinpath(*today.split(".")))
         if attention and name == "torch" and not self._torch_closed:

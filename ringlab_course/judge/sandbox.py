@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from ringlab_course.mesh import DEVICES
 
 HIDDEN = ("ringlab_course/exercises", "ringlab_course/lessons", "ringlab/conformance")
 """Parts that hold checks or answers; a worker sees them empty."""
+NOTHING: Mapping[str, int] = {}
 
 _UIDS = range(61184, 65520)  # unassigned on every distribution; also mapped in most containers
 _SHARE = 64
@@ -83,12 +84,14 @@ def command(
     info_fd: int,
     seccomp_fd: int | None = None,
     hidden: tuple[str, ...] = HIDDEN,
+    rewritten: Mapping[str, int] = NOTHING,
     arrays: str = "numpy",
 ) -> list[str]:
     """Return the command line that runs the Python arguments `worker` in a sandbox.
 
     bubblewrap writes {"child-pid": …}, the first process of the sandbox, to `info_fd`, and reads
-    the filter of system calls from `seccomp_fd`. Raises: SandboxError without bubblewrap.
+    the filter of system calls from `seccomp_fd`. hidden: paths that are empty there. rewritten: by file, the descriptor
+    from which bubblewrap reads what is there instead. Raises: SandboxError without bubblewrap.
     """
     uid = next_uid()
     scratch = bounds.scratch_bytes if find_bwrap()[1] >= (0, 7) else None
@@ -97,7 +100,7 @@ def command(
         *("--info-fd", str(info_fd)),
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
         *("--proc", "/proc", "--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
-        *_files(hidden, scratch),
+        *_files(hidden, rewritten, scratch),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
         *_inside(arrays),
         *launch(worker, bounds, uid),
@@ -105,7 +108,11 @@ def command(
 
 
 def server_command(
-    server: list[str], *, hidden: tuple[str, ...] = HIDDEN, arrays: str = "numpy"
+    server: list[str],
+    *,
+    hidden: tuple[str, ...] = HIDDEN,
+    rewritten: Mapping[str, int] = NOTHING,
+    arrays: str = "numpy",
 ) -> list[str]:
     """Return the command line that runs a fork server, the Python arguments `server`, in a sandbox.
 
@@ -113,7 +120,7 @@ def server_command(
     Raises: SandboxError without bubblewrap.
     """
     rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN") if os.getuid() == 0 else ()
-    files = ["--proc", "/proc", *_files(hidden, None)]
+    files = ["--proc", "/proc", *_files(hidden, rewritten, None)]
     return [*_outside(rights), *files, *_inside(arrays), sys.executable, "-I", "-B", *server]
 
 
@@ -128,12 +135,12 @@ def _outside(rights: Iterable[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _files(hidden: tuple[str, ...], scratch_bytes: int | None) -> list[str]:
+def _files(hidden: tuple[str, ...], rewritten: Mapping[str, int], scratch_bytes: int | None) -> list[str]:
     size = [] if scratch_bytes is None else ["--size", str(scratch_bytes)]
     return [
         *("--dev", "/dev", "--remount-ro", "/dev"),
         *("--perms", "1777", *size, "--tmpfs", "/tmp"),  # before the binds: a venv may lie below /tmp
-        *_binds(hidden),
+        *_binds(hidden, rewritten),
     ]
 
 
@@ -200,7 +207,7 @@ def environment(arrays: str = "numpy") -> dict[str, str]:
     }  # fmt: skip
 
 
-def _binds(hidden: tuple[str, ...]) -> list[str]:
+def _binds(hidden: tuple[str, ...], rewritten: Mapping[str, int]) -> list[str]:
     arguments: list[str] = []
     made = {Path("/"), Path("/tmp")}
     for name in ("/lib", "/lib32", "/lib64", "/bin", "/sbin"):
@@ -209,14 +216,19 @@ def _binds(hidden: tuple[str, ...]) -> list[str]:
             arguments += ["--symlink", os.readlink(path), name]
         elif path.is_dir():
             arguments += ["--ro-bind", name, name]
-    for path in _visible():
+    visible = _visible()
+    for path in visible:
         arguments += [*_parents(path, made), "--ro-bind", str(path), str(path)]
     for name in hidden:
         path = HOME / name
+        if not any(path.is_relative_to(each) for each in visible):
+            continue
         if path.is_dir():
             arguments += ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
         elif path.is_file():
             arguments += ["--ro-bind", "/dev/null", str(path)]
+    for name, descriptor in rewritten.items():
+        arguments += ["--perms", "0444", "--ro-bind-data", str(descriptor), str(HOME / name)]
     return arguments
 
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -108,6 +109,21 @@ def hidden_paths(limits: OffLimits | None) -> tuple[str, ...]:
     return limits.hidden_paths() if limits else HIDDEN
 
 
+@contextlib.contextmanager
+def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
+    """Yield by file the descriptor of what a worker with these limits sees in its place."""
+    descriptors: dict[str, int] = {}
+    try:
+        for name, text in (limits.rewritten() if limits else {}).items():
+            descriptors[name] = os.memfd_create(name)
+            os.write(descriptors[name], text.encode())
+            os.lseek(descriptors[name], 0, os.SEEK_SET)
+        yield descriptors
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+
 class Sandboxed(_Launched):
     """A worker that bubblewrap starts, in a sandbox of its own.
 
@@ -124,10 +140,12 @@ class Sandboxed(_Launched):
         try:
             worker = arguments("worker", self._theirs.fileno(), arrays, limits)
             hidden = hidden_paths(limits)
-            line = command(
-                worker, bounds, info_fd=info_fd, seccomp_fd=seccomp_fd, hidden=hidden, arrays=arrays
-            )
-            self._run(line, environment(arrays), *passed)
+            with rewritten(limits) as files:
+                line = command(
+                    worker, bounds, info_fd=info_fd, seccomp_fd=seccomp_fd, hidden=hidden, rewritten=files,
+                    arrays=arrays,
+                )  # fmt: skip
+                self._run(line, environment(arrays), *passed, *files.values())
         except BaseException:
             os.close(self._info)
             raise
@@ -188,7 +206,9 @@ class ForkServer(_Launched):
         super().__init__(socket.SOCK_SEQPACKET)
         self.arrays, self.workers = arrays, 0
         server = arguments("fork_server", self._theirs.fileno(), arrays, limits)
-        self._run(server_command(server, hidden=hidden_paths(limits), arrays=arrays), environment(arrays))
+        with rewritten(limits) as files:
+            line = server_command(server, hidden=hidden_paths(limits), rewritten=files, arrays=arrays)
+            self._run(line, environment(arrays), *files.values())
 
     def alive(self) -> bool:
         """Return whether it can still fork."""

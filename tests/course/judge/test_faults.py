@@ -31,6 +31,10 @@ def overlapped(ring, x):
         (x,) = work.wait()
         times.append(ring.comm.now())
     return total + x, times
+def two_under_way(ring, x):
+    first, second = ring.post(x), ring.post(-x)
+    mine = ring.compute("sine", torch.sin, x)
+    return mine + first.wait()[0] - second.wait()[0]
 def collective(ring, x):
     ring.barrier()
     return torch.cat(ring.all_gather(x)), ring.all_reduce(x, "max")
@@ -131,7 +135,12 @@ def goes_on_in_a_thread(ring, x):
 """
 )
 NAMES = [line.split("(")[0].removeprefix("def ") for line in PROGRAMS.splitlines() if line.startswith("def ")]
-KEEPS_THE_RULES = {"ring_sum": lambda r: r, "overlapped": lambda r: r[0], "collective": lambda r: r}
+KEEPS_THE_RULES = {
+    "ring_sum": lambda r: r,
+    "overlapped": lambda r: r[0],
+    "collective": lambda r: r,
+    "two_under_way": lambda r: r,
+}
 BAD = [
     Faults(1, delay=3.0),
     Faults(2, slow=(1, 5.0)),

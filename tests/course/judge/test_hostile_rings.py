@@ -15,7 +15,6 @@ import torch
 from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.reports import run_stage
 from ringlab_course.judge import exchanges, network, worker
@@ -158,12 +157,6 @@ def test_forged_frames_break_the_protocol(name) -> None:
         run(rings.FORGERS[name])
 
 
-@pytest.mark.parametrize("name", rings.HASTY)
-def test_who_posts_before_its_time_breaks_the_protocol(name) -> None:
-    with pytest.raises(ProtocolError):
-        run(rings.HASTY[name], Faults(late=1.0))
-
-
 @pytest.mark.parametrize("name", rings.BOUNDED)
 def test_what_does_not_end_is_ended_and_is_no_forgery(monkeypatch, name) -> None:
     monkeypatch.setattr(network, "QUEUED_BYTES", 1 << 23)
@@ -172,14 +165,14 @@ def test_what_does_not_end_is_ended_and_is_no_forgery(monkeypatch, name) -> None
         run(rings.BOUNDED[name])
 
 
-def run(source: str, faults: Faults | None = None) -> None:
+def run(source: str) -> None:
     """Run a ring program on two ranks that are threads of this process."""
     namespace: dict = {}
     exec(source, namespace)
     ranks = [Rank(namespace), Rank(namespace)]
     try:
         with mock.patch.object(sys, "argv", ["-", "worker", "-", "torch"]):  # what a worker is started with
-            network.Network(ranks, 1, 60, faults).run("ring_sum", [(torch.zeros(4, 8),)] * 2, {})
+            network.Network(ranks, 1, 60).run("ring_sum", [(torch.zeros(4, 8),)] * 2, {})
     finally:
         for rank in ranks:
             rank.end()

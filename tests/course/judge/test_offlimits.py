@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from ringlab_course.checking.contract import ATTENTION
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.judge.judge import grade
-from ringlab_course.judge.offlimits import HOME, PACKAGES, OffLimits
+from ringlab_course.judge.offlimits import HOME, PACKAGES, OffLimits, makers_of_layouts
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import EXERCISE, notebook
 
@@ -103,10 +104,33 @@ MORE = {
 }
 
 
+FROM_THE_DISK = {
+    "the file of the layouts": """
+def f(x):
+    import glob, ringlab.layout as layout
+    space = {"__name__": "ringlab.layout"}
+    exec(compile(open(layout.__file__).read(), "again", "exec"), space)
+    return space["striped"](4, 2).P
+""",
+    "byte code of the layouts": """
+def f(x):
+    import glob, marshal, os, ringlab.layout as layout
+    space, folder = {"__name__": "ringlab.layout"}, os.path.dirname(layout.__file__)
+    exec(marshal.loads(open(glob.glob(folder + "/__pycache__/layout.*.pyc")[0], "rb").read()[16:]), space)
+    return space["striped"](4, 2).P
+""",
+    "another package's files": """
+def f(x):
+    import glob, sys
+    return min(len(open(path).read()) for path in glob.glob(sys.prefix + "/lib/python3*/*-packages/transformers/__init__.py"))
+""",
+}
+
+
 @pytest.fixture(scope="module")
 def call():
     """A function of (use, limits) that calls code in a worker; one worker for each of the limits, as torch is slow to start."""
-    sources = {**USES, **MORE}
+    sources = {**USES, **MORE, **FROM_THE_DISK}
     cells = [text.replace("def f(", f"def f{number}(") for number, text in enumerate(sources.values())]
     names = [f"f{number}" for number in range(len(cells))]
     with contextlib.ExitStack() as stack:
@@ -143,6 +167,27 @@ def test_leaving_the_work_to_others_is_told_as_such(call, use) -> None:
 )
 def test_the_same_code_gets_its_answer_where_that_is_no_answer(call, use, limits) -> None:
     assert call(use, limits) is not None
+
+
+@inside
+@pytest.mark.parametrize("use", FROM_THE_DISK)
+def test_what_is_off_limits_is_not_on_the_disk(call, use) -> None:
+    if "another package" in use:
+        pytest.importorskip("transformers")
+    compileall.compile_file(HOME / "ringlab/layout.py", quiet=2)
+    assert call(use, "none") > 0
+    with pytest.raises(Crashed):
+        call(use, "all")
+
+
+def test_a_module_without_some_functions_has_the_others_and_its_classes() -> None:
+    space: dict = {"__name__": "ringlab.layout"}
+    text = OffLimits(about=makers_of_layouts()).rewritten()["ringlab/layout.py"]
+    exec(compile(text, "rewritten", "exec"), space)
+    assert space["Layout"](2, 1, "one", ((space["Run"](0, 1, 2),),)).positions(0).tolist() == [0, 1]
+    assert not any(space[name.rpartition(".")[2]] for name in makers_of_layouts())
+    assert not {"_dealt", "_per_document", "_runs_of_pieces", "_runs_of_offsets"} & space.keys()
+    assert OffLimits(without=("numpy",)).hidden_paths()[-1].endswith("numpy") and not OffLimits().rewritten()
 
 
 @inside

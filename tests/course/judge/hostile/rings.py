@@ -245,17 +245,6 @@ def wire(ring, mine):
 """,
 }
 
-EARLY = {
-    "posts at once what should be late": """
-def ring_sum(ring, x):
-    post(ring, [x], receive=[shaped(x)])
-    ring.compute("other work", torch.sin, x)
-    channel().send("wait", index=0)
-    return x + channel().expect("received").value[0]
-""",
-}
-"""On a network where every exchange is as late as it may be."""
-
 DODGING = {
     "speaks for the other rank": (
         "def ring_sum(ring, x):\n    post(ring, [x], rank=1 - ring.rank, to=ring.rank)\n    return x",
@@ -359,7 +348,6 @@ def ring_sum(ring, x):
 }
 
 FORGERS = {name: COMMON + source for name, source in FORGING.items()}
-HASTY = {name: COMMON + source for name, source in EARLY.items()}
 BOUNDED = {name: COMMON + source for name, source in ENDLESS.items()}
 LIVE = ("waits for it twice", "has a tag without end")
 """Of the forgers those that are met in the sandbox too; more would start a hundred workers."""
