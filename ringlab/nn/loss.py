@@ -51,15 +51,20 @@ def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int
 def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
     """Return how many labels count on all ranks of the `rings`.
 
-    Raises: TrainingError, on every rank, if no label counts.
+    rings: that of the sequence, and with data parallelism that of the replicas too: valid_tokens(labels, cp, dp). Over cp
+    alone, a replica without labels would raise while the others go on, and replicas would weigh alike whatever they hold.
+    Raises: TrainingError, on every rank of the rings, if no label counts.
 
     >>> valid_tokens(torch.tensor([[6, IGNORE, 8, IGNORE]]))
     2
     """
     counted = int(summed((labels != IGNORE).sum(), *rings))
     if not counted:
-        got = "every label ignored, on every rank"
-        raise TrainingError("a batch in which at least one label counts", got, "leave such batches out")
+        raise TrainingError(
+            "a batch in which at least one label counts",
+            "every label ignored, on all ranks of the rings given",
+            "leave such batches out; if another replica has labels, count over the replicas too: valid_tokens(labels, cp, dp)",
+        )
     return counted
 
 
@@ -86,10 +91,15 @@ def loss_share(
     """Return this rank's part of the loss in nats; the loss is the sum over ranks. 0 without tokens.
 
     count: `valid_tokens`; with weights, one for each label, `total_weight`. Weights of ignored labels are not used.
+    Raises: TrainingError for a count that is not above zero: the loss would be NaN, and then all weights.
 
     >>> loss_share(torch.zeros(1, 2, 256), torch.tensor([[6, 8]]), count=4)  # ln 256 · 2 / 4
     tensor(2.7726)
     """
+    if not count > 0:
+        raise TrainingError(
+            "a count of labels above zero, that of all ranks", f"{count}", "leave such batches out"
+        )
     logits, flat = logits.to(state_dtype(logits.dtype)).flatten(0, 1), labels.flatten()
     if weights is None:
         return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum") / count
@@ -127,7 +137,8 @@ def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
         raise TrainingError(
             "parameters that every rank holds whole",
             "parameters that torch shards, and whose gradients it reduces",
-            "let FSDP sum: set_gradient_divide_factor(1.0)",
+            "let FSDP sum. On each module that fully_shard returns, call set_gradient_divide_factor(1.0) and "
+            "set_force_sum_reduction_for_comms(True), without which gloo cannot",
         )
     dtype = state_dtype(reduce(torch.promote_types, (p.dtype for p in trained)))
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]

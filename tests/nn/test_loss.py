@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,17 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.nn import IGNORE, Context, loss_share, next_tokens, sum_gradients, total_weight, valid_tokens
+from ringlab.nn import (
+    IGNORE,
+    Context,
+    Degrees,
+    loss_share,
+    mesh,
+    next_tokens,
+    sum_gradients,
+    total_weight,
+    valid_tokens,
+)
 from ringlab.nn.loss import summed
 from tests.laws.draw import MAKERS, SEEDS, refute
 from tests.nn.ways import CONFIG, MUTANTS, RIGHT, Gradients, Way, alone, gradients_of, model_of, tokens_of
@@ -139,6 +150,43 @@ def test_a_batch_in_which_nothing_counts_raises_on_every_rank() -> None:
         return True
 
     assert VirtualCluster(2).run(program).results == [True, True]
+
+
+def test_a_replica_without_labels_has_a_part_in_the_count_of_all() -> None:
+    """Over the ring of a sequence alone it raises while the other replica goes on; its remedy is the call that counts."""
+    degrees = Degrees(dp=2, cp=2)
+    rows = torch.stack([TOKENS[0], TOKENS[1]])
+    labels = next_tokens(rows)
+    labels[1] = IGNORE
+
+    def program(ring: Ring) -> tuple[Any, int, Gradients]:
+        cp, dp = mesh.rings(ring, degrees)
+        context = Context(cp, zigzag(12, 2), block="naive")
+        mine, theirs = (context.shard(x[dp.rank][None]) for x in (rows, labels))
+        try:
+            own: Any = valid_tokens(theirs, cp)
+        except TrainingError as error:
+            own = error.remedy
+        count = valid_tokens(theirs, cp, dp)
+        model = model_of()
+        loss_share(model(mine, context), theirs, count).backward()
+        sum_gradients(model, cp, dp)
+        return own, count, gradients_of(model)
+
+    _, gradients = alone(rows, torch.tensor([[False], [True]]).expand_as(rows))
+    for rank, (own, count, found) in enumerate(VirtualCluster(4, memory=False).run(program).results):
+        assert count == 11
+        assert own == 11 if rank < 2 else "valid_tokens(labels, cp, dp)" in own
+        assert all(close(found[name], gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("count", [0, 0.0, -1, math.nan])
+def test_a_count_of_nothing_is_refused(count: Any) -> None:
+    """The loss would be NaN, and by the next step all weights."""
+    logits, labels = torch.zeros(1, 2, 3), torch.full((1, 2), IGNORE)
+    with pytest.raises(TrainingError, match="above zero"):
+        loss_share(logits, labels, count)
+    assert loss_share(logits, labels, 5).item() == 0.0  # a rank without labels, where others have some
 
 
 @pytest.mark.parametrize("unused", [math.nan, math.inf, -math.inf])

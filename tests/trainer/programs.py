@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringlab import ring_attention, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.errors import RinglabError
+from ringlab.errors import RinglabError, TrainingError
+from ringlab.nn import sum_gradients
 from tests.schedules.problems import Problem, program
 from tests.trainer.model import Gradients, Model, gradients, share_over
 
@@ -107,10 +111,23 @@ def _ddp(recompute: bool | None = None) -> Any:
     return DistributedDataParallel(Model(recompute).double())
 
 
-def _sharded(mesh: DeviceMesh, recompute: bool | None = None) -> Any:
-    model = Model(recompute).double()
+def _sharded(mesh: DeviceMesh, recompute: bool | None = None, dtype: torch.dtype = torch.float64) -> Any:
+    model = Model(recompute).to(dtype)
     for unit in (*model.layers, model):
         fully_shard(unit, mesh=mesh["dp", "cp"]._flatten("dp_cp"))
+    return model
+
+
+def _summing(mesh: DeviceMesh) -> Any:
+    """A sharded model after the calls that the remedy of sum_gradients names; FSDP sums float64 in another way."""
+    model = _sharded(mesh, dtype=torch.float32)
+    with pytest.raises(TrainingError) as refused:
+        sum_gradients(model)
+    calls = re.findall(r"(set_\w+)\((.+?)\)", refused.value.remedy)
+    assert calls
+    for unit in (*model.layers, model):
+        for name, value in calls:
+            getattr(unit, name)(ast.literal_eval(value))
     return model
 
 
@@ -120,5 +137,6 @@ TRAINERS: dict[str, Callable[[DeviceMesh], Gradients]] = {
     "DDP, checkpoints": lambda mesh: _step(mesh, _ddp(recompute=False)),
     "DDP, reentrant checkpoints": lambda mesh: _step(mesh, _ddp(recompute=True)),
     "FSDP2": lambda mesh: _step(mesh, _sharded(mesh)),
+    "FSDP2, as the remedy says": lambda mesh: _step(mesh, _summing(mesh), factor=1.0),
     "FSDP2, checkpoints": lambda mesh: _step(mesh, _sharded(mesh, recompute=False)),
 }
