@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,11 @@ from ringlab_course.clinic.patients import BACKWARD, FAULTS, FORWARD, PATIENTS, 
 from ringlab_course.exercises.e16_bug_clinic import charts as e16_charts
 from ringlab_course.exercises.e16_bug_clinic import mend as e16_mend
 from ringlab_course.exercises.e16_bug_clinic.charts import KEY, TAKEN_FOR, curing, expect_smallest
+from ringlab_course.exercises.e16_bug_clinic.contract import EXERCISE
 from ringlab_course.exercises.e16_bug_clinic.mistakes import HALF_MENDED, half_mended
+from ringlab_course.judge.judge import grade
 from ringlab_course.notebook import committed, visit
+from tests.course.judge.small_contract import notebook
 
 STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)
 SMALLEST = {
@@ -388,3 +392,45 @@ def test_every_mistake_in_mending_is_another_program_than_the_patient() -> None:
 
 def test_no_patient_is_said_to_be_taken_for_what_it_has() -> None:
     assert all(fault in FAULTS and fault != KEY[name] for name, fault in TAKEN_FOR)
+
+
+CELL = """
+from functools import wraps
+import torch
+import ringlab_course.judge.worker as worker
+from ringlab_course.clinic.bedside import attend, nothing_seen, sees
+def chart(name):
+    _forward
+    return {"fault": "one hop too many", "check": "bytes", "case": {"ranks": 2, "tokens": 1}, "matters": []}
+"""
+SOUND_RING = SOUND[FORWARD].source.replace("def forward", "def _forward")
+MENDED = OWN.replace("if ring.world_size > 1", "if step < ring.world_size - 1")
+FIRST, CALLED = "    out, lse = nothing_seen(q)\n", "(ring, q, k, v, positions, causal)\n"
+UNCHANGED = {
+    "its own ring under a decorator": f"""
+def mended(function):
+    @wraps(function)
+    def other(*arguments, **keywords): return _forward(*arguments, **keywords)
+    return other
+@mended
+{OWN}""",
+    "a first line that calls what it finds": OWN.replace(
+        FIRST, f"    return globals()['_forward']{CALLED}{FIRST}"
+    ),
+    "a first line that reads a text": OWN.replace(FIRST, f"    return eval('_forward'){CALLED}{FIRST}"),
+    "another reader of texts": f"""
+LINES = {[line.strip() for line in OWN.splitlines()[2:]]}
+worker.statements_of = worker.sources = lambda *_: LINES
+def elm{CALLED[:-1]}:
+    worker
+    return _forward{CALLED}""",
+}
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.parametrize(("name", "earned"), [("mended", 4), *((name, 0) for name in UNCHANGED)])
+def test_the_judge_runs_what_it_has_read(tmp_path: Path, name: str, earned: int) -> None:
+    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.elm")
+    code = CELL + SOUND_RING + UNCHANGED.get(name, MENDED)
+    report = grade(notebook(tmp_path, code, grade=stage.id), replace(EXERCISE, stages=(stage,)), seed=5)
+    assert (report.earned, report.reason) == (earned, "")
