@@ -71,13 +71,12 @@ def lengths_of_position_ids(ids: Any) -> tuple[int, ...]:
         wrong = int(starts[ids[starts] != 0][0])
         before = f"{ids[wrong - 1]} and then " if wrong else ""
         offset = int(ids[0])
-        begins = f"ids of a model that begins at {offset}: pass ids - {offset}"
+        offsets = f"; if the model's ids begin at {offset}, pass ids - {offset}"
         raise MaskError(
             "position ids that ascend by one and start again at 0 with each document",
             f"{before}{ids[wrong]} at token {wrong}",
-            begins
-            if offset > 0 and (ids[starts] == offset).all()
-            else "pass the position ids of the whole sequence in its original order, before sharding",
+            "pass the position ids of the whole sequence in its original order, before sharding"
+            + offsets * (offset > 0 and bool((ids[starts] == offset).all())),
         )
     return tuple(np.diff(np.append(starts, len(ids))).tolist())
 
