@@ -97,10 +97,10 @@ def _begin(model: PreTrainedModel) -> None:
     around = held_or_none()
     if around is None or around.running is not None:  # a part of the model that runs
         return
-    around.called = around.running = model
-    around.shared = False
+    around.running, around.shared = model, False
     if (error := _refusal(model)) is not None:
         raise_everywhere(around, error, _device(model))
+    around.called = model
 
 
 def _refusal(model: PreTrainedModel) -> RinglabError | None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, StaticCache
 
-from ringlab import VirtualCluster, contiguous, hf, zigzag
+from ringlab import VirtualCluster, contiguous, hf, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
     AgreementError,
@@ -28,8 +29,11 @@ from ringlab.errors import (
     WorldSizeError,
 )
 from ringlab.mask import Mask
+from ringlab.nn import Context, loss_share, valid_tokens
+from ringlab.packing import Packing
 from tests.hf.models import (
     IGNORE,
+    VOCABULARY,
     batch_of,
     build,
     counted_from_the_ranks_before,
@@ -221,6 +225,123 @@ def test_heads_that_take_tokens_together_are_refused() -> None:
     assert all(isinstance(each, BackendError) and "ForSequenceClassification" in str(each) for each in errors)
     for kind in ("Model", "ForCausalLM"):
         assert run(partial(_called_as, kind=kind, labels=False), P) == [None, None]
+
+
+BERT = transformers.BertConfig(
+    vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def bert(kind: str, attention: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, kind)._from_config(BERT, attn_implementation=attention, **options)
+
+
+def as_close(found: torch.Tensor, true: torch.Tensor) -> bool:
+    """In float32; a token more or less in attention is far from that."""
+    return bool((found - true).abs().max() <= 1e-5)
+
+
+def test_a_pooler_is_refused_and_its_remedy_runs() -> None:
+    """It takes the first token, which one rank alone has."""
+
+    def program(ring: Ring) -> Any:
+        with hf.context(ring, zigzag(S, P), models=("bert",)) as context:
+            batch = hf.shard_batch(context, BATCH.input_ids)
+            with pytest.raises(BackendError, match="BertPooler") as refused:
+                bert("BertModel", "ringlab")(**batch)
+            assert "add_pooling_layer=False" in refused.value.remedy
+            return bert("BertModel", "ringlab", add_pooling_layer=False)(**batch).last_hidden_state
+
+    true = bert("BertModel", "eager", add_pooling_layer=False)(BATCH.input_ids).last_hidden_state
+    assert as_close(zigzag(S, P).unshard(run(program, P), dim=1), true)
+
+
+def test_a_loss_of_the_models_own_is_refused_and_its_remedy_is_the_loss() -> None:
+    """shard_batch shifts labels, and the model takes the mean over a rank's own tokens."""
+
+    def program(ring: Ring) -> Any:
+        model = bert("BertForMaskedLM", "ringlab")
+        with hf.context(ring, zigzag(S, P), models=("bert",)) as context:
+            with pytest.raises(TrainingError, match="BertForMaskedLM") as refused:
+                model(**hf.shard_batch(context, BATCH.input_ids, labels=BATCH.labels))
+            assert "context.shard(labels)" in refused.value.remedy and "loss_share" in refused.value.remedy
+            labels = context.shard(BATCH.labels)
+            logits = model(**hf.shard_batch(context, BATCH.input_ids)).logits
+        return ring.all_reduce(loss_share(logits, labels, valid_tokens(labels, ring)).detach())
+
+    true = bert("BertForMaskedLM", "eager")(BATCH.input_ids, labels=BATCH.labels).loss
+    assert all(as_close(found, true) for found in run(program, P))
+
+
+def test_padding_in_a_model_that_is_not_causal_is_refused_and_its_remedy_runs() -> None:
+    """Every token would see it."""
+    ids, mask = BATCH.input_ids.expand(2, -1), torch.cat([ONES, RIGHT])
+    packing = Packing.of_batch({"input_ids": ids, "attention_mask": mask})
+    layout = packing.layout("per_document", P)
+
+    def program(ring: Ring) -> Any:
+        model = bert("BertModel", "ringlab", add_pooling_layer=False)
+        with hf.context(ring, zigzag(S, P), models=("bert",)) as context:
+            with pytest.raises(MaskError, match="no padding") as refused:
+                model(**hf.shard_batch(context, ids, attention_mask=mask))
+            assert "packing.mask(causal=False)" in refused.value.remedy
+            model(**hf.shard_batch(context, ids, attention_mask=torch.ones_like(mask)))
+        with hf.context(ring, layout, packing.mask(causal=False), models=("bert",)) as context:
+            return model(**hf.shard_batch(context, packing.pack(ids))).last_hidden_state
+
+    found = packing.restore(layout.unshard(run(program, P), dim=1))
+    true = bert("BertModel", "eager", add_pooling_layer=False)(ids, attention_mask=mask).last_hidden_state
+    assert as_close(found[mask == 1], true[mask == 1])
+
+
+def test_weights_without_data_are_refused() -> None:
+    def program(ring: Ring) -> Any:
+        with torch.device("meta"):
+            model = transformers.LlamaForCausalLM._from_config(llama(), attn_implementation="ringlab")
+        with (
+            hf.context(ring, zigzag(S, P)) as context,
+            pytest.raises(DeviceError, match="on the device meta"),
+        ):
+            model(**hf.shard_batch(context, BATCH.input_ids))
+
+    run(program, P)
+
+
+def test_a_group_or_mesh_in_place_of_a_ring_is_told_how_to_make_one() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
+        x = torch.zeros(1, 1, 4, 4)
+        for group in (mesh["cp"], dist.group.WORLD):
+            for call in (
+                lambda group: hf.context(group, zigzag(S, 1)).__enter__(),
+                lambda group: Context(group, zigzag(S, 1)),
+                lambda group: ring_attention(x, x, x, ring=group, layout=zigzag(4, 1)),
+            ):
+                with pytest.raises(WorldSizeError, match=r"Ring\.of_group"):
+                    call(group)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_bidirectional_gemma_is_refused_by_the_part_of_its_mask() -> None:
+    """As EmbeddingGemma asks for it."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=4, use_bidirectional_attention=True,
+    )  # fmt: skip
+
+    def program(ring: Ring) -> Any:
+        model = transformers.Gemma3TextModel._from_config(config, attn_implementation="ringlab")
+        with (
+            hf.context(ring, zigzag(S, P), models=("gemma3_text",)) as context,
+            pytest.raises(MaskError, match="a part"),
+        ):
+            model(**hf.shard_batch(context, BATCH.input_ids))
+
+    run(program, P)
 
 
 def test_a_head_that_one_rank_alone_has_hangs_nobody() -> None:
