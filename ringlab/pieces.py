@@ -87,7 +87,8 @@ def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
     if len(wrong):
         i = int(wrong[0])
         if len(np.unique(ids - expected)) == 1 and ids[i] > expected[i]:
-            remedy = f"ids that count from 0: pass ids - {ids[i] - expected[i]}"
+            offset = ids[i] - expected[i]
+            remedy += f"; if the model's ids begin at {offset}, pass ids - {offset}"
         raise LayoutError(
             f"position {expected[i]} for local token {i} of rank {rank} under {layout!r}",
             f"{ids[i]}; {len(wrong)} of {len(expected)} differ",

@@ -14,7 +14,7 @@ from torch import Tensor
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
-from ringlab.schedules.tilewise import RunningSum
+from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.types import Travelling
 
 
@@ -56,9 +56,7 @@ class ReduceScatterReturn:
     def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Keep the sum of `gradients` for the block of `origin`."""
         dk, dv = RunningSum(k), RunningSum(v)
-        for gradient in gradients:
-            dk.add(gradient.keys, gradient.dk)
-            dv.add(gradient.keys, gradient.dv)
+        add_gradients((dk, dv), gradients)
         self.parts[origin] = dk.value(), dv.value()
 
     def own_gradients(self) -> tuple[Travelling, Travelling]:

@@ -23,7 +23,8 @@ from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
-from ringlab.schedules.ring import RingSchedule, sum_gradients
+from ringlab.schedules.ring import RingSchedule
+from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.schedules.travel import Followers, visits
 from ringlab.types import Out, Query, RowState, Travelling
 
@@ -62,16 +63,15 @@ class QueryRingSchedule(RingSchedule):
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         del out
         stops = _against_the_ring(call)
-        sums: tuple[Tensor, ...] | None = None
+        sums = RunningSum(k), RunningSum(v)
         dqs = Followers(call, stops, "dq")
         own = q, dout, lse[..., None], delta[..., None]
         for step, (owner, rows) in enumerate(visits(call, stops, *own, tag="rows")):
-            dq, *both = call.run(f"attend backward {step}", _gradients_of, owner, rows, k, v, sums)
-            sums = tuple(both)
+            dq = call.run(f"attend backward {step}", _gradient_of, owner, rows, k, v, sums)
             dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))
             del dq
-        assert sums is not None
-        return Gradients(dqs.own()[0], sums[0], sums[1], gradient_of_sinks(call, saved, delta))
+        dk, dv = (total.value() for total in sums)
+        return Gradients(dqs.own()[0], dk, dv, gradient_of_sinks(call, saved, delta))
 
 
 class BurstSchedule(QueryRingSchedule):
@@ -93,19 +93,19 @@ def _partial_of(call: Call, owner: int, q: Query, k: Travelling, v: Travelling) 
     return steps.partial()
 
 
-def _gradients_of(
+def _gradient_of(
     call: Call,
     owner: int,
     rows: tuple[Tensor, ...],
     k: Travelling,
     v: Travelling,
-    sums: tuple[Tensor, ...] | None,
-) -> tuple[Query, Travelling, Travelling]:
-    """Return dq of the rows of `owner` over this rank's own block, and the block's dk and dv with theirs added."""
+    sums: tuple[RunningSum, RunningSum],
+) -> Query:
+    """Return dq of the rows of `owner` over this rank's own block, and add theirs to the sums of its dk and dv."""
     q, dout, lse, delta = rows
     steps = call.begin_backward(BackwardRows(dout, q, None, lse[..., 0], delta[..., 0], through_lse=True), 1)
-    dk, dv = sum_gradients(k, v, differentiate_block(call, steps, call.ring.rank, k, v, owner), sums)
-    return steps.query_gradient(), dk, dv
+    add_gradients(sums, differentiate_block(call, steps, call.ring.rank, k, v, owner))
+    return steps.query_gradient()
 
 
 @side_by_side

@@ -16,7 +16,7 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import GradientReturn
-from ringlab.schedules.tilewise import RunningSum
+from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.schedules.travel import Followers, visits
 from ringlab.types import Travelling
 
@@ -60,7 +60,5 @@ def sum_gradients(
 ) -> tuple[Travelling, Travelling]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, which are written, if some have arrived."""
     dk, dv = (RunningSum(k), RunningSum(v)) if totals is None else map(RunningSum, (k, v), totals)
-    for gradient in gradients:
-        dk.add(gradient.keys, gradient.dk)
-        dv.add(gradient.keys, gradient.dv)
+    add_gradients((dk, dv), gradients)
     return dk.value(), dv.value()

@@ -59,6 +59,13 @@ class RunningSum:
         return torch.zeros_like(self.like, dtype=dtype) if self.total is None else self.total
 
 
+def add_gradients(sums: tuple[RunningSum, RunningSum], gradients: list[Gradient]) -> None:
+    """Add the gradients of some keys of a block to the sums of its dk and dv."""
+    for gradient in gradients:
+        for total, part in zip(sums, (gradient.dk, gradient.dv), strict=True):
+            total.add(gradient.keys, part)
+
+
 class RunningPartial:
     """The partial of some queries over the keys so far; value_dim is the head dim of v.
 

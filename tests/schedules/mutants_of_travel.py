@@ -16,7 +16,7 @@ from ringlab.schedules.multi_ring import Lane
 from ringlab.schedules.travel import Followers, Tensors
 from tests.schedules.problems import Problem
 
-right_merged, right_added, right_gradients = query_ring._merged, query_ring._added, query_ring._gradients_of
+right_merged, right_added, right_gradients = query_ring._merged, query_ring._added, query_ring._gradient_of
 right_lanes, right_ways = multi_ring.MultiRingSchedule._lanes, bidirectional._both_ways
 
 
@@ -52,7 +52,7 @@ def lse_of_one_block(call: Call, owner: int, rows: Tensors, *block: Any) -> Any:
     return right_gradients(call, owner, (q, dout, steps.partial().lse[..., None], delta), *block)
 
 
-def home_to_the_next(self: Followers, tensors: Tensors) -> Work:
+def home_to_the_next(self: Followers, tensors: Tensors, give: bool) -> Work:
     """What is complete goes to the rank after its owner."""
     ring, last = self.call.ring, self.stops[-1]
     into = tuple(x.new_empty(x.shape) for x in tensors)
@@ -88,8 +88,8 @@ MUTANTS_OF_TRAVEL: dict[str, tuple[Any, str, Any, Any, Problem]] = {
     "lse is not sent on": (query_ring, "_merged", without_its_lse, "query-ring", FOUR),
     "dq forgets earlier ranks": (query_ring, "_added", dq_of_one_step, "burst", FOUR),
     "dq goes to the wrong owner": (Followers, "_send_home", home_to_the_next, "burst", FOUR),
-    "delta is that of other rows": (query_ring, "_gradients_of", delta_of_this_rank, "burst", FOUR),
-    "lse is that of one block": (query_ring, "_gradients_of", lse_of_one_block, "burst", FOUR),
+    "delta is that of other rows": (query_ring, "_gradient_of", delta_of_this_rank, "burst", FOUR),
+    "lse is that of one block": (query_ring, "_gradient_of", lse_of_one_block, "burst", FOUR),
     "blocks come from one side only": (bidirectional, "_both_ways", one_way_only, "bidirectional", FOUR),
     "sums of the far way are lost": (
         bidirectional.BothWaysReturn, "own_gradients", home_sums_of_one_way, "bidirectional", FAR,

@@ -12,11 +12,15 @@ from torch import Tensor
 from ringlab import VirtualCluster, launch
 from ringlab.comm.trace import Outcome
 from tests.serving.problems import CASES, assert_case, serve_all
+from tests.substrates.writes import Writes
 
 
 @lru_cache(maxsize=1)
 def on_virtual_ranks() -> Outcome:
-    return VirtualCluster(3, memory=False).run(serve_all)
+    writes = Writes()
+    outcome = VirtualCluster(3, memory=False).run(lambda ring: writes.watch(serve_all, ring))
+    assert not writes.foreign, sorted(set(writes.foreign))
+    return outcome
 
 
 @pytest.mark.parametrize("name", CASES)
