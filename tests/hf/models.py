@@ -376,7 +376,7 @@ def as_asked(mask: Mask) -> Mask:
     return mask
 
 
-def positions_unchecked(self: LayerMask, ids: Tensor) -> None:
+def positions_unchecked(self: LayerMask, ids: Tensor, layer: str) -> None:
     """In place of the check that refuses wrong positions, to see that they are wrong."""
 
 
