@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ringlab.comm.ring import Ring
-from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.comm.ring import Ring, check_ring
+from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from ringlab.layout import Layout
 from ringlab.types import KeyValue, Value
 
@@ -78,10 +78,7 @@ class ShardedCache:
         device: torch.device | str = "cpu",
         capacity: int = 0,
     ) -> None:
-        if not isinstance(ring, Ring):
-            raise WorldSizeError(
-                "ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives"
-            )
+        check_ring(ring)
         self.ring = ring
         self.lengths: list[int] = [0] * ring.world_size
         """The number of tokens on each rank."""

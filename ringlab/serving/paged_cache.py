@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ringlab.comm.ring import Ring
-from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError, WorldSizeError
+from ringlab.comm.ring import Ring, check_ring
+from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError
 from ringlab.layout import Layout, Run
 from ringlab.serving.tables import BlockTables, token_counts
 from ringlab.types import KeyValue, Value
@@ -72,10 +72,7 @@ class PagedCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if not isinstance(ring, Ring):
-            raise WorldSizeError(
-                "ring= a ringlab.Ring", repr(ring), "pass the ring that your program receives"
-            )
+        check_ring(ring)
         if min(pages, page, interleave) < 1 or page % interleave:
             raise CacheError(
                 "pages, page and interleave of at least 1, and page divisible by interleave",
