@@ -5,7 +5,7 @@
 (() => {
   const root = document.getElementById("playground");
   if (!root) return;
-  const { bytes, held, make, speed, time, tokens } = playViews;
+  const { bytes, make, speed, time, tokens } = playViews;
   const offered = JSON.parse(document.getElementById("playground-choices").textContent);
   const brief = root.hasAttribute("data-brief");
   const STILL = matchMedia("(prefers-reduced-motion: reduce)");
@@ -35,57 +35,83 @@
     },
   ];
   const CONTROLS = [
-    { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]] },
+    { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]], named: labelled },
     { key: "mask", label: "Mask", kind: "radio", values: [["causal", "causal"], ["full", "full"]] },
-    { key: "schedule", label: "Schedule", kind: "radio", values: [["ring", "ring"], ["allgather", "all-gather"]] },
-    { key: "P", label: "Ranks (GPUs)", kind: "range", values: offered.ranks, shown: String },
+    { key: "schedule", label: "Schedule", kind: "radio", values: [["ring", "ring"], ["allgather", "all-gather"]], named: labelled },
+    { key: "P", label: "Ranks (GPUs)", kind: "range", values: offered.ranks, shown: String, named: (n) => `${n} ranks` },
     { key: "S", label: "Tokens", kind: "range", values: span(offered.tokens), shown: (n) => tokens(2 ** n) },
     { key: "H", label: "Query heads", kind: "range", values: offered.heads, shown: String },
-    { key: "K", label: "K/V heads", kind: "range", values: offered.kvHeads, shown: String },
-    { key: "machine", label: "Machine", kind: "select", values: offered.machines.map((each) => [each.name, each.title]) },
-    { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: (n) => `${speed(n)}, ${bytes(machine().inside.bandwidth * 2 ** n)}/s in a node` },
+    { key: "K", label: "K/V heads", kind: "range", values: offered.kvHeads, shown: String, named: (n) => `${n} K/V head${n === 1 ? "" : "s"}` },
+    { key: "machine", label: "Machine", kind: "select", values: offered.machines.map((each) => [each.name, each.title]), named: labelled },
+    { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: (n) => `${speed(n)}, ${bytes(machine().inside.bandwidth * 2 ** n)}/s in a node`, named: (n) => (n === 0 ? "the machine's own links" : `links of ${speed(n)} speed`) },
   ];
 
   const IN_BRIEF = ["layout", "P", "S"];
+  const WORK = ["S", "H", "mask"]; // settings without which times cannot be compared
 
   function span([least, most]) {
     return Array.from({ length: most - least + 1 }, (_, n) => least + n);
   }
 
-  // The state and the address.
+  function labelled(value) {
+    return this.values.find(([each]) => each === value)[1];
+  }
+
+  // The state and the address. The hash of a heading names no setting: then the state stands in the entry of the history.
 
   let state = { ...STORIES[0].state };
   let story = STORIES[0];
+  let moved = null; // the setting moved last, and what to compare it with
 
-  function read() {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    const next = { ...STORIES[0].state };
+  const names = (text) => CONTROLS.some(({ key }) => new URLSearchParams(text).has(key));
+  const addressed = () => location.hash.slice(1);
+
+  // What controls cannot reach, an address cannot either.
+  function settled(next) {
+    return { ...next, K: Math.min(next.K, next.H) };
+  }
+
+  // The state with what a text says of it.
+  function read(text) {
+    const asked = new URLSearchParams(text), next = { ...state };
     for (const control of CONTROLS) {
       const value = asked.get(control.key);
       const known = control.values.map((each) => (Array.isArray(each) ? each[0] : each));
       const found = known.find((each) => String(each) === value);
       if (found !== undefined) next[control.key] = found;
     }
-    return next;
+    return settled(next);
   }
 
-  function write() {
-    const said = new URLSearchParams(Object.entries(state));
+  function write(address) {
+    const said = String(new URLSearchParams(Object.entries(state)));
     if (brief) everything.href = `play.html#${said}`;
-    else history.replaceState(null, "", `#${said}`);
+    else history.replaceState(said, "", `#${address ?? said}`);
   }
 
-  function machine() {
-    return offered.machines.find((each) => each.name === state.machine);
+  function begin(next) {
+    state = next;
+    story = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value)) ?? story;
+    moved = null;
+    compareWith(story.moves[0]);
   }
 
-  function setting() {
-    const faster = (link) => ({ ...link, bandwidth: link.bandwidth * 2 ** state.speed });
+  // The keys of a control lead through its values: all are compared with the one before the first move, or with the story's.
+  function compareWith(key) {
+    if (moved?.key !== key) moved = { key, from: (story.moves.includes(key) ? story.state : state)[key] };
+  }
+
+  function machine(of = state) {
+    return offered.machines.find((each) => each.name === of.machine);
+  }
+
+  function setting(of = state) {
+    const faster = (link) => ({ ...link, bandwidth: link.bandwidth * 2 ** of.speed }), its = machine(of);
     return {
-      layout: state.layout, causal: state.mask === "causal", schedule: state.schedule,
-      speed: state.speed,
-      P: state.P, S: 2 ** state.S, H: state.H, K: Math.min(state.K, state.H), D: offered.headDim,
-      machine: { ...machine(), inside: faster(machine().inside), between: faster(machine().between) },
+      layout: of.layout, causal: of.mask === "causal", schedule: of.schedule,
+      speed: of.speed,
+      P: of.P, S: 2 ** of.S, H: of.H, K: of.K, D: offered.headDim,
+      machine: { ...its, inside: faster(its.inside), between: faster(its.between) },
     };
   }
 
@@ -123,8 +149,8 @@
   }
 
   function change(key, value) {
-    state = { ...state, [key]: value };
-    state.K = Math.min(state.K, state.H);
+    if (!WORK.includes(key)) compareWith(key);
+    state = settled({ ...state, [key]: value });
     stop();
     scrub.value = 0;
     update();
@@ -138,7 +164,7 @@
   const slots = Object.fromEntries(["tokens", "ring", "timeline", "work", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
   const playing = make("button", { type: "button", class: "play-button" }, "Play");
   const scrub = make("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, id: "play-time" });
-  let follow = [], ran = null, started = null, before = null;
+  let follow = [], ran = null, started = null;
 
   function moveTo(share) {
     follow.forEach((each) => each(share * ran.makespan));
@@ -178,44 +204,32 @@
     slots[name].replaceChildren(...children);
   }
 
-  // Times are compared where the work is the same.
   function compared() {
-    const same = before !== null && ["S", "H", "mask"].every((key) => before.state[key] === state[key]);
-    const times = same ? before.makespan / ran.makespan : 1;
+    const { key, from } = moved;
+    if (WORK.includes(key) || state[key] === from) return "";
+    const other = ringModel.simulate(setting(settled({ ...state, [key]: from }))).makespan, times = other / ran.makespan;
     if (Math.abs(times - 1) < 0.005) return "";
     const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en"));
-    return `; it was ${time(before.makespan)} (${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`})`;
+    const named = CONTROLS.find((each) => each.key === key).named(from);
+    return `, ${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`} as with ${named} (${time(other)})`;
   }
 
-  function waiting() {
-    const share = 100 * (1 - ran.busyFraction), uneven = Math.min(...ran.busy) < 0.98 * Math.max(...ran.busy);
-    if (share < 0.05) return "All ranks compute all the time.";
-    if (share < 0.5) return "Ranks compute over 99 % of the time.";
-    const causes = [uneven && "for ranks with more to compute", ran.exposed > 0.005 * ran.makespan && "for messages"].filter(Boolean);
-    return `Ranks wait ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, ${causes.join(" and ")}.`;
-  }
-
-  function fitting(s) {
-    const { sum, fits } = held(s, ran);
-    return fits ? "" : ` It does not fit: a rank needs ${bytes(sum)} and has ${bytes(s.machine.memory)}.`;
-  }
-
-  function update() {
+  function update(address) {
     STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(Object.entries(each.state).every(([key, value]) => state[key] === value))));
     Object.values(inputs).forEach((show) => show());
-    write();
+    write(address);
     tell();
     const s = setting();
     ran = ringModel.simulate(s);
     draw(s);
-    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${waiting()}${fitting(s)}`;
-    before = { makespan: ran.makespan, state };
+    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${playViews.idle(ran)}${playViews.fitting(s, ran)}`;
   }
 
   function draw(s) {
     const [ring, followRing] = playViews.ringView(s, ran);
     const [lines, followLines] = playViews.timeline(s, ran, seek);
     follow = [followRing, followLines];
+    caption.textContent = `${WHAT_MOVES} ${HOW_IT_MOVES[s.schedule]}`;
     fill("tokens", playViews.tokensView(s));
     fill("ring", ring);
     fill("timeline", lines);
@@ -232,9 +246,7 @@
   for (const each of STORIES) {
     const button = make("button", { type: "button" }, each.name);
     button.addEventListener("click", () => {
-      story = each;
-      before = null;
-      state = { ...each.state };
+      begin({ ...each.state });
       scrub.value = 0;
       update();
     });
@@ -257,7 +269,12 @@
   const titled = (level, text, ...children) => make("section", {}, make("p", { class: "play-title", role: "heading", "aria-level": level }, text), ...children);
   const time_ = make("div", { class: "play-player" }, playing, make("label", { for: "play-time" }, "Time"), scrub);
   const everything = make("a", {}, "Heads, machines, links, memory: all of the playground");
-  const caption = make("p", { class: "play-caption" }, "Frames are ranks: they and their queries stay. Squares are blocks of keys and values, in the colour of their owner. A rank computes on its square, or just keeps it (pale). A copy travels on and waits beside the next rank.");
+  const WHAT_MOVES = "Frames are ranks: they and their queries stay. Squares are blocks of keys and values, in the colour of their owner. A square in full colour is being computed on; a pale one is only held.";
+  const HOW_IT_MOVES = {
+    ring: "A copy travels to the next rank, and waits there until it is needed.",
+    allgather: "First, copies of all blocks travel to all ranks.",
+  };
+  const caption = make("p", { class: "play-caption" });
   const controls = CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map(control);
   const moving = [
     make("div", { class: "play-controls" }, ...controls),
@@ -273,11 +290,10 @@
     titled(2, "On a command line", slots.commands),
     make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
   );
-  state = brief ? state : read();
-  const same = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value));
-  if (same) story = same;
+  begin(brief ? state : read(names(addressed()) ? addressed() : history.state ?? ""));
   if (!brief) addEventListener("hashchange", () => {
-    state = read();
+    if (!names(addressed())) return write(addressed());
+    begin(read(addressed()));
     update();
   });
   let drawn = root.clientWidth;
@@ -286,5 +302,5 @@
     drawn = root.clientWidth;
     draw(setting());
   });
-  update();
+  update(brief || !addressed() || names(addressed()) ? undefined : addressed());
 })();

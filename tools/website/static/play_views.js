@@ -23,6 +23,9 @@ const playViews = (() => {
   const time = (s) => (s === 0 ? "0 s" : short(s * 1e9, ["ns", "µs", "ms", "s"]));
   const bytes = (n) => short(n, ["B", "kB", "MB", "GB", "TB"]);
 
+  // The 80 GB in the name of an A100 are GiB.
+  const capacity = (n) => `${bytes(n)} (${Number((n / 2 ** 30).toPrecision(3))} GiB)`;
+
   const within = (share) => Math.max(0, Math.min(1, share));
   const percent = (share) => `${share < 0.1 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
 
@@ -71,18 +74,34 @@ const playViews = (() => {
     for (let rank = 0; rank < s.P; rank += 1) {
       const frame = square(side, { "data-rank": rank, class: "play-rank", stroke: colour(rank) });
       const box = square(BLOCK * side, { "data-rank": rank, class: "play-here" });
-      const other = square(BLOCK * side, { "data-rank": rank, class: "play-moving" });
+      const others = [0, 1].map(() => square(BLOCK * side, { "data-rank": rank, class: "play-moving", visibility: "hidden" }));
       put(frame, at(rank));
       put(box, at(rank));
       here.push(box);
-      moving.push(other);
-      picture.append(frame, box, other);
+      moving.push(others);
+      picture.append(frame, box, ...others);
       if (s.P <= 16) {
         const [x, y] = at(rank, radius + side / 2 + 13);
         picture.append(make("text", { x, y: y + 4, class: "play-name" }, String(rank)));
       }
     }
     picture.append(centre);
+    // Where each message is, and whose block. In a ring a copy sets out for the next rank, and waits beside it until that one takes it.
+    const latest = (hops, now) => hops.findLastIndex(([start]) => start <= now);
+    const circling = (rank, port, now) => {
+      const hops = port === 0 ? found.hops[rank] : [], sent = latest(hops, now);
+      if (sent < 0 || now >= found.begins[(rank + 1) % s.P][sent + 1]) return null;
+      const [start, end] = hops[sent];
+      return [at(rank + 0.25 + 0.5 * within((now - start) / Math.max(end - start, 1e-30))), (rank - sent + s.P) % s.P];
+    };
+    const crossing = (rank, port, now) => {
+      const hops = found.hops[rank].filter((hop) => hop[3] === port), sent = latest(hops, now);
+      if (sent < 0 || now >= hops[sent][1]) return null;
+      const [start, end, to] = hops[sent], share = within((now - start) / (end - start));
+      const [[x1, y1], [x2, y2]] = [at(rank), at(to)];
+      return [[x1 + share * (x2 - x1), y1 + share * (y2 - y1)], rank];
+    };
+    const under = s.schedule === "ring" ? circling : crossing;
     const follow = (now) => {
       let computing = 0;
       here.forEach((box, rank) => {
@@ -94,17 +113,13 @@ const playViews = (() => {
         computing += busy;
         box.setAttribute("fill", colour((rank - step + s.P) % s.P));
         box.classList.toggle("play-idle", !busy);
-        // A copy of a block sets out for the next rank, and waits beside it until that one takes it.
-        const hops = found.hops[rank];
-        let sent = hops.length - 1;
-        while (sent >= 0 && hops[sent][0] > now) sent -= 1;
-        const goes = sent >= 0 && now < found.begins[(rank + 1) % s.P][sent + 1];
-        moving[rank].setAttribute("visibility", goes ? "visible" : "hidden");
-        if (goes) {
-          const [start, end] = hops[sent];
-          put(moving[rank], at(rank + 0.25 + 0.5 * within((now - start) / Math.max(end - start, 1e-30))));
-          moving[rank].setAttribute("fill", colour((rank - sent + s.P) % s.P));
-        }
+        moving[rank].forEach((box, port) => {
+          const way = under(rank, port, now);
+          box.setAttribute("visibility", way ? "visible" : "hidden");
+          if (!way) return;
+          put(box, way[0]);
+          box.setAttribute("fill", colour(way[1]));
+        });
       });
       centre.textContent = `${computing} of ${s.P} compute`;
     };
@@ -163,11 +178,16 @@ const playViews = (() => {
     return picture;
   }
 
+  function othersHeld(s, { others }) {
+    if (s.schedule !== "ring") return others === 1 ? "the other block" : `all ${others} other blocks`;
+    return others === 1 ? "one block of another rank" : "two blocks of others";
+  }
+
   function memoryView(s, found) {
     const rank = found.lengths.indexOf(Math.max(...found.lengths)), held = found.held[rank];
-    const parts = [["its own q, k and v", found.inputs[rank], "#0a5b8c"], [s.schedule === "ring" ? "two blocks of others" : "all other blocks", held.blocks, "#4f93bd"], ["sums in float32", held.sums, "#9cc4de"], ["results", held.out, "#c9b79c"]];
+    const parts = [["its own q, k and v", found.inputs[rank], "#0a5b8c"], [othersHeld(s, found), held.blocks, "#4f93bd"], ["sums in float32", held.sums, "#9cc4de"], ["results", held.out, "#c9b79c"]];
     const sum = parts.reduce((total, [, n]) => total + n, 0), most = s.machine.memory, width = room() - 8;
-    const picture = svg(room(), 62, `Memory of a rank: ${bytes(sum)} of ${bytes(most)}.`);
+    const picture = svg(room(), 62, `Memory of a rank: ${bytes(sum)} of ${capacity(most)}.`);
     let x = 4;
     for (const [, n, fill] of parts) {
       picture.append(make("rect", { x, y: 4, width: (n / sum) * width, height: 22, fill }));
@@ -175,28 +195,46 @@ const playViews = (() => {
     }
     picture.append(make("rect", { x: 4, y: 34, width, height: 8, class: "play-room" }));
     picture.append(make("rect", { x: 4, y: 34, width: Math.max(1, Math.min(1, sum / most) * width), height: 8, class: "play-share" }));
-    picture.append(make("text", { x: 4, y: 57 }, `${bytes(sum)}, ${percent(sum / most)} of ${bytes(most)}`));
+    picture.append(make("text", { x: 4, y: 57 }, `${bytes(sum)}, ${percent(sum / most)} of ${capacity(most)}`));
     const legend = make("ul", { class: "play-legend" }, ...parts.map(([name, n, fill]) => make("li", {}, make("span", { style: `background:${fill}` }), `${name}: ${bytes(n)}`)));
     return make("div", {}, picture, legend);
   }
 
   // The bytes on the rank that holds most, and whether it has room for them.
   function held(s, found) {
-    const sum = Math.max(...found.inputs) + found.peak;
+    const sum = Math.max(...found.inputs.map((own, rank) => own + found.peaks[rank]));
     return { sum, fits: sum <= s.machine.memory };
   }
 
+  // What ranks that are idle wait for. Over links that cost nothing the idle time is that of slower ranks; messages add the rest.
+  function idle(found) {
+    const mean = found.busyFraction * found.makespan, all = found.makespan - mean, share = (100 * all) / found.makespan;
+    if (share < 0.05) return "All ranks compute all the time.";
+    if (share < 0.5) return "Ranks compute over 99 % of the time.";
+    const parts = [["for ranks with more to compute", all - found.exposed], ["for messages", found.exposed]];
+    const causes = parts.filter(([, seconds]) => seconds >= 0.1 * all).map(([cause]) => cause); // one of two is at least half
+    return `On average a rank is idle ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, waiting ${causes.join(" and ")}.`;
+  }
+
+  function fitting(s, found) {
+    const { sum, fits } = held(s, found);
+    return fits ? "" : ` It does not fit: a rank needs ${bytes(sum)} and has ${capacity(s.machine.memory)}.`;
+  }
+
+  // What `ringlab simulate` prints too has its name there.
   function figures(s, found) {
     const { sum, fits } = held(s, found), blocks = found.compute.flat().filter((seconds) => seconds > 0);
     const [least, most] = [Math.min(...blocks), Math.max(...blocks)];
     const rows = [
-      ["ends after", time(found.makespan)],
+      ["makespan", time(found.makespan)],
       ["ranks compute", `${(100 * found.busyFraction).toFixed(1)} % of the time`],
       ["exposed communication", time(Math.max(0, found.exposed))],
+      ["longest waiting rank", time(Math.max(...found.waited))],
       ["computing on a block", least < 0.95 * most ? `${time(least)} to ${time(most)}` : time(most)],
       ["slowest hop of a block", time(slowestHop(s, found))],
       ["bytes sent, all ranks", bytes(found.bytesSent)],
-      ["memory of a rank", `${bytes(sum)}: ${fits ? "fits" : "does not fit"}`],
+      ["peak memory of a rank", bytes(found.peak)],
+      ["with its own q, k and v", `${bytes(sum)}: ${fits ? "fits" : "does not fit"}`],
     ];
     return make("dl", { class: "play-figures" }, ...rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   }
@@ -228,13 +266,14 @@ const playViews = (() => {
   }
 
   function table(s, found) {
-    const head = make("tr", {}, ...["Rank", "Tokens", "Computes", "Waits", "Memory"].map((name) => make("th", { scope: "col" }, make("p", {}, name))));
+    const head = make("tr", {}, ...["Rank", "Tokens", "Computes", "Waits", "Idle after its end", "Peak memory"].map((name) => make("th", { scope: "col" }, make("p", {}, name))));
     const rows = found.busy.map((seconds, rank) => {
-      const held = found.inputs[rank] + Object.values(found.held[rank]).reduce((sum, n) => sum + n, 0);
-      return make("tr", {}, make("th", { scope: "row" }, String(rank)), ...[found.lengths[rank].toLocaleString("en"), time(seconds), time(Math.max(0, found.makespan - seconds)), bytes(held)].map((text) => make("td", {}, text)));
+      const waited = found.waited[rank], after = Math.max(0, found.makespan - seconds - waited);
+      const cells = [found.lengths[rank].toLocaleString("en"), time(seconds), time(waited), time(after), bytes(found.peaks[rank])];
+      return make("tr", {}, make("th", { scope: "row" }, String(rank)), ...cells.map((text) => make("td", {}, text)));
     });
     return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
 
-  return { bytes, commands, figures, held, make, memoryView, ringView, speed, table, time, timeline, tokens, tokensView, workView };
+  return { bytes, commands, figures, fitting, idle, make, memoryView, ringView, speed, table, time, timeline, tokens, tokensView, workView };
 })();

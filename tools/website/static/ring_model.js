@@ -56,7 +56,7 @@ const ringModel = (() => {
   }
 
   // From here on, `compute[r][s]` are the seconds of rank r's block number s, and `bytes[r]` those of its keys and values.
-  // A schedule returns when each block is begun, and for a ring when each hop sets out and arrives.
+  // A schedule returns when each block is begun, and each rank's messages in order: [sets out, arrives, to, port].
 
   // While a rank computes on a block, it sends that block on and receives the next one.
   function ring(P, compute, bytes, hop) {
@@ -69,7 +69,7 @@ const ringModel = (() => {
       const arrival = ready.map((time, r) => {
         const to = (r + 1) % P, start = Math.max(time, ready[to]);
         const end = hop(r, to, bytes[(r - step + P) % P], start);
-        hops[r].push([start, end]);
+        hops[r].push([start, end, to, 0]);
         return end;
       });
       now = ready.map((time, r) => Math.max(time + compute[r][step], arrival[r], arrival[(r - 1 + P) % P]));
@@ -80,7 +80,7 @@ const ringModel = (() => {
   // Every rank sends its keys to all others, nearest first, then its values; then it computes.
   function allgather(P, compute, bytes, hop, port) {
     let now = new Array(P).fill(0);
-    const free = Array.from({ length: P }, () => [0, 0]);
+    const free = Array.from({ length: P }, () => [0, 0]), hops = compute.map(() => []);
     for (const half of ["keys", "values"]) {
       const done = now.slice();
       for (let r = 0; r < P; r += 1) {
@@ -89,6 +89,7 @@ const ringModel = (() => {
           const door = port(r, to);
           const start = Math.max(now[r], now[to], free[r][door]);
           const arrival = hop(r, to, bytes[r] / 2, start, (end) => (free[r][door] = end));
+          hops[r].push([start, arrival, to, door]);
           done[r] = Math.max(done[r], arrival);
           done[to] = Math.max(done[to], arrival);
         }
@@ -99,7 +100,7 @@ const ringModel = (() => {
       let time = now[r];
       return blocks.map((seconds) => (time += seconds) - seconds);
     });
-    return { begins, hops: compute.map(() => []) };
+    return { begins, hops };
   }
 
   const SCHEDULES = { ring, allgather };
@@ -114,14 +115,17 @@ const ringModel = (() => {
     const port = (source, to) => (link(s.machine, source, to) === s.machine.inside ? 0 : 1);
     const { begins, hops } = SCHEDULES[s.schedule](s.P, compute, bytes, hop, port);
     const ends = begins.map((blocks, r) => blocks[s.P - 1] + compute[r][s.P - 1]);
-    return { begins, hops, makespan: Math.max(...ends) };
+    return { begins, hops, ends, makespan: Math.max(...ends) };
   }
+
+  // Blocks of others that a rank holds at a time: a ring computes on one while the next arrives.
+  const others = (s) => (s.schedule === "ring" ? Math.min(2, s.P - 1) : s.P - 1);
 
   // Bytes that a rank holds at most, beside its own q, k and v: float32 sums, results, and blocks of others.
   function memory(s, lengths, rank, block) {
     const rows = s.H * lengths[rank];
-    const others = lengths.reduce((sum, n, r) => (r === rank ? sum : sum + n), 0);
-    const held = s.schedule === "ring" ? Math.min(2, s.P - 1) * Math.max(...lengths) : others;
+    const rest = lengths.reduce((sum, n, r) => (r === rank ? sum : sum + n), 0);
+    const held = s.schedule === "ring" ? others(s) * Math.max(...lengths) : rest;
     return { sums: rows * (s.D * SUM + 3 * SUM), out: rows * s.D * ELEMENT, blocks: held * block };
   }
 
@@ -132,17 +136,20 @@ const ringModel = (() => {
     const perScore = (4 * s.D * s.H) / s.machine.flops;
     const compute = own.map((_, r) => own.map((_, step) => scores(s, own, r, (r - step + s.P) % s.P) * perScore));
     const bytes = lengths.map((n) => n * block);
-    const { begins, hops, makespan } = times(s, compute, bytes, false);
+    const { begins, hops, ends, makespan } = times(s, compute, bytes, false);
     const held = lengths.map((_, r) => memory(s, lengths, r, block));
     const busy = compute.map((blocks) => blocks.reduce((sum, seconds) => sum + seconds, 0));
     const total = busy.reduce((sum, seconds) => sum + seconds, 0);
+    const peaks = held.map(({ sums, out, blocks }) => sums + out + blocks);
     return {
-      lengths, compute, begins, hops, makespan, busy, held,
+      lengths, compute, begins, hops, makespan, busy, held, peaks,
+      others: others(s),
+      waited: ends.map((end, r) => Math.max(0, end - busy[r])), // what comes after a rank's end is no waiting
       exposed: makespan - times(s, compute, bytes, true).makespan,
       busyFraction: makespan ? total / (makespan * s.P) : 1,
       bytesSent: bytes.reduce((sum, each) => sum + each, 0) * (s.P - 1),
       inputs: lengths.map((n) => n * (s.H * s.D * ELEMENT + block)),
-      peak: Math.max(...held.map(({ sums, out, blocks }) => sums + out + blocks)),
+      peak: Math.max(...peaks),
     };
   }
 
