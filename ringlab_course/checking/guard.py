@@ -225,7 +225,7 @@ def _print(value: Any) -> object:
         import torch
 
         # Not copied, as memory is measured. Empty tensors may have stride 0, which a view refuses.
-        flat = value.detach().reshape(-1) if value.numel() else torch.empty(0)
+        flat = value.detach().contiguous().view(-1) if value.numel() else torch.empty(0)
         return value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
     array = np.ascontiguousarray(value)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # to a worker it goes as float64

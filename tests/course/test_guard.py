@@ -150,6 +150,8 @@ def test_arguments_are_compared_with_nan_and_in_nested_ones_too() -> None:
     assert changed_argument(before, other) == "b" and changed_argument(before, other, ("b",)) is None
     assert changed_argument(before, fingerprints(f, [a, pair], {"mask": ~mask})) == "mask"
     assert changed_argument(before, fingerprints(f, [-a, pair], {"mask": mask})) == "a"
+    strided = torch.arange(6.0)[::3]
+    assert fingerprints(f, [strided], {}) == fingerprints(f, [strided.contiguous()], {})
     empty = torch.from_numpy(np.empty((2, 0, 3))), torch.empty(0, 4).T, np.empty((0, 2)), torch.ones(2).conj()
     assert changed_argument(fingerprints(f, empty, {}), fingerprints(f, empty, {})) is None
 

@@ -256,7 +256,7 @@ def test_messages_may_hold_what_is_no_answer(dtype) -> None:
 
 def test_layouts_travel_to_workers_and_dataclasses_as_tuples() -> None:
     layout = zigzag(13, 3)
-    (frame,) = FrameReader(from_judge=True).feed(flat(Frame("call", {}, [layout])))
+    (frame,) = FrameReader(from_judge=True).feed(flat(Frame("arguments", {}, [layout])))
     assert frame.value == [layout]
     partial = Partial(torch.ones(1, 1, 2, 3), torch.zeros(1, 1, 2))
     (frame,) = FrameReader().feed(flat(Frame("result", {}, partial)))
