@@ -227,8 +227,10 @@ def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_jso
 
 def _status(found: Report) -> int:
     """1 if a check failed, 2 if the reference names nothing that can be checked."""
+    from ringlab.conformance.diagnosis import INVALID
+
     first = found.findings[0]
-    return 0 if found.ok else 2 if not first.ok and "BackendError" in first.evidence else 1
+    return 0 if found.ok else 2 if not first.ok and any(error in first.evidence for error in INVALID) else 1
 
 
 def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **has: bool) -> dict[str, Any]:

@@ -27,7 +27,18 @@ from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.runs import RAISED, Trouble
-from ringlab.conformance.target import RING, TORCH, parameters, required
+from ringlab.conformance.target import (
+    AROUND,
+    GROUPS,
+    RING,
+    TORCH,
+    CannotCall,
+    check_callable,
+    name_of,
+    parameters,
+    required,
+    written,
+)
 from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
 
@@ -53,14 +64,22 @@ class Calls(Generic[C, R]):
 
     result: makes one rank's result of a call, from the function, the call, the ring if there is one, the rank and the seed.
     limit: seconds for each call on processes. given: the arguments that a function may have, beside those of `around`.
+    names: those of them that a case gives, all if it is None.
 
     Raises: BackendError unless the target is a function that has one of these and requires no other.
     """
 
     def __init__(
-        self, target: Any, result: ResultOf, seed: int, limit: float, given: Collection[str]
+        self,
+        target: Any,
+        result: ResultOf,
+        seed: int,
+        limit: float,
+        given: Collection[str],
+        names: Callable[[C], Collection[str]] | None = None,
     ) -> None:
         self.target, self.result, self.seed, self.limit = target, result, seed, limit
+        self.names: Callable[[C], Collection[str]] = names or (lambda case: given)
         self.function = function = named(target) if isinstance(target, str) else target
         _check_parameters(function, {*given, *AROUND})
         self.over_ring = not {"ring", "comm"}.isdisjoint(parameters(function))
@@ -68,7 +87,7 @@ class Calls(Generic[C, R]):
         self.seconds: dict[C, float] = {}
 
     def make(self, cases: Iterable[C]) -> None:
-        """Make those cases that are not made yet."""
+        """Make those cases that are not made yet. Raises: CannotCall if the function does not take the arguments of one."""
         left = [case for case in dict.fromkeys(cases) if case not in self.done]
         with redirect_stdout(sys.stderr):  # a report may go to stdout
             for P in sorted({case.P for case in left}):
@@ -82,6 +101,12 @@ class Calls(Generic[C, R]):
                 raise Failed(f"{trouble} ({case})")
         return [found for case in cases if not isinstance(found := self.done[case], Trouble)]
 
+    @property
+    def not_asked(self) -> tuple[str, ...]:
+        """Return the parameters to which no case that was made gave a value, with `*args` and `**kwargs`."""
+        asked = {*AROUND, *(name for case in self.done for name in self.names(case))}
+        return tuple(name for name in written(self.function) if name not in asked)
+
     def _on_virtual_ranks(self, P: int, cases: Sequence[C]) -> None:
         for case in cases:
             begun = time.monotonic()
@@ -89,6 +114,7 @@ class Calls(Generic[C, R]):
                 with kept_modes():
                     self.done[case] = VirtualCluster(P, memory=False).run(self._on_ring, case).results
             except Exception as error:
+                _raise_if_not_called(error)
                 self.done[case] = perform.described(error)
             self.seconds[case] = time.monotonic() - begun
 
@@ -118,6 +144,7 @@ class Calls(Generic[C, R]):
             try:
                 launch(_program, *arguments, name, timeout=2 * self.limit * len(cases), memory=False)
             except Exception as error:
+                _raise_if_not_called(error)
                 failure = error
             for index, case in enumerate(cases):
                 parts = perform.ranks_left(Path(name), index, P)
@@ -136,20 +163,27 @@ def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
     return perform.crash_in(failure) or reported or perform.described(failure)
 
 
-AROUND = ("ring", "comm", "group", "rank", "world_size")
+def _raise_if_not_called(error: BaseException) -> None:
+    """Raise the CannotCall that an error came of, if there is one: every other call would end in the same way."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, CannotCall):
+            raise cause
+        cause = cause.__cause__
 
 
 def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
     """Return the arguments called `AROUND`, by name; the group of processes only where there is no ring."""
     known: dict[str, Any] = {"ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": P}
-    return known if ring is not None else {**known, "group": torch.distributed.group.WORLD}
+    return known if ring is not None else {**known, **dict.fromkeys(GROUPS, torch.distributed.group.WORLD)}
 
 
 def _check_parameters(function: Any, given: Collection[str]) -> None:
     """Return if `given` has all that a function requires, and something that it takes. Raises: BackendError otherwise."""
     among = f"a function with parameters among {', '.join(sorted(given))}"
-    if not callable(function) or parameters(function).isdisjoint({*given} - {*AROUND}):
-        raise BackendError(among, getattr(function, "__qualname__", repr(function)))
+    check_callable(function)
+    if parameters(function).isdisjoint({*given} - {*AROUND}):
+        raise BackendError(among, f"{name_of(function)}({', '.join(written(function))})")
     if missing := sorted(required(function) - {*given}):
         raise BackendError(among, f"one that requires {', '.join(missing)}", "bind it, or give it a default")
 
@@ -223,14 +257,15 @@ def report(
     wanted = [check for check in selected if not lacks[check.name]]
     calls.make(each for check in wanted for case in check.cases(ranks) for each in check.calls(case))
     target, function = calls.target, calls.function
-    name = target if isinstance(target, str) else getattr(function, "__qualname__", repr(function))
+    name = target if isinstance(target, str) else name_of(function)
     over, transport = (RING, VIRTUAL) if calls.over_ring else (TORCH, "gloo")
     loads = Finding(LOADS, "the target can be imported", True, f"{name}, {what} over {over}", 0.0)
     found = [_finding(check, calls, ranks, lacks[check.name]) for check in selected]
     seconds = sum(calls.seconds.values())
+    made = len(calls.done), seconds
     return Report(
-        name, over, transport, False, calls.seed, calls.limit, [loads, *found], len(calls.done), seconds
-    )
+        name, over, transport, False, calls.seed, calls.limit, [loads, *found], *made, not_asked=calls.not_asked
+    )  # fmt: skip
 
 
 def _lacks(check: Check[C, R], function: Any) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringlab.conformance.given import (
-    CU_PADDED,
+    ALIBI,
     DOCUMENTS,
     JOINT_KEYS,
     PADDING,
@@ -23,6 +23,7 @@ from ringlab.conformance.given import (
 )
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, by_errors, needs_own_tensors
 from ringlab.conformance.runs import RAISED, Ran, Run
+from ringlab.conformance.target import CU_PADDED
 from ringlab.conformance.tolerance import NAMES
 
 Changes = Callable[[Run], dict[str, Any]]
@@ -174,6 +175,7 @@ ARGUMENT_CHECKS = (
     _check("soft cap", "a soft cap that it takes: the oracle's result, or an error", Argument("soft cap", SOFTCAPS, (_always(softcap=0.75),), by_mask=False)),
     _check("prefix", "a prefix that every row sees: the oracle's result, or an error", Argument("prefix", PREFIXES, (lambda run: {"prefix": run.S - 3},), causal=True)),
     _check("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", Argument("sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False)),
+    _check("alibi", "slopes of ALiBi that it takes: the oracle's result under a causal mask, or an error", Argument("ALiBi slopes", ALIBI, (_always(alibi=True),), causal=True, by_mask=False)),
     _check("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", Argument("packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)))),
     _check("padded documents", "packed documents with padding behind each", Argument("padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False)),
     _check("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end", Argument("padding mask", (*PADDING, *VALID), (_padding,), by_mask=False)),

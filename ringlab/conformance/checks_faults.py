@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ringlab.comm.processes.children import GRACE
+from ringlab.conformance.measuring import without_a_token
 from ringlab.conformance.plan_runs import (
     Check,
     Judge,
@@ -20,6 +21,7 @@ from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24
+SHORT = "rank 1 has one token fewer than it should"
 
 
 def _faulty(kind: str, backward: bool = False) -> Runs:
@@ -51,6 +53,8 @@ def _noticed(what: str) -> Judge:
             return Verdict(False, f"{evidence} ({ran.run})", by_time=True)
         if ran.spared:
             return Verdict(True, f"does not apply: rank 1 sends no message at which it could die ({ran.run})")
+        if others and ran.arrays and ran.run.fault == "wrong shape":
+            return _of_shorter(ran)
         if others:
             return Verdict(False, f"{what}, and rank {others[0]} returns a result all the same ({ran.run})")
         if ran.trouble is None:
@@ -58,6 +62,17 @@ def _noticed(what: str) -> Judge:
         return Verdict(True, f"{what}: {ran.trouble}"[:300])
 
     return judge
+
+
+def _of_shorter(ran: Ran) -> Verdict:
+    """The verdict on results of ranks of which one holds a token fewer than its positions say: they may learn their lengths."""
+    (token,) = {*range(ran.run.S)} - {int(each) for own in ran.positions for each in own}
+    found = without_a_token(ran, token)
+    wrong = [each for each in found if not each.ok]
+    if wrong:
+        return Verdict(False, f"{SHORT}, and no rank says so; of the shorter sequence {wrong[0]}")
+    worst = max(found, key=lambda each: each.ratio)
+    return Verdict(True, f"{SHORT}: results are those of the shorter sequence; closest to its bound: {worst}")
 
 
 def _needs_death(plan: Plan) -> str | None:
@@ -73,5 +88,5 @@ FAULT_CHECKS = (
     Check("rank stalls", "the right result, later, when a rank is late", "quick", _faulty("stalls", True), by_errors(NAMES), needs_ranks, by_values=False),
     Check("rank dies", "an error on every other rank, in time", "quick", _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), _needs_death, tolerant=True),
     Check("dies in backward", "an error on every other rank when one dies in backward", "full", _faulty("dies in backward", True), _noticed("rank 1 dies in backward"), _needs_both, tolerant=True),
-    Check("wrong shape", "an error when one rank's shard has another length", "quick", _faulty("wrong shape"), _noticed("rank 1 has one token fewer than it should"), needs_ranks, tolerant=True),
+    Check("wrong shape", "an error when one rank's shard is a token short, or the results of the shorter sequence", "quick", _faulty("wrong shape"), _noticed(SHORT), needs_ranks, tolerant=True),
 )  # fmt: skip

@@ -16,6 +16,8 @@ _SHARE = 64
 _MANY, _NARROW = 128, 8
 LISTS = 4 * 8
 """Bytes of four lists of all positions, int64, for each token, which are small beside K and V in all runs but the narrow ones: a rank may know where tokens lie."""
+_LONG = 256
+"""Tokens per rank where more work is looked at again: tiles of a power of 2 are padded there no more."""
 _D = 64
 MORE_WORK = 1.1
 """Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
@@ -220,10 +222,16 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """All tiles once, forward and backward; under a causal mask a rank's own block whole, and half of the others."""
-    figures = []
+    """All tiles once, forward and backward; under a causal mask a rank's own block whole, and half of the others.
+
+    A ring whose tiles are longer than the shards here computes padding. So one that does more is asked with longer shards.
+    """
+    figures, over = [], list[tuple[Run, str]]()
+    long = {ran.run for ran in rans if ran.run.S == _LONG * ran.run.P}
     for ran in rans:
         run = ran.run
+        if run not in long and _longer(run) in long:
+            continue
         share = (run.P + 1) / (2 * run.P) if run.causal else 1.0
         mask = f"{run.layout} {'causal' if run.causal else 'full'}"
         for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
@@ -236,14 +244,21 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             figures += [f"{which} {mask} {done:.3f} of {share:.3f}"] if meters else []
             if done > MORE_WORK * share:
                 tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
-                return Verdict(
-                    False, f"{which} computes {done:.3g} of the S² pairs, where {tiles} ({run})", run
-                )
+                over.append((run, f"{which} computes {done:.3g} of the S² pairs, where {tiles} ({run})"))
+    if over:
+        run, text = next((each for each in over if each[0] in long), over[0])
+        more = () if run in long else tuple(dict.fromkeys(_longer(each) for each, _ in over))
+        return Verdict(False, text, run, more=more)
     return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(figures)}")
 
 
 def _flops_of_all_pairs(run: Run, which: str) -> int:
     return PRODUCTS[which] * 2 * run.B * run.H * run.S**2 * run.D
+
+
+def _longer(run: Run) -> Run:
+    """The same run with shards of `_LONG` tokens."""
+    return replace(run, S=_LONG * run.P)
 
 
 def _work_needs(plan: Plan) -> str | None:

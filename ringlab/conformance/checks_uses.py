@@ -15,9 +15,8 @@ from ringlab.conformance.plan_runs import (
     needs_backward,
     needs_own_tensors,
 )
-from ringlab.conformance.rank import GROUPS
 from ringlab.conformance.runs import TWO_RINGS, Ran, Run
-from ringlab.conformance.target import TORCH
+from ringlab.conformance.target import GROUPS, TORCH
 from ringlab.conformance.tolerance import NAMES
 from ringlab.conformance.uses import USES
 

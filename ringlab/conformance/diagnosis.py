@@ -13,8 +13,11 @@ from ringlab.conformance.runs import GIVEN
 NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
 STOPPED = "not run: an earlier check failed"
-NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED)
+NOT_CALLED = "not run: the target cannot be called"
+NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
+INVALID = ("BackendError", "CannotCall")
+"""The errors that name a request, or a target, with which nothing can be run."""
 LOADS = "loads"
 """The check before all others: the target can be imported and states its claims."""
 IGNORED = "accepted and ignored"
@@ -96,7 +99,9 @@ def first(findings: Sequence[_Finding]) -> str:
 
 def _first(failed: Sequence[_Finding]) -> str:
     if failed[0].name == LOADS:
-        return f"The target could not be imported: {failed[0].evidence}"
+        invalid = any(error in failed[0].evidence for error in INVALID)
+        cannot = "cannot be checked" if invalid else "could not be imported"
+        return f"The target {cannot}: {failed[0].evidence}"
     wrong = _of_wrong_values(failed)
     if wrong is not None and IGNORED in wrong.evidence:
         return wrong.evidence

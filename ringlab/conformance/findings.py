@@ -40,7 +40,8 @@ class Report:
 
     options: those of the command, as in a shell, that have an effect on the runs. script: the smallest counterexample as
     a program of its own, if one was requested and can be written; no_script: the reason why there is none. right_if: a
-    sentence on the axes, layout or mask with which a target that fails is right, "" if none was found.
+    sentence on the axes, layout or mask with which a target that fails is right, "" if none was found. not_asked: the
+    parameters of the target to which no run gave a value, with `*args` and `**kwargs`.
 
     >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
     >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
@@ -63,6 +64,7 @@ class Report:
     script: str = ""
     no_script: str = ""
     right_if: str = ""
+    not_asked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return what is wrong in words, as a failing test shows it: the first sentences of a report, and the checks that failed."""
@@ -78,7 +80,13 @@ class Report:
     def __repr__(self) -> str:
         """Return one line: a notebook shows the last value of a cell."""
         verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
-        return f"Report({self.target}: {len(self.findings)} checks, {verdict})"
+        said = f"; {unasked}" if (unasked := self.unasked) else ""
+        return f"Report({self.target}: {len(self.findings)} checks, {verdict}{said})"
+
+    @property
+    def unasked(self) -> str:
+        """Return "not asked: …" with the parameters to which no run gave a value; "" if there are none."""
+        return f"not asked: {', '.join(self.not_asked)}" if self.not_asked else ""
 
     @property
     def ok(self) -> bool:

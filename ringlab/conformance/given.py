@@ -11,11 +11,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from numpy import ndarray
+from numpy import arange, ndarray
 from torch import Tensor
 
-from ringlab.conformance.runs import Run, joint_of, sinks_of
-from ringlab.conformance.target import Target, as_axes
+from ringlab.conformance.runs import Run, joint_of, sinks_of, slopes_of
+from ringlab.conformance.target import (
+    CU_PADDED,
+    CU_SEQLENS,
+    GRADIENTS_OF,
+    IDS,
+    MAX_SEQLENS,
+    PACKING,
+    PLAIN,
+    Claims,
+    Target,
+    as_axes,
+)
 
 WINDOWS = ("window", "sliding_window", "window_left", "window_size")
 """`window` counts the row's own key, `window_left` the keys before it, and `window_size` is (left, right)."""
@@ -24,14 +35,12 @@ PREFIXES = ("prefix", "prefix_len", "prefix_length")
 """Keys at the start of the sequence that every row sees, in spite of a causal mask."""
 SINKS = ("sinks", "sink", "s_aux", "attention_sinks", "learnable_sink")
 """A logit of each query head, (H,), in the dtype of q."""
-CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_q", "cu_seq_lens_k")
-CU_PADDED = ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "cu_seqlens_kv_padded")
-MAX_SEQLENS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_seqlen_kv")
-IDS = ("segment_ids", "document_ids")
 DOCUMENTS = (*CU_SEQLENS, *IDS)
 PADDING = ("key_padding_mask", "padding_mask")
 """(B, L), True for padding; `attention_mask` is 1 for the others."""
 VALID = ("attention_mask",)
+ALIBI = ("alibi_slopes",)
+"""A slope of each query head, (H,), float32: a score falls by the slope for each token between its query and its key."""
 JOINT_KEYS = ("joint_tensor_key", "joint_key", "joint_k")
 JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
 """Keys and values of tokens that every rank holds, to be counted once; `joint_strategy` is "front" or "rear"."""
@@ -39,7 +48,9 @@ DROPOUTS = ("dropout", "dropout_p")
 SEEDS = ("seed", "dropout_seed")
 
 
-def given(target: Target, run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> Mapping[str, Any]:
+def given(
+    target: Target | Claims, run: Run, own: Int[ndarray, " L"], device: str | torch.device
+) -> Mapping[str, Any]:
     """Return the arguments that this run has and a plain one does not, for the rank that owns the tokens `own`."""
     found: dict[str, Any] = {}
     if run.window:
@@ -49,6 +60,7 @@ def given(target: Target, run: Run, own: Int[ndarray, " L"], device: str | torch
     found |= dict.fromkeys(SOFTCAPS, run.softcap) if run.softcap else {}
     found |= dict.fromkeys(PREFIXES, run.prefix) if run.prefix else {}
     found |= dict.fromkeys(SINKS, sinks_of(run).to(device)) if run.sinks else {}
+    found |= dict.fromkeys(ALIBI, slopes_of(run).to(device)) if run.alibi else {}
     found |= _joint(target, run, device) if run.joint else {}
     found |= (
         dict.fromkeys(DROPOUTS, run.dropout) | dict.fromkeys(SEEDS, run.dropout_seed) if run.dropout else {}
@@ -59,12 +71,19 @@ def given(target: Target, run: Run, own: Int[ndarray, " L"], device: str | torch
         for name, value in _packing(run, own, device).items()
         if run.documents or name in target.required
     }
-    if not run.mask.plain and target.takes_mask:
+    if target.takes_mask and (not run.mask.plain or "mask" in target.required):
         found |= {"mask": run.mask}
     return found
 
 
-def _joint(target: Target, run: Run, device: str | torch.device) -> dict[str, Any]:
+def names_given(claims: Claims, run: Run) -> set[str]:
+    """Return the names of the parameters to which the call of such a run gives a value, if a target has them."""
+    always = {*PLAIN - {*PACKING, "scale", "softmax_scale"}, *(() if claims.autograd else GRADIENTS_OF)}
+    scale = {"scale", "softmax_scale"} if run.scale is not None else set()
+    return {*always, *scale, *given(claims, run, arange(run.S), "cpu")}
+
+
+def _joint(target: Target | Claims, run: Run, device: str | torch.device) -> dict[str, Any]:
     k, v = (as_axes(x, target.axes).to(device) for x in joint_of(run))
     return {**dict.fromkeys(JOINT_KEYS, k), **dict.fromkeys(JOINT_VALUES, v), "joint_strategy": run.joint}
 

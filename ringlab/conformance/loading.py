@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.conformance import peers
-from ringlab.conformance.target import Target, as_target
+from ringlab.conformance.target import Target, as_target, name_of
 from ringlab.errors import BackendError
 
 
@@ -29,7 +29,7 @@ def load(reference: str, **claims: Any) -> Target:
     if module == "peer":
         return as_target(peers.target(name), **claims)
     target = as_target(resolve(module, name), **claims)
-    if target.name == getattr(target.function, "__qualname__", ""):
+    if target.name == name_of(target.function):
         return replace(target, name=reference)
     return target
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from ringlab.conformance.runs import JOINT, Ran, Run, cotangent_of_lse, inputs, joint_of, sinks_of
+from ringlab.conformance.runs import JOINT, Ran, Run, cotangent_of_lse, inputs, joint_of, sinks_of, slopes_of
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 
 CHANCE = 1.5
@@ -31,38 +32,71 @@ def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     return truth_of(plain)
 
 
+def without_a_token(ran: Ran, token: int) -> list[Measured]:
+    """Return the errors of out and lse of a run in which nobody holds one token, against attention over the others."""
+    run = ran.run
+    q, k, v, dout = (x[:, :, np.arange(run.S) != token] for x in inputs(run.plain))
+    scoring: dict[str, Any] = {"scale": run.scale, "causal": run.causal}
+    true = truth(q, k, v, dout, **scoring)
+    limits = bounds(q, k, v, dout, true=true, **scoring)
+    held = replace(ran, arrays={name: np.delete(x, token, axis=2) for name, x in ran.arrays.items()})
+    return compare(held, true, {name: CHANCE * limits[name] for name in NAMES}, ("out", "lse"))
+
+
 def truth_of(
     plain: Run, factors: Float[np.ndarray, "B H S S"] | None = None
 ) -> tuple[Results, dict[str, float]]:
     """Return `expected` of a run whose weights are multiplied by dropout `factors`, (B, H, S, S)."""
     q, k, v, dout = inputs(plain)
+    exact = _with_distances(plain, q.double(), k.double()) if plain.alibi else (q, k)
+    q, k = _with_distances(plain, q, k) if plain.alibi else (q, k)
     if plain.joint:
         k, v = (torch.cat(pair, dim=2) for pair in zip(joint_of(plain), (k, v), strict=True))
+        exact = q, k
     scoring: dict[str, Any] = {
-        "scale": plain.scale,
+        "scale": plain.D**-0.5 if plain.scale is None else plain.scale,
         "softcap": plain.softcap or None,
         "mask": plain.mask,
         "factors": factors,
     }
     scoring |= {"sinks": sinks_of(plain).double().numpy()} if plain.sinks else {}
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
-    true = truth(q, k, v, dout, dlse=dlse, **scoring)
+    true = truth(*exact, v, dout, dlse=dlse, **scoring)
     limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
-    if plain.values != "normal" or plain.moved or plain.one_hot:  # a moved token has scores of some tens
+    tens = plain.moved or plain.alibi  # scores of some tens
+    if plain.values != "normal" or tens or plain.one_hot:
         more = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}
     if plain.joint:
-        true, limits = _without_joint(true, limits)
+        own = true._replace(dk=true.dk[:, :, JOINT:], dv=true.dv[:, :, JOINT:])
+        true, limits = own, _relative_to(own, true, limits)
+    if plain.alibi:
+        own = true._replace(dq=true.dq[..., : plain.D], dk=true.dk[..., : plain.D])
+        true, limits = own, _relative_to(own, true, limits)
     return true, {name: CHANCE * limits[name] for name in NAMES}
 
 
-def _without_joint(true: Results, limits: dict[str, float]) -> tuple[Results, dict[str, float]]:
-    """Leave out the gradients of joint tokens; bounds of the others are relative to the largest of these."""
-    own = true._replace(dk=true.dk[:, :, JOINT:], dv=true.dv[:, :, JOINT:])
-    wider = {
-        name: np.abs(getattr(true, name)).max() / np.abs(getattr(own, name)).max() for name in ("dk", "dv")
+def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and k with two more dims, whose products are ALiBi's bias under a causal mask: slope · (j − i) / scale.
+
+    All its numbers are exact in every dtype where D is a power of 4 and rows are few.
+    """
+    at = torch.arange(plain.S, dtype=torch.float64)
+    slopes = slopes_of(plain).double() / (plain.D**-0.5 if plain.scale is None else plain.scale)
+    of_rows = torch.stack([slopes[:, None].expand(-1, plain.S), -slopes[:, None] * at], dim=-1)
+    of_keys = torch.stack([at, torch.ones_like(at)], dim=-1)
+    wider = (more.expand(*x.shape[:-1], 2).to(x) for x, more in ((q, of_rows), (k, of_keys)))
+    with_rows, with_keys = (torch.cat(pair, dim=-1) for pair in zip((q, k), wider, strict=True))
+    return with_rows, with_keys
+
+
+def _relative_to(own: Results, true: Results, limits: dict[str, float]) -> dict[str, float]:
+    """Return the bounds of a part of the results, `own`, relative to the largest of these, and no longer of all `true` ones."""
+    largest = {
+        name: [np.abs(getattr(x, name)).max(initial=0.0) for x in (true, own)] for name in ("dq", "dk", "dv")
     }
-    return own, {name: limit * float(wider.get(name, 1.0)) for name, limit in limits.items()}
+    wider = {name: whole / part for name, (whole, part) in largest.items() if part}
+    return {name: limit * float(wider.get(name, 1.0)) for name, limit in limits.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ outs is weighted, and by a unit of its own dtype.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,15 @@ from ringlab import oracle
 from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.loading import named
 from ringlab.conformance.runner import Finding, Report
+from ringlab.conformance.target import (
+    CannotCall,
+    called,
+    check_callable,
+    name_of,
+    parameters,
+    required,
+    written,
+)
 from ringlab.errors import BackendError
 from ringlab.merge import state_dtype
 
@@ -74,7 +82,7 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
     """Return the findings about `target`, a function or "package.module:name", in this process and without a time limit.
 
     base: of which all lse are logarithms, those that come in and the one that is returned.
-    Raises: BackendError for an unknown check, a target that is no function, or a base that is not a number above 1.
+    Raises: BackendError for an unknown check, a target that is no function of two arguments, or a base that is not a number above 1.
 
     >>> from ringlab.conformance.merging import check_merge
     >>> check_merge(lambda outs, lses: (lses.softmax(0).unsqueeze(-1) * outs).sum(0), only=["values"]).ok
@@ -85,13 +93,12 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
     if not 1 < base < math.inf:
         raise BackendError("a base of lse above 1", repr(base))
     function = named(target) if isinstance(target, str) else target
-    if not callable(function):
-        raise BackendError("a function", type(function).__name__)
-    name = target if isinstance(target, str) else getattr(function, "__qualname__", repr(function))
+    left = _left(function)
+    name = target if isinstance(target, str) else name_of(function)
     loads = Finding(
         LOADS, "the target can be imported", True, f"{name}, a merge; lse to base {base:.4g}", 0.0
     )
-    report = Report(name, "one process", "none", False, seed, math.inf, [loads])
+    report = Report(name, "one process", "none", False, seed, math.inf, [loads], not_asked=left)
     for check, (asks, cases) in CHECKS.items():
         if check in only or not only:
             begun = time.monotonic()
@@ -111,7 +118,9 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
     kept = outs.clone(), lses.clone()
     true_out, true_lse, room, delta = _truth(outs, lses, base)
     try:
-        found = _called(function, outs, lses)
+        found = called(function, *_arguments(function, outs, lses))
+    except CannotCall:
+        raise
     except Exception as error:
         yield f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({case})"
         return
@@ -133,12 +142,26 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
         yield f"the partials were changed in place ({case})"
 
 
-def _called(function: Callable[..., Any], outs: Tensor, lses: Tensor) -> Any:
-    try:
-        by_name = {"outs", "lses"} <= {*inspect.signature(function).parameters}
-    except (TypeError, ValueError):  # a compiled function need not have one
-        by_name = False
-    return function(outs=outs, lses=lses) if by_name else function(outs, lses)
+def _left(function: Any) -> tuple[str, ...]:
+    """Return the parameters that get no partials. Raises: BackendError unless a function takes both and requires no more."""
+    check_callable(function)
+    names = written(function)
+    by_name = {*_TAKEN} <= {*names}
+    left = tuple(name for number, name in enumerate(names) if (name not in _TAKEN if by_name else number > 1))
+    if missing := sorted(required(function) & {*left}):
+        needed = "a function of outs and lses, by these names or as the first two parameters, which requires no other"
+        raise BackendError(needed, f"one that requires {', '.join(missing)}", "bind it, or give it a default")
+    return left
+
+
+def _arguments(
+    function: Callable[..., Any], outs: Tensor, lses: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    by_name = {*_TAKEN} <= parameters(function)
+    return ((), {"outs": outs, "lses": lses}) if by_name else ((outs, lses), {})
+
+
+_TAKEN = ("outs", "lses")
 
 
 def partials(

@@ -21,12 +21,15 @@ from torch.utils.flop_counter import flop_registry
 
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import CONTROL, Comm, Work
+from ringlab.comm.virtual.threads import entered_modes
 from ringlab.conformance.runs import Meter
 
 T = TypeVar("T")
 
 STALL = 0.3
 """Seconds for which a stalling rank delays its message."""
+_NUMBERS = 2
+"""Integers for each rank that a message may hold and not be counted: its queries and its keys."""
 _SENDS = ("send", "isend")
 _RECEIVES = ("recv_", "recv_any_source_")
 _QUIET = ("barrier", "monitored_barrier_")
@@ -54,19 +57,27 @@ class PassMeter:
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.memory.watch())
-                stack.enter_context(_Operators(self))
+                if not any(isinstance(mode, _Operators) and mode.meter is self for mode in entered_modes()):
+                    stack.enter_context(
+                        _Operators(self)
+                    )  # a computation of virtual ranks is in the program's own modes
                 yield
         finally:
             self._here.active = False
 
     def message(self, tensors: Sequence[Shaped[Tensor, "..."]], to: int | None) -> None:
-        """Count a message to rank `to`."""
-        if not tensors:
+        """Count a message to rank `to`, unless it only says how many tokens ranks hold."""
+        if not tensors or self.tells_lengths(tensors):
             return
         self.sent += sum(tensor.nbytes for tensor in tensors)
         self.exchanges += 1
         if to is not None:
             self.peers.add(to)
+
+    def tells_lengths(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
+        """Return whether these are integers, a few for each rank: what ranks of unequal shards have to tell each other."""
+        whole = not any(x.is_floating_point() or x.is_complex() for x in tensors)
+        return whole and sum(x.numel() for x in tensors) <= _NUMBERS * self.world_size
 
     def report(self) -> Meter:
         """Return the figures so far."""
@@ -111,6 +122,8 @@ class _Operators(TorchDispatchMode):
             return
         # A collective sends this rank's tensors, or a share of them, once to each other rank.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
+        if meter.tells_lengths(brought):
+            return
         share = meter.world_size if name.startswith(("alltoall", "reduce_scatter", "_reduce_scatter")) else 1
         meter.collectives.add(name)
         meter.exchanges += 1

@@ -50,7 +50,7 @@ class Plan:
         run = replace(run, S=even, B=1 if self.claims.axes == "LHD" else run.B)
         if not self.claims.split_heads:
             return run
-        return replace(run, H=lcm(run.H, P), K=1 if run.K == 1 else lcm(run.K, P))
+        return replace(run, H=lcm(run.H, P), K=run.K if P % run.K == 0 else lcm(run.K, P))
 
 
 @dataclass(frozen=True)

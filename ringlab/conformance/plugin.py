@@ -40,6 +40,13 @@ def pytest_collection_modifyitems(
     items.extend(CheckItem.from_parent(session, name=f"ringlab[{name}]", check=name) for name in names)
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the parameters of the target to which no run gave a value."""
+    report = config.stash.get(_REPORT, None)
+    if report is not None and report.not_asked:
+        terminalreporter.write_line(f"{report.target}: {report.unasked}")
+
+
 class CheckItem(pytest.Item):
     """One check of the target. The first one to run runs all of them."""
 
@@ -75,15 +82,15 @@ class CheckItem(pytest.Item):
 
 def _report(session: pytest.Session) -> Any:
     """The report on all checks of this session, made once."""
-    if _REPORT not in session.stash:
+    config = session.config
+    if _REPORT not in config.stash:
         from ringlab.conformance.runner import check
 
-        config = session.config
-        session.stash[_REPORT] = check(
+        config.stash[_REPORT] = check(
             config.getoption("--ringlab-target"),
             quick=not config.getoption("--ringlab-full"),
             seed=config.getoption("--ringlab-seed"),
             limit=config.getoption("--ringlab-limit"),
             only=[item.check for item in session.items if isinstance(item, CheckItem)],
         )
-    return session.stash[_REPORT]
+    return config.stash[_REPORT]

@@ -19,11 +19,11 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.given import given
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
-from ringlab.conformance.target import Target, as_axes, call, from_axes, tensors_of
+from ringlab.conformance.target import GROUPS, CannotCall, Target, as_axes, call, from_axes, tensors_of
 from ringlab.conformance.uses import USES
 
 Tensors = dict[str, Tensor]
-GROUPS = ("group", "process_group", "cp_group", "ring_pg")
+_LONGEST = 600  # characters of an error
 
 
 class WrongResult(Exception):
@@ -76,7 +76,8 @@ class RankPart:
     def _result(self) -> RankResult:
         own = self.positions[self.rank]
         if self.run.use:
-            found = USES[self.run.use].call(self)
+            with self._turn():
+                found = USES[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
             return RankResult(own, own, arrays, list(dict.fromkeys(self.notes)))
         first = self._call(self._shards(self.run))
@@ -95,6 +96,8 @@ class RankPart:
                 self._two_layers(arrays)
         meters = (*self.meters, None, None)
         notes = list(dict.fromkeys(self.notes))
+        if self._is_short:
+            return RankResult(own[:-1], self.key_positions[:-1], arrays, notes)
         return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1])
 
     def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
@@ -106,6 +109,26 @@ class RankPart:
             self.group = [torch.distributed.new_group(list(ranks)) for ranks in every][rank % 2]
         # Results are joined in rank order: those of the odd ring stand at last, and the other ring has other inputs.
         return replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2), rank // 2, ring
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether this rank's shard lacks its last token."""
+        return self.run.fault == "wrong shape" and self.rank == 1
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let two rings over ringlab's Comm call one after the other, where they would both be in one process.
+
+        Virtual ranks of the same number in two rings share what a module keeps for a rank. Processes share nothing.
+        """
+        comm = self.metered.inner if self.metered is not None else None
+        if not isinstance(comm, SubGroup):
+            yield
+            return
+        for turn in (0, 1):
+            if comm.inner.rank % 2 == turn:
+                yield
+            comm.inner.barrier()
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
         """Return this rank's q, k, v and dout, of the seed that is `shift` further."""
@@ -195,7 +218,7 @@ class RankPart:
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
         own, keys = self.positions[self.rank], self.key_positions
-        if run.fault == "wrong shape" and self.rank == 1:
+        if self._is_short:
             own, keys = own[:-1], keys[:-1]
         rows = (own, keys, keys, own)
         shards = [x[:, :, part].to(self.device) for x, part in zip(inputs(run), rows, strict=True)]
@@ -268,16 +291,15 @@ class RankPart:
             self.note("types", f"{name} is on {x.device} for inputs on {like.device}")
 
     def _aliases(self, found: Tensors, given: Tensors) -> None:
-        owners = [(name, _span(x)) for name, x in given.items() if x.numel()]
+        owners = [(name, x) for name, x in given.items() if x.numel()]
         for name, x in found.items():
             if not x.numel():
                 continue
-            begin, end = _span(x)
-            owner = next((its for its, (a, b) in owners if begin < b and a < end), None)
+            owner = next((its for its, other in owners if _share_memory(x, other)), None)
             if owner is not None:
                 self.note("aliasing", f"{name} lies in the memory of {owner}")
             else:
-                owners.append((name, (begin, end)))
+                owners.append((name, x))
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
@@ -316,13 +338,29 @@ def trouble_of(error: BaseException) -> Trouble:
     if cause is not None:
         return trouble_of(cause)
     text = " ".join(str(error).split())
-    return Trouble(RAISED, f"{type(error).__name__}: {text[:400]}")
+    return Trouble(RAISED, f"{type(error).__name__}: {text[:_LONGEST]}", isinstance(error, CannotCall))
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have a byte in common: parts of one buffer have none, side by side or interleaved."""
+    (begin, end), (other, last) = _span(a), _span(b)
+    if not (begin < last and other < end):
+        return False
+    return bool(np.isin(_addresses(a), _addresses(b)).any())
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's bytes, end exclusive: two separate parts of one buffer share none."""
+    """The addresses of a tensor's bytes, end exclusive."""
     reach = sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
+
+
+def _addresses(x: Tensor) -> np.ndarray:
+    """The address of every byte of a tensor's entries."""
+    found = np.arange(x.data_ptr(), x.data_ptr() + x.itemsize)
+    for count, stride in zip(x.shape, x.stride(), strict=True):
+        found = np.add.outer(found, np.arange(count) * stride * x.itemsize).ravel()
+    return found
 
 
 def _kind(value: Any) -> str:

@@ -29,7 +29,8 @@ def summary(report: Report) -> str:
     applied = [finding for finding in report.findings if mark(finding) not in SKIPPED]
     tier = "quick" if report.quick else "full"
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
-    return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {failed}"
+    verdict = f"{failed}; {report.unasked}" if report.not_asked else failed
+    return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {verdict}"
 
 
 def said(report: Report) -> list[str]:
@@ -93,6 +94,11 @@ def junit(report: Report) -> str:
         "testsuite", name=f"ringlab check {_xml(report.target)}", tests=str(len(report.findings)),
         failures=str(failed), errors="0", skipped=str(skipped), time=f"{report.seconds:.3f}",
     )  # fmt: skip
+    if report.not_asked:
+        properties = ElementTree.SubElement(suite, "properties")
+        ElementTree.SubElement(
+            properties, "property", name="not asked", value=_xml(", ".join(report.not_asked))
+        )
     for finding in report.findings:
         case = ElementTree.SubElement(
             suite, "testcase", classname=_xml(report.target), name=finding.name, time=f"{finding.seconds:.3f}"
@@ -119,6 +125,7 @@ def badge(report: Report) -> str:
     allowed = sum(mark(finding) == "allowed" for finding in applied)
     passed = f"{sum(mark(finding) == 'passed' for finding in applied)} of {len(applied)} {kind} checks"
     passed += f", {allowed} allowed" if allowed else ""
+    passed += f", {report.unasked}" if report.not_asked else ""
     fields = {
         "schemaVersion": 1,
         "label": f"ringlab {ringlab.__version__}",

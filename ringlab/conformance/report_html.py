@@ -21,10 +21,11 @@ _SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "�
 def html(report: Report) -> str:
     """Return the report as a page: the first fault, how to reproduce it, pictures of the errors, and a table of all checks."""
     first, *others = said(report) or [""]
+    unasked = f"; {report.unasked}" if report.not_asked else ""
     verdict = "All checks passed" if report.ok else f"{len(report.failed)} of {_asked(report)} checks failed"
     body = [
         f"<header><p class='kind'>ringlab check, version {ringlab.__version__}</p><h1>{text(report.target or 'a target')}</h1>",
-        f"<p class='verdict {'good' if report.ok else 'bad'}'>{_SIGNS['passed' if report.ok else 'failed']} {verdict}</p>",
+        f"<p class='verdict {'good' if report.ok else 'bad'}'>{_SIGNS['passed' if report.ok else 'failed']} {verdict}{text(unasked)}</p>",
         *([f"<p class='first'>{text(first)}</p>"] if first else []),
         *(f"<p>{text(each)}</p>" for each in others),
         f"<p class='quiet'>{text(_ran(report))}</p></header>",

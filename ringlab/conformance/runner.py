@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,14 @@ import torch
 
 from ringlab.conformance import checks, guesses
 from ringlab.conformance.counterexample import Search, is_gross, smaller_runs, troubled
-from ringlab.conformance.diagnosis import LOADS, NO_TARGET, NOT_ASKED, STOPPED
+from ringlab.conformance.diagnosis import LOADS, NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
 from ringlab.conformance.findings import ALLOWED, Finding, Report
+from ringlab.conformance.given import names_given
 from ringlab.conformance.isolation import HUNG, Isolated
 from ringlab.conformance.measuring import measure, truth_of
 from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
-from ringlab.conformance.runs import ANY_LAYOUT, Ran, Run, Trouble
+from ringlab.conformance.runs import ANY_LAYOUT, GIVEN, Ran, Run, Trouble
 from ringlab.conformance.source import Guessing, Source
 from ringlab.conformance.target import Claims, as_target
 from ringlab.errors import BackendError
@@ -214,9 +215,13 @@ class _Suite:
                     Finding(each.name, each.asks, True, f"does not apply: {reason}", 0.0, applies=False)
                 )
         runs = dict.fromkeys(run for each in planned.values() for run in each)
+        self.result.not_asked = _not_asked(plan.claims, runs)
         hung: list[Ran] = []  # in a row, with no fault that others could wait for
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
+            if ran.trouble is not None and ran.trouble.uncallable and _is_plain(ran.run):
+                self._cannot_call(ran.trouble)
+                return
             hangs = ran.trouble is not None and ran.trouble.kind == HUNG and not ran.run.ends
             hung = [*hung, ran] if hangs else []
             for each in self.selected:
@@ -237,6 +242,14 @@ class _Suite:
                 self._found(Finding(each.name, each.asks, False, left, 0.0))
         if not self.result.right_if:
             self._look_for_smaller(plan.claims)
+
+    def _cannot_call(self, trouble: Trouble) -> None:
+        """End with one error: all other calls would fail in the same way."""
+        found = self.findings[LOADS]
+        self._found(replace(found, asks="the target can be called", ok=False, evidence=str(trouble)))
+        for each in self.selected:
+            if each.name not in self.findings:
+                self._found(Finding(each.name, each.asks, False, NOT_CALLED, 0.0))
 
     def _judge(self, plan: Plan, each: Check, planned: dict[str, list[Run]], ran: Ran) -> None:
         """Judge a check if all its runs are made, or the last one, `ran`, settles it."""
@@ -337,6 +350,23 @@ class _Suite:
     def _found(self, finding: Finding) -> None:
         self.findings[finding.name] = finding
         self.progress(finding)
+
+
+def _is_plain(run: Run) -> bool:
+    """Whether a run gives a target nothing that only some targets take."""
+    return not any(getattr(run, field) for field in GIVEN)
+
+
+def _not_asked(claims: Claims, runs: Iterable[Run]) -> tuple[str, ...]:
+    """The parameters of the target to which none of these runs gives a value."""
+    asked = {name for run in {_of_arguments(run) for run in runs} for name in names_given(claims, run)}
+    return tuple(name for name in claims.open if name not in asked)
+
+
+def _of_arguments(run: Run) -> Run:
+    """The run without all that no argument depends on."""
+    fields = {field: getattr(run, field) for field in (*GIVEN, "causal", "scale", "S", "dropout_seed")}
+    return Run(1, layout=ANY_LAYOUT, **fields)
 
 
 __all__ = [

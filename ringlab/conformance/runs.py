@@ -18,7 +18,7 @@ from ringlab.mask import Mask
 ANY_LAYOUT = ""
 GIVEN = {
     "window": "window", "softcap": "softcap", "prefix": "prefix", "documents": "documents", "pads": "padding",
-    "sinks": "sinks", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
+    "sinks": "sinks", "alibi": "ALiBi slopes", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
 """The fields of a run that say what else a call is given, each with its name in a report."""
 JOINT = 5
@@ -37,7 +37,8 @@ class Run:
     "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
     2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
     or () if not given. pads: tokens of padding after each document, or after the one sequence, in front of it if negative: keys
-    that no row sees, rows without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value. joint:
+    that no row sees, rows without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value.
+    alibi: scores fall by a slope of each query head times the distance of the key, under a causal mask. joint:
     "front" or "rear", where `JOINT` keys are joined that all ranks hold. keys: of another sequence, for cross-attention;
     dv: head dim of v; 0 as the queries'. dropout_seed: of the pairs that are dropped.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
@@ -75,6 +76,7 @@ class Run:
     documents: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     sinks: bool = False
+    alibi: bool = False
     joint: str = ""
     keys: int = 0
     dv: int = 0
@@ -142,10 +144,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Trouble:
-    """The reason why a run has no result: it hung, crashed, raised, printed endlessly, or returned something else."""
+    """The reason why a run has no result: it hung, crashed, raised, printed endlessly, or returned something else.
+
+    uncallable: Python refused the arguments of the call.
+    """
 
     kind: str
     text: str
+    uncallable: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" if self.text else self.kind
@@ -235,7 +241,7 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
     ran.notes = [note for part in parts for note in part.notes]
     ran.forward = [part.forward for part in parts if part.forward is not None]
     ran.backward = [part.backward for part in parts if part.backward is not None]
-    if ran.trouble is not None or run.fault == "wrong shape":
+    if ran.trouble is not None:
         return ran
     ran.positions = [part.positions for part in parts]
     for name, first in parts[0].arrays.items():
@@ -284,6 +290,11 @@ def sinks_of(run: Run) -> Float[Tensor, " H"]:
     """Return the sinks of a run, in its dtype."""
     draw = np.random.default_rng([run.H, run.seed, 2]).standard_normal(run.H)
     return torch.from_numpy(draw).to(getattr(torch, run.dtype))
+
+
+def slopes_of(run: Run) -> Float[Tensor, " H"]:
+    """Return the slopes of ALiBi, one for each query head, in float32: powers of 2, as models have them."""
+    return torch.tensor([2.0 ** -(1 + head % 4) for head in range(run.H)])
 
 
 def joint_of(run: Run) -> tuple[Float[Tensor, "B K joint D"], Float[Tensor, "B K joint D"]]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringlab.conformance.given import CU_PADDED, CU_SEQLENS, IDS, MAX_SEQLENS, SOFTCAPS
-from ringlab.conformance.rank import GROUPS
+from ringlab.conformance.given import SOFTCAPS
 from ringlab.conformance.runs import Run
-from ringlab.conformance.target import RING, Target, arguments
+from ringlab.conformance.target import (
+    CU_PADDED,
+    CU_SEQLENS,
+    GROUPS,
+    IDS,
+    MAX_SEQLENS,
+    RING,
+    Target,
+    arguments,
+)
 from ringlab.conformance.tolerance import NAMES
 
 

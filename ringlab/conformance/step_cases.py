@@ -28,7 +28,8 @@ OPTIONS = {
     "evaluate": ("evaluate", "evaluation"),
 }
 """The names under which a function may take each option."""
-GIVEN = {*TOKENS, *LABELS, *PACKED, *(name for names in OPTIONS.values() for name in names)}
+_OPTIONS = tuple(name for each in OPTIONS.values() for name in each)
+GIVEN = {*TOKENS, *LABELS, *PACKED, *_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
         tokens, labels = tokens.reshape(1, -1), labels.reshape(1, -1)
     tensors = {"tokens": tokens, "input_ids": tokens.clone(), "labels": labels}
     return tensors | (_packed(lengths) if lengths else {})
+
+
+def names(case: Case) -> set[str]:
+    """Return the names of the arguments that a function gets in a case."""
+    return {*TOKENS, *LABELS, *(PACKED if case.documents and case.document is None else ()), *_OPTIONS}
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:

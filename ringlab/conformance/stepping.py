@@ -43,6 +43,7 @@ from ringlab.conformance.step_cases import (
     Result,
     distance,
     length,
+    names,
     result,
 )
 from ringlab.errors import BackendError
@@ -325,6 +326,6 @@ def check_step(
     """
     if not ranks or min(ranks) < 2:
         raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
-    calls = StepCalls(target, result, seed, limit, GIVEN)
+    calls = StepCalls(target, result, seed, limit, GIVEN, names)
     skip = {} if ragged else dict.fromkeys(("ragged", "odd documents"), "no such lengths are claimed")
     return report(calls, CHECKS, only, tuple(ranks), "a training step", skip)

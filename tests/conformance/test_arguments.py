@@ -46,6 +46,7 @@ MENDED = {
         WHOLE_PADDING,
     ),
     "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", f"scale, {REAL_AND_PADDING}))"),
+    "alibi_by_local_distance": ("torch.arange(q.shape[2])", "positions[ring.rank]"),
     "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
 }
 """For each wrong ring the fault in its text, and the right text: with that the ring honours the argument."""

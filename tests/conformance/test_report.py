@@ -20,11 +20,15 @@ from ringlab import conformance, plain_ring
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
+from ringlab.conformance.decoding import check_decode
 from ringlab.conformance.diagnosis import NOT_ASKED
+from ringlab.conformance.merging import check_merge
 from ringlab.conformance.report import badge, evidence, junit, markdown, said, summary
 from ringlab.conformance.report_html import html
 from ringlab.conformance.runner import Finding, Report, check
+from ringlab.conformance.stepping import check_step
 from ringlab.layout import get_layout
+from ringlab.plain_step import step
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RIGHT, WRONG = "ringlab.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
@@ -363,3 +367,52 @@ def right(outs, lses, base=2.718281828459045):
 def in_base_2(outs, lses):
     return right(outs, lses, 2.0)
 """
+
+
+def test_parameters_that_no_run_gives_a_value_are_named_everywhere() -> None:
+    def attend(
+        ring: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        causal: bool,
+        positions: Any,
+        score_mod: Any = None,
+        scale: Any = None,
+        **more: Any,
+    ) -> Any:
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    found = check(attend, quick=True, only=("forward",), isolate=False, ranks=(2,))
+    assert found.ok and found.not_asked == ("score_mod", "scale", "**more")
+    words = "not asked: score_mod, scale, **more"
+    assert found.as_dict()["not_asked"] == found.not_asked
+    assert all(
+        words in text for text in (summary(found), markdown(found), html(found), badge(found), repr(found))
+    )
+    assert "<h1>" in html(found) and f"All checks passed; {words}" in html(found)
+    (element,) = ElementTree.fromstring(junit(found)).iter("property")
+    assert (element.get("name"), element.get("value")) == ("not asked", "score_mod, scale, **more")
+    asked = check(attend, quick=True, only=("scale", "window"), isolate=False, ranks=(2,))
+    assert asked.not_asked == ("score_mod", "**more")
+    fixed = conformance.Target(attend, options={"score_mod": None, "scale": None})
+    assert check(fixed, quick=True, only=("forward",), isolate=False, ranks=(2,)).not_asked == ("**more",)
+
+
+def test_parameters_that_nobody_asks_are_named_for_every_kind_of_target() -> None:
+    def merge(outs: Any, lses: Any, sinks: Any = None) -> Any:
+        return (lses.softmax(0).unsqueeze(-1) * outs).sum(0)
+
+    def decode(ring: Any, q: Any, k: Any, v: Any, sinks: Any = None, sliding_window: int = 0) -> Any:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    def train(
+        ring: Any, tokens: Any, labels: Any, attention_mask: Any = None, cu_seqlens: Any = None, **more: Any
+    ) -> Any:
+        return step(ring, tokens, labels)
+
+    assert check_merge(merge, only=["values"]).not_asked == ("sinks",)
+    assert check_decode(decode, only=["values"], ranks=[1]).not_asked == ("sinks", "sliding_window")
+    assert check_step(train, only=["loss"], ranks=[2]).not_asked == ("attention_mask", "cu_seqlens", "**more")
+    assert check_step(train, only=["packed"], ranks=[2]).not_asked == ("attention_mask", "**more")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ringlab import oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.conformance import Target, check
+from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
+from ringlab.conformance.decoding import check_decode
 from ringlab.conformance.loading import load
+from ringlab.conformance.merging import check_merge
+from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runs import Run, inputs, join
-from ringlab.conformance.target import as_target, call
+from ringlab.conformance.target import as_target, call, written
 from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import layout_names
 from ringlab.plain_ring import Call, backward, forward
@@ -213,3 +217,192 @@ def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: boo
 def test_a_claim_that_is_none_is_a_bad_request_and_no_fault_of_the_target(claim, told) -> None:
     with pytest.raises(BackendError, match=told):
         as_target(plain_ring.attend, **claim).claims()
+
+
+class Layer(nn.Module):
+    """A ring as a layer of a model."""
+
+    def forward(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+
+class Ringer:
+    """A ring as an object, and as its method."""
+
+    def __call__(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    def attend(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        return self(ring, q, k, v, causal=causal, positions=positions)
+
+
+@functools.wraps(plain_ring.attend)
+def handed_on(*args: Any, **kwargs: Any) -> Any:
+    return plain_ring.attend(*args, **kwargs)
+
+
+PARAMETERS = ("ring", "q", "k", "v", "causal", "positions")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (Layer(), "Layer"),
+        (nn.DataParallel(Layer()), "DataParallel"),
+        (Ringer(), "Ringer"),
+        (Ringer().attend, "Ringer.attend"),
+        (functools.partial(plain_ring.attend, scale=None), "attend"),
+        (functools.partial(Layer()), "Layer"),
+    ],
+    ids=["module", "wrapped module", "object", "method", "partial", "partial of a module"],
+)
+def test_a_callable_of_any_shape_is_called_by_its_own_parameters(function: Any, name: str) -> None:
+    assert written(function) == PARAMETERS and as_target(function).name == name
+    if isinstance(function, nn.DataParallel):  # it copies its inputs to devices of its own
+        return
+    for each in (function, Target(function, dtypes=("float32",))):
+        report = check(each, quick=True, isolate=False, only=("dq", "masks"), ranks=(2,))
+        assert report.failed == [] and all(finding.applies for finding in report.findings)
+
+
+def test_wrapped_and_compiled_functions_have_the_parameters_of_what_they_wrap() -> None:
+    @torch.jit.script
+    def scripted(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        return q
+
+    assert written(handed_on) == (*PARAMETERS, "scale") and written(scripted) == ("q", "k", "v", "causal")
+    assert written(torch.compile(Layer())) == written(torch.compile(Layer().forward)) == PARAMETERS
+    assert check(handed_on, quick=True, isolate=False, only=("forward",), ranks=(2,)).failed == []
+
+
+def test_what_a_partial_binds_is_fixed_as_options_are() -> None:
+    causal_only = functools.partial(plain_ring.attend, causal=True)
+    for target in (as_target(causal_only), as_target(plain_ring.attend, options={"causal": True})):
+        assert target.claims().causal == (True,)
+        assert check(target, quick=True, isolate=False, only=("forward", "masks"), ranks=(2,)).failed == []
+
+
+def unknown(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, rotary: Tensor) -> Tensor:
+    return q
+
+
+def hidden(*args: Any, **kwargs: Any) -> Any:
+    return plain_ring.attend(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("target", "got", "remedy"),
+    [
+        (unknown, "none for rotary", "Target(unknown, options={'rotary': …}), functools.partial(unknown, rotary=…)"),
+        (hidden, "hidden(*args, **kwargs)", "functools.wraps"),
+        (Layer, "the class Layer", "give an instance of it"),
+        (plain_ring._Attention, "the class _Attention", "give _Attention.apply"),
+        (5, "int", ""),
+    ],
+    ids=["unknown parameter", "hidden parameters", "class", "autograd function", "number"],
+)  # fmt: skip
+def test_a_call_that_cannot_be_made_is_refused_before_any_run(target: Any, got: str, remedy: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        check(target, quick=True, isolate=False)
+    assert got in caught.value.got and remedy in caught.value.remedy
+
+
+def test_a_call_that_python_refuses_ends_the_check_with_one_error() -> None:
+    """functools.wraps promises a parameter that nothing takes: only the call can tell."""
+
+    def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        return q
+
+    @functools.wraps(plain_ring.attend)
+    def promised(*args: Any, **kwargs: Any) -> Any:
+        return attend(*args, **kwargs)
+
+    report = check(promised, quick=True, isolate=False)
+    first, *others = report.findings
+    assert (report.runs, first.ok) == (1, False)
+    assert "unexpected keyword argument 'positions'" in first.evidence and "remedy: " in first.evidence
+    assert {each.evidence for each in others if each.applies} == {"not run: the target cannot be called"}
+    assert str(report).startswith("The target cannot be checked")
+    with pytest.raises(BackendError, match="missing 3 required"):
+        check_decode(functools.wraps(lambda q, k, v, ring: q)(lambda *a, **kw: Ringer().attend(*a[:1], k=1)))
+
+
+def test_an_error_within_the_target_is_no_refused_call() -> None:
+    def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        return plain_ring.attend(ring, q, k, v, causal=causal)  # type: ignore[call-arg, return-value]
+
+    report = check(attend, quick=True, isolate=False, only=("forward",), ranks=(2,))
+    assert report.failed == ["forward"] and "positions" in report.findings[1].evidence
+
+
+def test_a_merge_that_requires_more_is_refused() -> None:
+    with pytest.raises(BackendError, match="one that requires sink"):
+        check_merge(lambda outs, lses, sink: outs[0])
+
+
+def test_interleaved_gradients_of_one_buffer_are_no_aliases() -> None:
+    """Those of a tensor that K and V were joined in: no element belongs to both."""
+
+    def joined(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    def gradients(
+        ring: Ring, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, positions: Any
+    ) -> Any:
+        leaves = [x.detach().requires_grad_() for x in (q, torch.cat([k, v], -1))]
+        k, v = leaves[1].chunk(2, -1)
+        out, _ = plain_ring.attend(ring, leaves[0], k, v, causal=causal, positions=positions)
+        dq, dkv = torch.autograd.grad(out, leaves, dout)
+        return dq, *dkv.chunk(2, -1)
+
+    target = Target(joined, gradients=gradients)
+    assert check(target, quick=True, isolate=False, only=("aliasing", "dk", "dv")).failed == []
+
+
+def test_a_ring_that_learns_its_lengths_from_its_ranks_passes() -> None:
+    """A shard that is a token short is another sequence to it; the few numbers that it sends count as no message."""
+
+    def learns(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Any:
+        ends = torch.cat(ring.all_gather(torch.tensor([q.shape[2]]))).cumsum(0).tolist()
+        positions = [torch.arange(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    names = ("forward", "ragged", "wrong shape", "rounds", "bytes")
+    report = check(learns, quick=True, isolate=False, only=names)
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+    assert "results are those of the shorter sequence" in report.findings[-1].evidence
+
+
+def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
+    """Virtual ranks of one number in two rings share it as threads; processes would not."""
+    kept: dict[Any, Tensor] = {}
+
+    def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        own = kept.setdefault((ring.rank, q.shape, q.dtype), torch.empty_like(q)).copy_(q.detach())
+        own = own + (q - q.detach())
+        return plain_ring.attend(ring, own, k, v, causal=causal, positions=positions)
+
+    assert check(attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
+
+
+def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
+    def padded(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        pad, L = -q.shape[2] % 128, q.shape[2]
+        q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+        S = sum(map(len, positions))
+        far = [torch.cat([each, torch.arange(S, S + -len(each) % 128)]) for each in positions]
+        if not causal and pad:  # keys of padding are hidden by the mask alone
+            raise ValueError("tiles are padded under a causal mask only")
+        out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=far)
+        return out[:, :, :L], lse[:, :, :L]
+
+    target = Target(padded, causal=(True,), layouts=("contiguous",))
+    report = check(target, quick=True, isolate=False, only=("forward", "work"))
+    assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
+    short = as_target(target).claims()
+    assert report.runs > len({run for each in ("forward", "work") for run in _runs_of(each, short)})
+
+
+def _runs_of(name: str, claims: Any) -> list[Run]:
+    (found,) = checks.chosen((name,))
+    return found.runs(Plan(claims, quick=True, seed=0))

@@ -80,7 +80,11 @@ def mismatch(send: Half, receive: Half) -> tuple[str, str, str] | None:
     fits = (send.tensor.shape, send.tensor.dtype) == (receive.tensor.shape, receive.tensor.dtype)
     if fits and send.work.tag == receive.work.tag and send.place == receive.place:
         return None
-    remedy = "all ranks must post the same tensors in the same order; ragged shards need length="
+    shapes = [list(each.tensor.shape) for each in (send, receive)]
+    lengths = [shape.pop(-2) if len(shape) > 1 else 0 for shape in shapes]
+    remedy = "all ranks must post the same tensors in the same order"
+    if lengths[0] != lengths[1] and shapes[0] == shapes[1] and send.tensor.dtype == receive.tensor.dtype:
+        remedy += "; ragged shards need length="
     return "both ends of a message to agree in shape, dtype, tag and order", f"{send}; {receive}", remedy
 
 

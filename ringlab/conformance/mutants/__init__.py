@@ -29,6 +29,7 @@ class Mutant:
     hunks: edits of `right`, the plain ring or the plain step, in the form of `ringlab.edits`.
     found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
     "communication", "memory", "precision" or "behaviour"; of a step its part, as "labels". dtypes: those that it claims instead of the plain ring's.
+    split_heads: it claims, as Ulysses does, that ranks share out the heads.
 
     >>> from ringlab.conformance.mutants import MUTANTS
     >>> MUTANTS["averages_blocks"].found_by
@@ -42,6 +43,7 @@ class Mutant:
     found_by: str
     dtypes: tuple[str, ...] = ()
     right: str = field(default=SOURCE, repr=False)
+    split_heads: bool = False
 
     def source(self) -> str:
         """Return the wrong ring's text. Raises: EditError unless every hunk applies exactly once."""
@@ -54,6 +56,8 @@ class Mutant:
     def target(self) -> Target:
         """Return the wrong ring as a target with the plain ring's claims."""
         target = Target(self.module().attend, name=self.name)
+        if self.split_heads:
+            target = replace(target, split_heads=True, schedule="any")
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
 
 
@@ -73,8 +77,9 @@ def read(path: Path, right: str = SOURCE) -> list[Mutant]:
             found_by=entry.fields["found_by"],
             dtypes=tuple(entry.fields.get("dtypes", "").split()),
             right=right,
+            split_heads="split_heads" in entry.fields,
         )
-        for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes",))
+        for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes", "split_heads"))
     ]
 
 
