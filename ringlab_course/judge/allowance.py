@@ -16,12 +16,12 @@ import ctypes
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.judge.processes import cpu_seconds, held
+from ringlab_course.judge.processes import cpu_seconds, held, threads, waited_seconds
 from ringlab_course.judge.sandbox import Bounds
 
 if TYPE_CHECKING:
@@ -41,21 +41,11 @@ class Allowance:
 
     def __init__(self, patience: float = 1.0) -> None:
         self.patience, self.tier = patience, ""
-        self._since: dict[WorkerProcess, float] = {}
-        self._ended = self._begin = 0.0
+        self.computed, self._begin = Meter(_cpu), 0.0
 
     def begin(self, tier: str) -> None:
         """Give the checks of `tier` of one function their seconds."""
-        self.tier, self._begin = tier, self._total()
-
-    def add(self, worker: WorkerProcess) -> None:
-        """Count what `worker`, which has loaded the code, computes from now on."""
-        self._since[worker] = _cpu(worker)
-
-    def remove(self, worker: WorkerProcess) -> None:
-        """Count what `worker` has computed, and no more of it. To be called before it is killed."""
-        if worker in self._since:
-            self._ended += max(0.0, _cpu(worker) - self._since.pop(worker))
+        self.tier, self._begin = tier, self.computed.total()
 
     @property
     def seconds(self) -> float:
@@ -65,7 +55,7 @@ class Allowance:
     @property
     def used(self) -> float:
         """CPU seconds used since the tier began."""
-        return self._total() - self._begin
+        return self.computed.total() - self._begin
 
     def require(self) -> None:
         """Return while something is left. Raises: Crashed, with a message for the learner."""
@@ -76,12 +66,50 @@ class Allowance:
                 "(What counts is the processor's time; other work on the machine does not.)"
             )
 
-    def _total(self) -> float:
-        return self._ended + sum(max(0.0, _cpu(worker) - since) for worker, since in self._since.items())
+
+class Meter:
+    """The sum over workers, ended ones too, of what `read` finds to have grown since each was added."""
+
+    def __init__(self, read: Callable[[WorkerProcess], float]) -> None:
+        self._read = read
+        self._since: dict[WorkerProcess, float] = {}
+        self._ended = 0.0
+
+    def add(self, worker: WorkerProcess) -> None:
+        """Count what grows from now on."""
+        self._since[worker] = self._read(worker)
+
+    def remove(self, worker: WorkerProcess) -> None:
+        """Keep what has grown, and count no more. To be called before the worker is killed."""
+        if worker in self._since:
+            self._ended += max(0.0, self._read(worker) - self._since.pop(worker))
+
+    def total(self) -> float:
+        """Return the sum up to now."""
+        return self._ended + sum(
+            max(0.0, self._read(worker) - since) for worker, since in self._since.items()
+        )
 
 
 def _cpu(worker: WorkerProcess) -> float:
     return sum(map(cpu_seconds, worker.processes()))
+
+
+class Waits(Meter):
+    """The seconds for which a submission's workers, and the thread of the judge that serves them, waited for a processor.
+
+    Others use the machine too: this time is nobody's answer. Threads that wait side by side all count, so the sum
+    is the most by which they can have been late.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda worker: waited_seconds(each for pid in worker.processes() for each in threads(pid))
+        )
+
+    def total(self) -> float:
+        """Return the sum up to now, with the calling thread's own."""
+        return super().total() + waited_seconds([Path("/proc/thread-self")])
 
 
 INTERVAL_S = 0.1

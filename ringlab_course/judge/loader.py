@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from ringlab import moved
 from ringlab_course.judge import commands
+from ringlab_course.judge.processes import waited_seconds
 
 NAME = "__main__"
 SECONDS = 5.0
@@ -66,7 +68,7 @@ def load(
     for statement in _needed(statements, functions):
         flags |= _future(statement.node)
         module = ast.Module([statement.node], type_ignores=[])
-        limit, began = _limit(statement.node, seconds), time.monotonic()
+        limit, began = _limit(statement.node, seconds), _own_time()
         limit = limit and min(limit, max(left, least))
         try:
             with _ended_after(limit):
@@ -79,7 +81,7 @@ def load(
             notes.append(
                 f"cell {statement.cell + 1}, which defines {names}: {type(error).__name__}: {error}"[:500]
             )
-        left -= time.monotonic() - began if limit else 0
+        left -= _own_time() - began if limit else 0
     missing = [name for name in functions if not callable(namespace.get(name))]
     notes += [f"no code cell defines the function {name}" for name in missing]
     notes += moved.notices()
@@ -101,12 +103,21 @@ def _limit(node: ast.stmt, seconds: float) -> float:
     return seconds if isinstance(node, (ast.Assign, ast.AnnAssign)) else 0.4 * seconds
 
 
+def _own_time() -> float:
+    """Return seconds on the wall, less those for which this thread waited for a processor."""
+    return time.monotonic() - waited_seconds([Path("/proc/thread-self")])
+
+
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
     """Raise _TooSlow in the block after `seconds`, 0 for never; without effect outside the main thread."""
+    end, under_way = _own_time() + seconds, True
 
-    def ring(number: int, frame: FrameType | None) -> NoReturn:
-        raise _TooSlow
+    def ring(number: int, frame: FrameType | None) -> None:
+        if under_way and (left := end - _own_time()) > 0.001:
+            signal.setitimer(signal.ITIMER_REAL, left)
+        elif under_way:
+            raise _TooSlow
 
     try:
         before = signal.signal(signal.SIGALRM, ring) if seconds else None
@@ -119,6 +130,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        under_way = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 

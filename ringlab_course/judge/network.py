@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import random
 import select
-import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from ringlab_course.judge.exchanges import (
 )
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
+from ringlab_course.judge.starts import Deadline
 
 QUEUED_BYTES = (
     1 << 30
@@ -103,15 +103,14 @@ class Network:
     """One run of a ring program on `workers`, one per rank, all of which have loaded the program."""
 
     def __init__(
-        self, workers: Sequence[WorkerProcess], call: int, seconds: float, faults: Faults | None = None
+        self, workers: Sequence[WorkerProcess], call: int, deadline: Deadline, faults: Faults | None = None
     ) -> None:
         self.ranks = [_Rank(rank, worker) for rank, worker in enumerate(workers)]
         self.faults = faults or Faults()
         self.faults.require(len(self.ranks))
-        self.call, self.seconds, self.costs = call, seconds, self.faults.costs()
+        self.call, self.deadline, self.costs = call, deadline, self.faults.costs()
         self.dice = random.Random(f"order {self.faults.seed}") if faults else None
         self.dead: _Rank | None = None
-        self.deadline = time.monotonic() + seconds
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.queued = self.kept = 0
@@ -159,8 +158,8 @@ class Network:
 
     def abort(self) -> None:
         """End the call on every rank that is still at it, as far as it lets itself be ended."""
-        self.deadline = time.monotonic() + ABORT_S
-        while time.monotonic() < self.deadline and not all(self.idle(r.rank) for r in self.ranks):
+        self.deadline = Deadline(ABORT_S)
+        while not self.deadline.over and not all(self.idle(r.rank) for r in self.ranks):
             for rank in self.ranks:
                 if (rank.waiting or rank.state in ("listening", "ready")) and not rank.aborted:
                     try:
@@ -239,9 +238,9 @@ class Network:
         """Wait for bytes from the ranks that owe some, and take all complete frames."""
         owing = [r for r in self.ranks if not self.idle(r.rank)]
         left_over = any(r.worker.frames for r in owing)  # by an error, while one rank's frames were taken
-        waiting = 0.0 if left_over else max(0.0, self.deadline - time.monotonic())
+        waiting = 0.0 if left_over else self.deadline.left()
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
-        if time.monotonic() >= self.deadline:  # heard or not: a rank may send without end
+        if self.deadline.over:  # heard or not: a rank may send without end
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
             raise Overdue("an end of the program in time", f"rank {', '.join(late)} still running")
         for rank in owing:

@@ -15,9 +15,10 @@ from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.processes import children, descendants, held, memory, precise_cpu_seconds
 from ringlab_course.judge.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.starts import Forked, Sandboxed, Start, Unprotected, left
+from ringlab_course.judge.starts import Deadline, Forked, Sandboxed, Start, Unprotected
 
-LOOK_S = 0.2
+LOOK_S, LOOKS = 0.2, 5
+TIDYING_S = 0.05  # of computing, in which every call's arrays are put away
 ROOM = (
     1 << 20
 )  # bytes that it may take a worker to receive arguments or to send an answer, beside a copy of it
@@ -125,7 +126,7 @@ class WorkerProcess:
         """Wait until the worker can take calls, for so many seconds each time it is started. Raises: SandboxError when it cannot start."""
         failed = 0
         while True:
-            deadline = time.monotonic() + seconds
+            deadline = Deadline(seconds)
             try:
                 self._greet(deadline)
                 break
@@ -135,14 +136,14 @@ class WorkerProcess:
                 if server is None:
                     raise
                 failed += 1
-                if time.monotonic() > deadline:
+                if deadline.over:
                     servers.give_up(server)
                 # A server that has ended, for want of memory perhaps, gets a successor; one that lives cannot fork.
                 self._start = self._started(alone=server.alive() or failed > 1)
         if failed and not self.forked:
             _UNFORKED.add(self.arrays)
 
-    def _greet(self, deadline: float) -> None:
+    def _greet(self, deadline: Deadline) -> None:
         assert self._start is not None
         try:
             self._init = self._start.first(deadline)
@@ -165,16 +166,16 @@ class WorkerProcess:
         if isinstance(self._start, Forked) and (wrong := self._start.openings(self.pid)):
             raise SandboxError("a worker shut off from all others", "; ".join(wrong))
 
-    def send(self, frame: Frame, deadline: float) -> int:
+    def send(self, frame: Frame, deadline: Deadline) -> int:
         """Send `frame` and return about how many bytes it takes where it was read. Raises: Overdue when the worker does not take it; WorkerDied; SandboxError when its server has ended."""
         try:
             parts = pack(frame)
             for part in parts:
                 view = memoryview(part)
                 while view:
-                    if time.monotonic() > deadline:  # a worker that takes a byte now and then
+                    if not (left := deadline.left()):  # a worker that takes a byte now and then
                         raise TimeoutError
-                    self.socket.settimeout(left(deadline))
+                    self.socket.settimeout(left)
                     view = view[self.socket.send(view) :]
         except TimeoutError:
             raise Overdue("a worker that reads", "the deadline") from None
@@ -189,13 +190,17 @@ class WorkerProcess:
             return SandboxError("a server that lives as long as its workers", "its end", remedy)
         return WorkerDied(needed, got)
 
-    def receive(self, deadline: float) -> Frame:
+    def receive(self, deadline: Deadline) -> Frame:
         """Return the next frame. Raises: Overdue, WorkerDied, ProtocolError; SandboxError when its server has ended."""
+        grace: Deadline | None = None
         while not self.frames:
-            readable, _, _ = select.select([self.socket], [], [], left(deadline))
-            if not readable or time.monotonic() > deadline + GRACE_S:  # a byte now and then is no answer
+            left = deadline.left()
+            grace = None if left else grace or Deadline(GRACE_S)
+            readable, _, _ = select.select([self.socket], [], [], left)
+            if grace and (not readable or grace.over):  # a byte now and then is no answer
                 raise Overdue("an answer", "the deadline")
-            self.read_available()
+            if readable:
+                self.read_available()
         return self.frames.pop(0)
 
     def read_available(self) -> None:
@@ -257,14 +262,19 @@ class WorkerProcess:
     def goes_on(self) -> bool:
         """Whether it computes in a thread that it has started since before the code was loaded, although it should wait for a call.
 
-        Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first.
+        Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first, however
+        late a busy machine lets it.
         """
         tasks = self.tasks()
         if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps threads of its own
             return False
         if tasks <= self._quiet and not self._computes_for(LOOK_S / 5):
             return False
-        going = self._computes_for(LOOK_S)
+        before, looks = self.clock(), 0
+        while going := self._computes_for(LOOK_S):
+            looks += 1
+            if looks == LOOKS or self.clock() - before > TIDYING_S:
+                break
         self._quiet = 0 if going else tasks
         return going
 

@@ -20,7 +20,7 @@ _HAS_MEMORY = re.compile(r"^VmRSS:", re.MULTILINE)
 def children(pid: int) -> list[int]:
     """Return the processes that any thread of `pid` has started and that are there still."""
     found: list[int] = []
-    for thread in _threads(pid):
+    for thread in threads(pid):
         with contextlib.suppress(OSError):
             found += [int(child) for child in (thread / "children").read_bytes().split()]
     return found
@@ -65,6 +65,18 @@ def _precise(pid: int) -> float:
         )  # the clock of another process, as clock_getcpuclockid makes it
     except OSError:
         return cpu_seconds(pid)
+
+
+def waited_seconds(threads: Iterable[Path]) -> float:
+    """Return the seconds for which these threads were ready to compute and had no processor; 0 where the kernel does not say."""
+    return sum(map(_waited, threads))
+
+
+def _waited(thread: Path) -> float:
+    try:
+        return int((thread / "schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def held(pids: Iterable[int]) -> tuple[int, int]:
@@ -139,14 +151,14 @@ def _status(pid: int) -> str:
     """The status of `pid`; once its first thread has ended, and with it all that its file says of memory, another's."""
     status = status_text(Path(f"/proc/{pid}/status"))
     if status and not _HAS_MEMORY.search(status):
-        for thread in _threads(pid):
+        for thread in threads(pid):
             of_thread = status_text(thread / "status")
             if _HAS_MEMORY.search(of_thread):
                 return of_thread
     return status
 
 
-def _threads(pid: int) -> list[Path]:
+def threads(pid: int) -> list[Path]:
     """The folders of a process's threads; none where it is gone, even if it goes at this moment (glob would raise)."""
     folder = Path(f"/proc/{pid}/task")
     try:

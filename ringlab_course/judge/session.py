@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,13 @@ from ringlab_course.checking import failures
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
 from ringlab_course.checking.guard import arrays_by_argument, changed, prints
 from ringlab_course.checking.subject import Measured, Recorded
-from ringlab_course.judge.allowance import Allowance, Watch
+from ringlab_course.judge.allowance import Allowance, Waits, Watch
 from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
+from ringlab_course.judge.starts import Deadline
 from ringlab_course.mesh.examine import Examined
 from ringlab_course.mesh.examine import taken_in as examined
 
@@ -75,7 +75,8 @@ class Session:
         self.watch = Watch(self.bounds)
         self.allowance = Allowance(patience)
         self.seconds, self.total_seconds = seconds * patience, total_seconds * patience
-        self.deadline = time.monotonic() + self.total_seconds
+        self.waits = Waits()
+        self.deadline = Deadline(self.total_seconds, self.waits.total)
         self.condemned, self.losses, self.calls, self.overdue = "", 0, 0, 0
         self.answered: set[str] = set()  # functions that are written: they have answered
         self._function, self._losses, self._unloaded = "", dict[str, int](), 0
@@ -141,6 +142,7 @@ class Session:
         worker.ready()
         worker.settled = worker.tasks()
         self.watch.add(worker)
+        self.waits.add(worker)
         return worker
 
     def _load(self, worker: WorkerProcess, part: tuple[str, ...]) -> None:
@@ -154,7 +156,7 @@ class Session:
             self._parts[worker] = part
         elif not self.concealed:
             self.notes = [shown(note)[:500] for note in notes[:20]]
-        self.allowance.add(worker)
+        self.allowance.computed.add(worker)
         self._loaded.append(worker)
 
     def texts(self) -> dict[str, str]:
@@ -174,7 +176,7 @@ class Session:
         self, worker: WorkerProcess, kind: str, cells: Sequence[str], answer: str, form: type[Any]
     ) -> Any:
         """Return what the worker answers to a frame about cells. Raises: Overdue, WorkerDied, ProtocolError."""
-        deadline = min(time.monotonic() + self.seconds, self.deadline)
+        deadline = Deadline(self.seconds, self.waits.total, self.deadline)
         fields = {"call": 0, "functions": list(self.functions), "seconds": self.seconds / 4}
         worker.send(Frame(kind, fields, list(cells)), deadline)
         frame = worker.receive(deadline)
@@ -182,9 +184,9 @@ class Session:
             raise ProtocolError(f"a frame {answer!r}", f"a frame {frame.kind[:20]!r}")
         return frame.value
 
-    def limit(self) -> float:
-        """Return the time at which a call that begins now must have ended."""
-        return min(time.monotonic() + self.call_seconds, self.deadline)
+    def limit(self) -> Deadline:
+        """Return the deadline of a call that begins now."""
+        return Deadline(self.call_seconds, self.waits.total, self.deadline)
 
     @property
     def call_seconds(self) -> float:
@@ -194,7 +196,8 @@ class Session:
     def discard(self, worker: WorkerProcess) -> None:
         """End a worker that cannot be used again."""
         self.watch.remove(worker)
-        self.allowance.remove(worker)
+        self.allowance.computed.remove(worker)
+        self.waits.remove(worker)
         self._parts.pop(worker, None)
         worker.kill()
         if worker in self._loaded:
@@ -237,7 +240,7 @@ class Session:
             )
         if self.losses >= LOSSES:
             raise Crashed(f"Not run: {LOSSES} processes had to be ended in this function's checks already.")
-        if time.monotonic() > self.deadline:
+        if self.deadline.over:
             raise Crashed(f"Not run: this submission has used up its {self.total_seconds:g} s.")
         self.allowance.require()
 
@@ -314,7 +317,7 @@ class SandboxedSubject:
             if len(argument) != world_size:
                 raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
         workers = self._ready(world_size)
-        network = Network(workers, self._next_call(), self.session.limit() - time.monotonic(), faults)
+        network = Network(workers, self._next_call(), self.session.limit(), faults)
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
         try:
             outcome = network.run(self.function, arguments, kwargs, gradient)

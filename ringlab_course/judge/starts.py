@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from ringlab.errors import SandboxError
 from ringlab_course.judge.fork_server import FIRST
 from ringlab_course.judge.offlimits import HOME, OffLimits
 from ringlab_course.judge.processes import children, end_all, status_text
@@ -35,6 +36,8 @@ from ringlab_course.judge.seccomp import filter_file, filter_program
 
 ORDER_S = 5.0
 """Seconds that a fork server may take to read an order while it imports: the socket holds dozens."""
+BUSY = 30.0
+"""Times the seconds of a deadline for which it is put off, at most."""
 END_S = 5.0
 """Seconds that the kernel may take to end all processes of a namespace."""
 
@@ -44,7 +47,7 @@ class Start(Protocol):
 
     socket: socket.socket
 
-    def first(self, deadline: float) -> int:
+    def first(self, deadline: Deadline | None) -> int:
         """Return the first process of what holds the worker, its parent; 0 where it is not known by `deadline`."""
 
     def complaint(self) -> str:
@@ -153,8 +156,8 @@ class Sandboxed(_Launched):
             for descriptor in passed:
                 os.close(descriptor)
 
-    def first(self, deadline: float) -> int:
-        if not self._first and select.select([self._info], [], [], left(deadline))[0]:
+    def first(self, deadline: Deadline | None) -> int:
+        if not self._first and select.select([self._info], [], [], deadline.left() if deadline else 0)[0]:
             found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4096))
             self._first = int(found[1]) if found else 0
         return self._first
@@ -166,7 +169,7 @@ class Sandboxed(_Launched):
                 os.kill(self._first, signal.SIGKILL)
 
     def end(self) -> None:
-        self.first(0)
+        self.first(None)
         self.end_at_once()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)  # it ends by itself when its namespace has
@@ -183,7 +186,7 @@ class Unprotected(_Launched):
         worker = arguments("worker", self._theirs.fileno(), arrays, limits)
         self._run(launch(worker, bounds, unsafe=True), {**environment(arrays), "RINGLAB_WORKER": self._mark})
 
-    def first(self, deadline: float) -> int:
+    def first(self, deadline: Deadline | None) -> int:
         return self._process.pid
 
     def end_at_once(self) -> None:
@@ -248,8 +251,11 @@ class Forked:
         self._pidfd: int | None = None
         self._first = 0
 
-    def first(self, deadline: float) -> int:
-        if self._pidfd is None and select.select([self.socket], [], [], left(deadline))[0]:
+    def first(self, deadline: Deadline | None) -> int:
+        if (
+            self._pidfd is None
+            and select.select([self.socket], [], [], deadline.left() if deadline else 0)[0]
+        ):
             self.socket.settimeout(None)
             with contextlib.suppress(OSError):
                 said, descriptors, _, _ = socket.recv_fds(self.socket, len(FIRST), 1)
@@ -291,7 +297,7 @@ class Forked:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> None:
-        self.first(0)
+        self.first(None)
         self.end_at_once()
         self.socket.close()  # where it was not yet a process: then it ends before it serves
         self.server.workers -= 1
@@ -326,6 +332,34 @@ def namespaces(pid: int) -> dict[str, str]:
     return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in names}
 
 
-def left(deadline: float) -> float:
-    """Return the seconds until `deadline`, at least a little where there is one; 0 for the deadline 0."""
-    return max(0.001, deadline - time.monotonic()) if deadline else 0.0
+class Deadline:
+    """The end of `seconds` from now, put off by the seconds that `waited` has grown by: those without a processor.
+
+    within: another deadline that this one does not outlast.
+    """
+
+    def __init__(
+        self, seconds: float, waited: Callable[[], float] = lambda: 0.0, within: Deadline | None = None
+    ) -> None:
+        self.seconds, self._waited, self._within = seconds, waited, within
+        self._before, self._end = waited(), time.monotonic() + seconds
+        self._put_off = 0.0
+
+    def left(self) -> float:
+        """Return the seconds that are left; 0 when it is over. Raises: SandboxError where the machine is too busy to judge."""
+        left = self._end + self._put_off - time.monotonic()
+        if left <= 0:
+            self._put_off = max(self._put_off, self._waited() - self._before)
+            left = self._end + self._put_off - time.monotonic()
+            if left > 0 and self._put_off > BUSY * self.seconds:
+                raise SandboxError(
+                    "a processor for the submission: the machine was busy",
+                    f"{self._put_off:.0f} s of waiting for one in a call that may take {self.seconds:g} s",
+                    "grade it again when the machine is less busy, or with fewer --jobs",
+                )
+        return max(0.0, left if self._within is None else min(left, self._within.left()))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left() <= 0

@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 import torch
 
+from ringlab.errors import SandboxError
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
-from ringlab_course.judge import allowance, judge
+from ringlab_course.judge import allowance, judge, starts
 from ringlab_course.judge.allowance import Allowance, UnreadableAnswer, reading
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.process import Overdue
 from ringlab_course.judge.processes import cpu_seconds, precise_cpu_seconds
 from ringlab_course.judge.session import SandboxedSubject, Session
+from ringlab_course.judge.starts import Deadline
 from tests.course.judge.small_contract import HINTS, notebook
 
 pytestmark = pytest.mark.needs_bwrap
@@ -221,3 +223,54 @@ def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
         for seconds in (20, 10, 5, 5):
             assert session.call_seconds == seconds
             assert f"within {seconds} s" in session.lost("`f`", Overdue("an answer", "the deadline")).message
+
+
+@pytest.fixture
+def busy():
+    """A session of one worker whose processor six other processes use, too; calls may take a second."""
+    core = min(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(other.wait)
+            stack.callback(other.kill)
+            os.sched_setaffinity(other.pid, {core})
+        session = stack.enter_context(Session([CODE], ["computes", "sleeps"], torch=False, seconds=1.0))
+        (worker,) = session.workers(1)
+        os.sched_setaffinity(worker.pid, {core})
+        yield session
+
+
+def test_waiting_for_a_processor_is_not_taken_from_a_calls_seconds(busy: Session) -> None:
+    assert SandboxedSubject(busy, "computes").call(0.6) == 1
+
+
+@pytest.mark.parametrize("function", ["computes", "sleeps"])
+def test_on_a_busy_machine_a_call_without_end_ends(busy: Session, function: str) -> None:
+    with pytest.raises(Crashed, match="did not end within 1 s"):
+        SandboxedSubject(busy, function).call(1e6)
+
+
+def test_where_the_machine_is_too_busy_nothing_is_graded(
+    busy: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "BUSY", 0.5)
+    with pytest.raises(SandboxError, match="the machine was busy"):
+        SandboxedSubject(busy, "computes").call(0.9)
+
+
+def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited = [100.0], [7.0]
+    monkeypatch.setattr(starts.time, "monotonic", lambda: now[0])
+    whole = Deadline(25.0, lambda: waited[0])
+    each = Deadline(10.0, lambda: waited[0], whole)
+    now[0], waited[0] = 109.0, 15.0
+    assert each.left() == 1.0
+    now[0] = 112.0
+    assert each.left() == 6.0 and not each.over
+    now[0] = 118.0
+    assert each.over and not whole.over
+    now[0], waited[0] = 140.0, 30.0
+    assert each.over and whole.left() == 8.0

@@ -22,6 +22,7 @@ from ringlab_course.judge.channel import Channel
 from ringlab_course.judge.process import Endless, WorkerProcess
 from ringlab_course.judge.protocol import FrameReader, ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session
+from ringlab_course.judge.starts import Deadline
 from tests.course.judge.hostile import rings
 from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own
@@ -172,7 +173,7 @@ def run(source: str) -> None:
     ranks = [Rank(namespace), Rank(namespace)]
     try:
         with mock.patch.object(sys, "argv", ["-", "worker", "-", "torch"]):  # what a worker is started with
-            network.Network(ranks, 1, 60).run("ring_sum", [(torch.zeros(4, 8),)] * 2, {})
+            network.Network(ranks, 1, Deadline(60)).run("ring_sum", [(torch.zeros(4, 8),)] * 2, {})
     finally:
         for rank in ranks:
             rank.end()
