@@ -6,12 +6,12 @@ The times of the tiles differ from rank to rank, and are charged to each rank fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
 from ringlab.comm.clocked.cluster import ClockedCluster
@@ -21,7 +21,7 @@ from ringlab.comm.ring import Ring
 from ringlab.cost.shape_block import Prices
 from ringlab.layout import LAYOUTS, Layout
 from ringlab.mask import Mask
-from ringlab.plan import Tile, plan
+from ringlab.plan import plan
 
 Steps: TypeAlias = Int64[np.ndarray, " attentions"]
 ROTATING = ("ring", "allgather")
@@ -45,37 +45,65 @@ def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds
 def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bool:
     """Return whether rank 0 can stand for all, step by step.
 
-    So it can in a rotating schedule of equal shards if a rank's tiles of a block depend only on whether the block's rank comes
-    before it, is itself, or comes after it. That holds for the layouts that have a name.
+    So it can in a rotating schedule if a rank's tiles of a block depend only on the lengths of the runs of both, and on whether the block's
+    rank comes before it, is itself, or comes after it. That holds for the layouts that have a name. Backward, all ranks must have runs of
+    the same lengths: otherwise the buffers of sums, and so a rank's memory, depend on the order in which blocks come.
     """
     named = layout.name in LAYOUTS and layout == LAYOUTS[layout.name](layout.S, layout.P)
-    pieces = 2 * layout.P if layout.name == "zigzag" else layout.P
-    if schedule not in ROTATING or not mask.plain or not named or layout.S % pieces or layout.P < 2:
+    if schedule not in ROTATING or not mask.plain or not named or layout.P < 2:
         return False
-    return not backward or all(_tiles_of_sides(layout, mask))  # whether gradients travel depends on it
+    if not backward:
+        return True
+    made = plan(layout, mask)  # whether gradients travel depends on the tiles
+    equal = len(set(kinds(layout).tolist())) == 1
+    return equal and all(made.of(rank, origin) for rank, origin in ((1, 0), (0, 0), (0, 1)))
 
 
-def _tiles_of_sides(layout: Layout, mask: Mask) -> list[tuple[Tile, ...]]:
-    """The tiles of a rank for a block of a rank before it, of its own, and of a rank after it."""
-    made = plan(layout, mask)
-    return [made.of(rank, origin) for rank, origin in ((1, 0), (0, 0), (0, 1))]
+def kinds(layout: Layout) -> Int[np.ndarray, " P"]:
+    """Return a number for each rank, from 0, equal for ranks whose runs have the same lengths.
+
+    >>> from ringlab import striped
+    >>> kinds(striped(10, 4))
+    array([0, 0, 1, 1])
+    """
+    known: dict[tuple[int, ...], int] = {}
+    runs = (tuple(run.length for run in runs) for runs in layout.ranks)
+    return np.array([known.setdefault(lengths, len(known)) for lengths in runs])
 
 
 def seconds_by_label(
-    prices: Prices, queries: Shaped[Tensor, "..."], layout: Layout, mask: Mask
+    prices: Prices, queries: Mapping[int, Shaped[Tensor, "..."]], layout: Layout, mask: Mask
 ) -> SecondsOfAll:
-    """Return the function from labels of computations to all ranks' seconds, where they `go_together`. queries: those of each rank."""
-    before, own, after = _tiles_of_sides(layout, mask)
-    ranks = np.arange(layout.P)
+    """Return the function from labels of computations to all ranks' seconds, where they `go_together`.
+
+    queries: those of a rank, by its number of tokens.
+    """
+    P, made, kind, ranks = layout.P, plan(layout, mask), kinds(layout), np.arange(layout.P)
+    members = [np.flatnonzero(kind == number).tolist() for number in range(kind.max() + 1)]
+
+    @cache
+    def table(backward: bool) -> Float[np.ndarray, "kinds kinds 3"]:
+        """The seconds of a rank, by its kind, the kind of the block's rank, and whether that comes before, is itself, or comes after."""
+        found = np.full((len(members), len(members), 3), np.nan)
+        for own, of_own in enumerate(members):
+            seconds = prices.book(queries[layout.length(of_own[0])], backward).seconds
+            found[own, own, 1] = seconds(made.of(of_own[0], of_own[0]))
+            for other, of_other in enumerate(members):
+                if of_own[-1] > of_other[0]:
+                    found[own, other, 0] = seconds(made.of(of_own[-1], of_other[0]))
+                if of_own[0] < of_other[-1]:
+                    found[own, other, 2] = seconds(made.of(of_own[0], of_other[-1]))
+        return found
 
     def seconds(label: str) -> Float[np.ndarray, " P"]:
         named = _ATTEND.fullmatch(label)
         if not named:
-            return np.zeros(layout.P)
-        step, price = int(named[2]), prices.book(queries, bool(named[1])).seconds
-        if step == 0:
-            return np.full(layout.P, price(own))
-        return np.where(ranks >= step, price(before), price(after))
+            return np.zeros(P)
+        step, of_kinds = int(named[2]), table(bool(named[1]))
+        if len(members) == 1 and step:
+            return np.where(ranks >= step, of_kinds[0, 0, 0], of_kinds[0, 0, 2])
+        side = np.where(ranks >= step, 0, 2) if step else 1
+        return of_kinds[kind, np.roll(kind, step), side]
 
     return seconds
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab.attention import ring_attention
 from ringlab.comm.clocked.cluster import ClockedCluster
-from ringlab.comm.clocked.lockstep import evaluate_alike
+from ringlab.comm.clocked.lockstep import Blocks, evaluate_alike
 from ringlab.comm.clocked.recording import Recording
 from ringlab.comm.clocked.timeline import Links, Timeline
 from ringlab.comm.ring import Ring
 from ringlab.cost.equal_ranks import Seconds, models_of, run, seconds_by_label
 from ringlab.cost.shape_block import Prices, ShapeBlock
 from ringlab.cost.sizes import Attention
-from ringlab.layout import Layout
+from ringlab.layout import Layout, Run
 from ringlab.mask import Mask
 
 _NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
@@ -51,12 +51,12 @@ class RingProgram:
     ) -> Timed | None:
         """Return the operations of rank 0, and the times of all ranks on both networks, where they `equal_ranks.go_together`.
 
-        None if its messages do not fit that. slow: how many times longer each rank computes. keep: the ranks whose operations are kept, on the first network.
+        The recording also has the memory of every rank, and the operations of the first rank of each length. None if the messages of
+        rank 0 do not fit. slow: how many times longer each rank computes. keep: the ranks whose operations are kept, on the first network.
         """
-        P = self.layout.P
-        seconds = seconds_by_label(
-            self.prices, self._shards[self.layout.length(0)][0], self.layout, self.mask
-        )
+        P, lengths = self.layout.P, self.layout.lengths
+        queries = {length: shards[0] for length, shards in self._shards.items()}
+        seconds = seconds_by_label(self.prices, queries, self.layout, self.mask)
         factors = np.ones(P)
         factors[list(slow)] = list(slow.values())
 
@@ -64,11 +64,35 @@ class RingProgram:
             return seconds(label) * factors
 
         _warm_up(self.backward)
-        found = ClockedCluster(P).run_first(self)
-        log, forms = found.logs[0], found.forms
-        timeline = evaluate_alike(log, forms, P, networks[0], of_all, keep)
-        free = evaluate_alike(log, forms, P, networks[1], of_all)
+        first = {length: lengths.index(length) for length in sorted({*lengths})}
+        found = ClockedCluster(P).run_some(self, sorted(first.values()))
+        # Forward, a rank holds its own rows, and buffers for the longest block or for all blocks: its own length decides.
+        found.memory = [
+            replace(found.memory[first[length]], rank=rank) for rank, length in enumerate(lengths)
+        ]
+        log, forms, blocks = found.logs[0], found.forms, self._blocks() if len(first) > 1 else None
+        timeline = evaluate_alike(log, forms, P, networks[0], of_all, keep, blocks)
+        free = evaluate_alike(log, forms, P, networks[1], of_all, (), blocks)
         return None if timeline is None or free is None else (found, timeline, free)
+
+    def _blocks(self) -> Blocks:
+        """Return whose block each exchange carries: rank 0 runs where rank r has r + 1 tokens, so that the length of a block names its owner."""
+        P, start = self.layout.P, 0
+        runs = []
+        for rank in range(P):
+            runs.append((Run(start, 1, rank + 1),))
+            start += rank + 1
+        apart = replace(self, layout=Layout(start, P, "of all lengths", tuple(runs)))
+        found = ClockedCluster(P, memory=False).run_some(apart)
+        forms = found.forms
+
+        def behind(of_exchanges: Sequence[int]) -> Int[np.ndarray, " exchanges"]:
+            return np.array(
+                [(1 - forms[form].shapes[0][-2]) % P if form >= 0 else 0 for form in of_exchanges]
+            )
+
+        log = found.logs[0]
+        return Blocks(np.array(self.layout.lengths), behind(log.sent), behind(log.received))
 
     @cached_property
     def _shards(self) -> dict[int, tuple[Tensor, ...]]:

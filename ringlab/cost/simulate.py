@@ -147,8 +147,8 @@ MESSAGES_ASSUMED = {
 class Simulation:
     """The cost of one call of ring attention, in virtual seconds and bytes.
 
-    recording: the operations of every rank; of rank 0 only, which stands for all, if the timelines are in `Lockstep`. timeline: their
-    times on the given network. free: their times on free links. wall_s, cpu_s: seconds that the simulation itself took.
+    recording: the operations of every rank; of rank 0, which stands for all, and of few others, if the timelines are in `Lockstep`. timeline:
+    their times on the given network. free: their times on free links. wall_s, cpu_s: seconds that the simulation itself took.
     """
 
     recording: Recording
@@ -185,8 +185,6 @@ class Simulation:
     @property
     def peak_bytes(self) -> np.ndarray:
         """Return each rank's peak bytes of tensors, without its own q, k and v."""
-        if isinstance(self.timeline, Lockstep):
-            return np.full(self.P, self.recording.memory[0].peak_bytes)
         return np.array([report.peak_bytes for report in self.recording.memory])
 
     @property
@@ -197,8 +195,9 @@ class Simulation:
     @property
     def bytes_sent(self) -> int:
         """Return the bytes that all ranks send."""
-        sent = int(self.recording.program.sent_bytes.sum())
-        return sent * self.P if isinstance(self.timeline, Lockstep) else sent
+        if isinstance(self.timeline, Lockstep):
+            return self.timeline.bytes_sent
+        return int(self.recording.program.sent_bytes.sum())
 
     def trace(self) -> Trace:
         """Return the events of all ranks. Raises: CommError if those of most were not kept (`Lockstep`): `timeline.trace` has the others."""

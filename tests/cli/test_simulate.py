@@ -93,7 +93,7 @@ def test_shown_ranks_are_spread_evenly_over_all() -> None:
         ("--dtype int8", "dtype among", "nearest: float8"),
         ("--tokens 1000000000000000 --ranks 4", "at most 2,147,483,648 tokens", "2147483648 tokens"),
         (
-            "--ranks 4097 --tokens 1Mi",
+            "--ranks 4097 --tokens 1Mi --backward",
             "at most 4,096 ranks, as every rank's operations are kept",
             "4,096 ranks; or 1,048,832 tokens",
         ),

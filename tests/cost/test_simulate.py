@@ -296,7 +296,7 @@ def test_packed_documents_dealt_one_by_one_are_balanced() -> None:
         (lambda: zigzag(8, 2), {"jitter": -0.1}, "jitter"),
         (lambda: zigzag(8, 2), {"jitter": float("nan")}, "jitter"),
         (lambda: zigzag(8, 2), {"seed": -1, "jitter": 0.1}, "seed >= 0"),
-        (lambda: zigzag(5000, 4097), {}, "at most 4,096 ranks"),
+        (lambda: zigzag(5000, 4097), {"jitter": 0.1}, "at most 4,096 ranks"),
         (lambda: zigzag(8, 2), {"tile": (2**21, 1)}, "rows of a tile"),
     ],
     ids=[

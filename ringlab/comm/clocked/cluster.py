@@ -94,12 +94,12 @@ class ClockedCluster:
         run = _Run(self, program, (), sorted(set(models)))
         return alike(run.run(), models, seconds)
 
-    def run_first(self, program: Callable[[Ring], Any]) -> Recording:
-        """Return the recording of a program in which rank 0 alone runs, for `lockstep.evaluate_alike`; the other ranks do nothing.
+    def run_some(self, program: Callable[[Ring], Any], ranks: Sequence[int] = (0,)) -> Recording:
+        """Return the recording of a program that these ranks run, each as if alone, for `lockstep.evaluate_alike`; the others do nothing.
 
-        What it receives has the shapes that it expects. Raises: as `run`.
+        What they receive has the shapes that they expect. Raises: as `run`.
         """
-        return _Run(self, program, (), [0]).run()
+        return _Run(self, program, (), ranks).run()
 
 
 class _Run:

@@ -1,5 +1,6 @@
 """The times of many ranks that all do the same: each operation of one rank stands for that of every rank, at once.
 
+Ranks may have blocks of different lengths (`Blocks`): then an operation is the same and the bytes of its messages differ.
 Nothing is kept for each operation of each rank, so memory does not grow with the square of their number. The times are those of
 `timeline.evaluate`, to the last bit.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ringlab.comm.clocked.log import COMPUTE, POST, Forms, Log, Messages, Program
 from ringlab.comm.clocked.timeline import Links, Timeline
@@ -35,6 +36,7 @@ class Lockstep(Timeline):
     """
 
     kept: tuple[int, ...]
+    bytes_sent: int
     all_ends: Times
     all_busy_s: Times
     all_waited_s: Times
@@ -75,18 +77,66 @@ class Lockstep(Timeline):
             raise CommError(f"ranks among {', '.join(map(str, self.kept))}, whose operations are kept", got)
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of tokens that messages carry.
+
+    lengths: how many tokens the block of each rank has. sent, received: for each exchange, how many ranks behind is the owner of the block
+    that it sends, or receives.
+    """
+
+    lengths: Int[np.ndarray, " P"]
+    sent: Int[np.ndarray, " exchanges"]
+    received: Int[np.ndarray, " exchanges"]
+
+
 def evaluate_alike(
-    log: Log, forms: Forms, P: int, network: Links, seconds: Seconds, keep: Sequence[int] = ()
+    log: Log,
+    forms: Forms,
+    P: int,
+    network: Links,
+    seconds: Seconds,
+    keep: Sequence[int] = (),
+    blocks: Blocks | None = None,
 ) -> Lockstep | None:
     """Return the times of `P` ranks that all do what rank 0 does in `log`, with peers as far from each.
 
-    keep: ranks whose operations are kept. None if a message is posted by its sender before its receiver, or is awaited before it is sent:
-    then ranks do not go on together.
+    keep: ranks whose operations are kept. blocks: None if all have one length. None if a message is posted by its sender before its
+    receiver, or is awaited before it is sent: then ranks do not go on together.
     Raises: CommError if sends and receives do not fit together.
     """
-    if (pairs := _pairs(log, forms, P)) is None:
+    moved = _Moved(log, forms, blocks)
+    if (pairs := _pairs(log, moved, P)) is None:
         return None
-    return _Lockstep(log, forms, P, network, pairs).run(seconds, tuple(keep))
+    return _Lockstep(log, forms, P, network, pairs, moved).run(seconds, tuple(keep))
+
+
+class _Moved:
+    """The forms that each exchange sends and receives: those of every rank, or a single one that all share."""
+
+    def __init__(self, log: Log, forms: Forms, blocks: Blocks | None) -> None:
+        self.log, self.blocks = log, blocks
+        if blocks is None:
+            return
+        lengths, self.which = np.unique(blocks.lengths, return_inverse=True)
+        known = {*log.sent, *log.received} - {-1}
+        self.by_length = {
+            form: np.array([forms.of_tokens(form, tokens) for tokens in lengths.tolist()]) for form in known
+        }
+
+    def sent(self, exchange: int) -> Int[np.ndarray, " ranks"]:
+        """Return the forms that ranks send; −1 for none."""
+        return self._of(self.log.sent[exchange], exchange, sending=True)
+
+    def received(self, exchange: int) -> Int[np.ndarray, " ranks"]:
+        """Return the forms that ranks receive; −1 for none."""
+        return self._of(self.log.received[exchange], exchange, sending=False)
+
+    def _of(self, form: int, exchange: int, sending: bool) -> Int[np.ndarray, " ranks"]:
+        if form < 0 or self.blocks is None:
+            return np.array([form])
+        behind = (self.blocks.sent if sending else self.blocks.received)[exchange]
+        return self.by_length[form][np.roll(self.which, behind)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +149,7 @@ class _Pairs:
     send: list[int]
 
 
-def _pairs(log: Log, forms: Forms, P: int) -> _Pairs | None:
+def _pairs(log: Log, moved: _Moved, P: int) -> _Pairs | None:
     ahead = [to % P if form >= 0 else 0 for to, form in zip(log.to, log.sent, strict=True)]
     behind = [-source % P if form >= 0 else 0 for source, form in zip(log.source, log.received, strict=True)]
     receive, send = [-1] * len(ahead), [-1] * len(ahead)
@@ -114,7 +164,8 @@ def _pairs(log: Log, forms: Forms, P: int) -> _Pairs | None:
                 raise CommError("as many sends as receives between each pair of ranks", "others")
             receive[exchange] = left.pop(0)
             send[receive[exchange]] = exchange
-            if log.sent[exchange] != log.received[receive[exchange]]:
+            of_receivers = moved.received(receive[exchange])
+            if not np.array_equal(moved.sent(exchange), np.roll(of_receivers, -distance)):
                 raise CommError(
                     "both ends of every message to have one form", "models whose messages do not fit"
                 )
@@ -127,8 +178,9 @@ def _pairs(log: Log, forms: Forms, P: int) -> _Pairs | None:
 class _Lockstep:
     """All ranks at one operation; the messages under way."""
 
-    def __init__(self, log: Log, forms: Forms, P: int, network: Links, pairs: _Pairs) -> None:
+    def __init__(self, log: Log, forms: Forms, P: int, network: Links, pairs: _Pairs, moved: _Moved) -> None:
         self.log, self.forms, self.P, self.network, self.pairs = log, forms, P, network, pairs
+        self.moved, self.bytes_sent = moved, 0
         self.labels, self.nbytes = list(forms.labels), forms.nbytes()
         self.ranks = np.arange(P)
         self.links: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -154,7 +206,8 @@ class _Lockstep:
             ends.append(self.time[chosen])
         program, both = self._program(keep, messages)
         of_rank = np.array(ends).T.ravel(), np.array(lengths).reshape(len(lengths), len(keep)).T.ravel()
-        return Lockstep(program, self.forms, *of_rank, both, keep, self.time, self.busy_s, self.waited_s)
+        times = self.time, self.busy_s, self.waited_s
+        return Lockstep(program, self.forms, *of_rank, both, keep, self.bytes_sent, *times)
 
     def _link(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The port, bytes per second and latency of each rank's messages to the rank so far ahead."""
@@ -178,7 +231,9 @@ class _Lockstep:
             port, rate, latency = self._link(distance)
             ready = np.maximum(self.time, np.roll(self.time, -distance))
             departure = np.maximum(ready, self.port_free[port, self.ranks])
-            free = departure + self.nbytes[self.log.sent[number]] / rate
+            nbytes = self.nbytes[self.moved.sent(number)]
+            self.bytes_sent += int(nbytes.sum()) * (self.P // len(nbytes))
+            free = departure + nbytes / rate
             self.port_free[port, self.ranks] = free
             self.under_way[number] = departure, free + latency
 
@@ -200,12 +255,18 @@ class _Lockstep:
         codes, posts, computes = np.array(log.codes), len(log.to), len(log.labels)
         kinds = (codes & 3).astype(np.int8)
         each = np.where(kinds == COMPUTE, computes, posts)
-        sent, received = np.array(log.sent), np.array(log.received)
         nbytes = np.append(self.nbytes, 0)
         own = np.array(keep, np.int32)[:, None]
+        chosen = list(keep)
 
-        def moved(peers: Sequence[int], forms: np.ndarray) -> np.ndarray:
-            return np.where(forms >= 0, (np.array(peers) + own) % self.P, -1).ravel()
+        def of_kept(forms: Callable[[int], np.ndarray]) -> Int[np.ndarray, "ranks exchanges"]:
+            of_all = [np.broadcast_to(forms(exchange), (self.P,))[chosen] for exchange in range(posts)]
+            return np.array(of_all, np.int64).reshape(posts, count).T
+
+        sent, received = of_kept(self.moved.sent), of_kept(self.moved.received)
+
+        def peers(of_first: Sequence[int], forms: np.ndarray) -> np.ndarray:
+            return np.where(forms >= 0, (np.array(of_first) + own) % self.P, -1).ravel()
 
         length = np.zeros(self.P, np.int64)
         length[list(keep)] = len(codes)
@@ -214,20 +275,19 @@ class _Lockstep:
             kinds=np.tile(kinds, count),
             refs=((codes >> 2) + np.arange(count)[:, None] * each).ravel(),
             post_rank=np.repeat(own.ravel(), posts),
-            to=moved(log.to, sent),
-            source=moved(log.source, received),
-            sent_bytes=np.tile(nbytes[sent], count),
-            received_bytes=np.tile(nbytes[received], count),
+            to=peers(log.to, sent),
+            source=peers(log.source, received),
+            sent_bytes=nbytes[sent.ravel()],
+            received_bytes=nbytes[received.ravel()],
             labels=np.tile(np.array(log.labels), count),
-            forms_sent=np.tile(sent, count),
-            forms_received=np.tile(received, count),
+            forms_sent=sent.ravel(),
+            forms_received=received.ravel(),
         )
         rows = np.array([messages[number] for number in range(posts)]).reshape(posts, 2, 2, count)
         both = np.concatenate([rows.transpose(3, 0, 1, 2).reshape(-1, 2), [_NEVER]])
         index = np.arange(2 * posts * count).reshape(-1, 2)
         out, into = (
-            np.where(np.tile(forms, count) >= 0, index[:, side], -1)
-            for side, forms in enumerate((sent, received))
+            np.where(forms.ravel() >= 0, index[:, side], -1) for side, forms in enumerate((sent, received))
         )
         vars(program)["messages"] = Messages(np.zeros(0, int), np.zeros(0, int), out, into)
         return program, both

@@ -87,17 +87,23 @@ class Forms:
 
     def form(self, tensors: Tensors) -> int:
         """Return the number of the shapes and dtypes of `tensors`."""
-        key: Any
         if len(tensors) == 2:
             first, second = tensors
-            key = first.shape, second.shape, first.dtype, second.dtype
-        else:
-            key = tuple((t.shape, t.dtype) for t in tensors)
-        found = self._shapes.get(key)
+            return self._number((first.shape, second.shape), (first.dtype, second.dtype))
+        return self._number(tuple(t.shape for t in tensors), tuple(t.dtype for t in tensors))
+
+    def _number(self, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]) -> int:
+        found = self._shapes.get((shapes, dtypes))
         if found is None:
-            found = self._shapes[key] = len(self._tensors)
-            self._tensors.append((tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)))
+            found = self._shapes[shapes, dtypes] = len(self._tensors)
+            self._tensors.append((tuple(map(tuple, shapes)), dtypes))
         return found
+
+    def of_tokens(self, number: int, tokens: int) -> int:
+        """Return the number of the message `number` with so many tokens, on axis −2 of each tensor."""
+        given = self[number]
+        shapes = tuple((*shape[:-2], tokens, shape[-1]) for shape in given.shapes)
+        return self.messages[given.tag, self._number(shapes, given.dtypes)]
 
     def nbytes(self) -> np.ndarray:
         """Return the bytes of each form."""
