@@ -33,8 +33,8 @@ from ringlab.viz.style import show
 # %% [markdown]
 # ## 1 · A rectangle of documents
 #
-# Here are 24 documents, many short ones and a few long ones, as is common in text. (The logarithm of a length is normally
-# distributed.) The simplest batch gives each document a line, filled up to the longest with *padding*, tokens that mean nothing.
+# Here are 24 documents, many short ones and a few long ones, as is common in text. (We draw their lengths from a
+# log-normal distribution.) The simplest batch gives each document a line, filled up to the longest with *padding*, tokens that mean nothing.
 
 # %%
 lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
@@ -61,7 +61,7 @@ show(packed_view.rectangle(lengths, columns=lengths.max()),
 #
 # ## 2 · Three ways to write a bound
 #
-# Four documents of 5, 1, 7 and 3 tokens are enough from here on. Libraries say in three ways where one ends:
+# Four documents of 5, 1, 7 and 3 tokens are enough from here on. There are three common ways to write down where one ends:
 
 # %%
 documents = (5, 1, 7, 3)
@@ -75,9 +75,11 @@ print("document ids  ", *row.document_ids)
 # - **Position ids** begin again at 0 with each document. The code that builds batches, the *collator*, often makes these.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Each gives the other two. (An *empty* document shows in cu_seqlens only, as a repeated bound.) All three describe the *whole row*, which is
-# easily forgotten once the row has been cut. Two words for the rest of the lesson: a token's **position** counts in its document, its
-# **place** in the row. (`layout.positions(rank)` of earlier lessons returns places.)
+# Each gives the other two, as long as no document is *empty*. An empty one repeats a bound in cu_seqlens. In document ids it is at most a
+# number left out, and in position ids nothing shows it. All three describe the *whole row*, which is easily forgotten once the row has been cut.
+#
+# Two words for the rest of the lesson. **Position**: a token's index within its document. **Place**: its index within the row. (Earlier
+# lessons had one document, and their *global positions*, as in `layout.positions(rank)`, are places.)
 
 # %%
 same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
@@ -428,11 +430,11 @@ print(f"each token counts once: {by_token:.3f}, each document counts once: {by_d
 # %% [markdown]
 # If a document lies on two ranks, neither knows its mean. In the exercise you find each token's weight with one reduction.
 #
-# ## 8 · A short document needs no ring
+# ## 8 · A short document does not fill a ring
 #
 # So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. What if each document had a ring of its own, of as many ranks as
-# suit it? (The times of this section come from a model: a training step of Llama 3 8B on H100s, 8 to a node. Reading the weights from memory,
-# once for all documents, is left out.)
+# suit it? The times of this section come from a model, not from a GPU: a training step of Llama 3 8B on H100s, 8 to a node. Reading the weights
+# from memory, once for all documents, is left out.
 
 # %%
 costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
@@ -462,20 +464,25 @@ choices = {"a quarter": 25, "half": 50, "three quarters": 75, "nearly all": 100}
 compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.max())))
 
 # %% [markdown]
-# The longest document has only 36 % of the *time*, since the linear layers cost every token the same. Now we compare three ways:
+# The longest document has only 36 % of the *time*, since the linear layers cost every token the same. Now we compare four ways:
 #
 # - **packed**: one ring of 16 for the whole row, as so far;
+# - **two rows**: the documents are dealt to two rows, longest first, and each row is packed on a ring of 8, inside one node;
 # - **static**: rings of one size, whichever is fastest; each ring does its share of the documents one after another;
 # - **dynamic**: a degree for each document, chosen so that all ranks end at about the same time.
 #
 # A rank has memory for 2,048 tokens in all. So 5,526 tokens need at least 4 ranks (3 is no degree), 2,242 need 2, all others 1. That gives a **bound**
-# for all three ways: on these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. No way can be faster, since
+# for all four ways: on these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. No way can be faster, since
 # more ranks for a document add waiting and remove no work.
 
 # %%
 found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
-times = {"packed": costs.row_s(lengths.tolist(), 16), "static": found.static_s,
-         "dynamic": found.dynamic_s, "bound": found.least_s}
+rows = [[], []]
+for length in sorted(lengths.tolist(), reverse=True):
+    min(rows, key=sum).append(length)
+times = {"packed": costs.row_s(lengths.tolist(), 16),
+         "two rows": max(costs.row_s(each, 8) for each in rows),
+         "static": found.static_s, "dynamic": found.dynamic_s, "bound": found.least_s}
 for way, time in times.items():
     print(f"{way:8} {1e3 * time:5.0f} ms, {time / found.least_s:.2f} of the bound")
 
@@ -491,14 +498,16 @@ show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
      packed_view.describe_groups(placed, ["static", "dynamic"]))
 
 # %% [markdown]
-# Under *static* two rings of eight share the documents out. The short documents of each ring take almost equally long, since they mostly wait for hops. Under
-# *dynamic* 21 documents are on one rank each, where nothing of them travels.
+# Under *static* each document has a ring of eight to itself, and the short ones do not fill it: 72 tokens wait for hops most of their 2.3 ms, and
+# even of the 5.2 ms of 432 tokens only 24.9 / 8 = 3.1 are computing. Under *dynamic* 21 documents are on one rank each, where nothing of them travels.
 #
-# *Packed* is slow because of its traffic. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In one ring of 16 the
-# whole row goes around, and between the nodes its hops take longer than the computing:
+# *Packed* on one ring is slow because that ring crosses the nodes. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In
+# one ring of 16 the whole row goes around, and between the nodes its hops take longer than the computing. *Two rows* send half as much, and none of
+# it between nodes. In a row short documents share the hops with long ones, so that this plain way is as fast as *dynamic* here:
 
 # %%
 print(f"packed, one ring of 16: {real.length * 15:7,} tokens' keys and values travel")
+print(f"two rows, rings of 8  : {real.length * 7:7,}")
 for name, made in (("static", found.static), ("dynamic", found.dynamic)):
     placed_once = [each for batch in made.micro_batches for each in batch]
     travelling = sum(lengths[each.sequence] * (each.degree - 1) for each in placed_once)
@@ -581,7 +590,7 @@ for name, spoil in faults.items():
 # - To find a wrong mask, change one token and look which outputs move.
 # - Labels and positions are made before the cut, within documents, and travel with their tokens.
 # - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
-# - On one rank nothing of a short document travels; a long one belongs on many.
+# - A short document alone does not fill a ring: pack it with others, or give it one rank. A ring that crosses nodes needs long sequences.
 #
 # ## Self-check
 #

@@ -151,7 +151,7 @@ STAGE = Stage(
         "Build a matrix (L, L) of the decays between each pair, with zeros above the diagonal: it weighs q·k within the chunk. "
         "The entering state needs a factor for each row, the leaving one a factor for each write. Take sums of logarithms of "
         "exactly the decays that are meant: a difference of two large sums, or a quotient of two products, has no digits left.",
-        r"$E_{ij} = e^{g_{j+1} + \dots + g_i}$ for $j \le i$, $\;O = e^{g_1 + \dots + g_i}\,QS + (E \circ QK^\top) V$, "
+        r"$E_{ij} = e^{g_{j+1} + \dots + g_i}$ for $j \le i$, $\;O = e^{g_1 + \dots + g_i}\,QS + (E \odot QK^\top) V$, "
         r"$\;S' = e^{g_1 + \dots + g_L} S + \sum_j e^{g_{j+1} + \dots + g_L} k_j v_j^\top$",
     ),
     misconceptions=MISTAKES,

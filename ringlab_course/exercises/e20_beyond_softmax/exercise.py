@@ -191,20 +191,20 @@ def on_real_text(H=2, D=16):
         own = (layout.shard(x, ring.rank, dim=1) for x in parts)
         return ring_linear(ring, *own)
 
-    for S in (200, 400):
-        q, k, v = (x[0].double() for x in corpus.qkv(S, heads=H, head_dim=D))
+    for N in (200, 400):
+        q, k, v = (x[0].double() for x in corpus.qkv(N, heads=H, head_dim=D))
         k = k / k.norm(dim=-1, keepdim=True)
         gate = torch.sigmoid(q[..., 0])  # any number between 0 and 1
         parts = q, k, v, -0.1 * gate, gate
         true = recurrence(*parts, torch.zeros(H, D, D, dtype=torch.float64))
-        layouts = {"virtual ranks": contiguous(S, 5), "processes": contiguous(S, 4)}
+        layouts = {"virtual ranks": contiguous(N, 5), "processes": contiguous(N, 4)}
         for name, layout in layouts.items():
             start = launch if name == "processes" else lambda f, P, *a: VirtualCluster(P).run(f, *a)
             run = start(program, layout.P, layout, parts)
             error = (layout.unshard(run.results, dim=1) - true).abs().max() / true.abs().max()
             sent = run.trace.bytes_sent(0)
             right = bool(error < 1e-10)
-            print(f"{S} tokens, {layout.P} {name}: error below 1e-10: {right}, {sent:,} bytes")
+            print(f"{N} tokens, {layout.P} {name}: error below 1e-10: {right}, {sent:,} bytes")
 
 
 # %% tags=["solution-only"]
