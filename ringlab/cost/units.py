@@ -69,14 +69,15 @@ def tokens(text: str | int, of: str = "") -> int:
     """
     needed = f'tokens{of and f" for {of}"}, such as "131072", "128Ki" or "1M"'
     if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise CostError(needed, shown(text))
+        raise CostError(needed, shown(text), "an integer, or a text")
     found = _NUMBER.fullmatch(str(text).replace("_", "").removesuffix("tokens").rstrip()[:60])
     scale = _prefixes("", Fraction(1), DECIMAL, BINARY).get(found[2]) if found else None
     if found is None or scale is None:
         raise CostError(needed, shown(text), "suffixes: k, M, G are powers of 1000; Ki, Mi, Gi of 1024")
     value = Fraction(found[1]) * scale
     if value.denominator != 1 or not 1 <= value <= 10**15:
-        raise CostError(f"{needed}: a whole number from 1 to 10^15", shown(text))
+        needed = f"{needed}: a whole number from 1 to 10^15"
+        raise CostError(needed, shown(text), "1 is the least, 128Ki a usual one")
     return int(value)
 
 
@@ -163,9 +164,10 @@ def _digits(value: Decimal) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the known name most similar to `name`, as a remedy; "" if none is similar."""
-    near = difflib.get_close_matches(str(name)[:80].casefold(), list(known), 1, 0.3)
-    return f"nearest: {near[0]}" if near else ""
+    """Return the known name most similar to `name`, as a remedy; the first, as an example, if none is similar."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name)[:80].casefold(), names, 1, 0.3)
+    return f"nearest: {near[0]}" if near else f"for example {names[0]}"
 
 
 def shown(value: object) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -216,3 +219,94 @@ def test_hardware_of_the_same_links_in_larger_nodes_is_never_slower() -> None:
     request = Request("llama3-70b", 2**20, "h100", nodes=4, purpose="prefill")
     wide = request.but(hardware=replace(hardware("h100"), ranks_per_node=32), nodes=1)
     assert fastest(wide).step_s <= fastest(request).step_s
+
+
+REFUSERS = {f"ringlab.cost.planner.{name}" for name in ("request", "degrees", "weigh")}
+"""The modules that refuse requests. An error from elsewhere is a plan that went wrong."""
+DEGREE_OPTIONS = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "pp", "interleave")
+
+
+def degrees_asked() -> Iterator[dict[str, int]]:
+    """Every degree alone, and every two of them."""
+    yield {}
+    for name in DEGREE_OPTIONS:
+        yield from ({name: degree} for degree in (1, 2, 3, 8, 64, 4096))
+    for one, other in combinations(DEGREE_OPTIONS, 2):
+        yield from ({one: a, other: b} for a, b in ((2, 2), (2, 8), (8, 2), (8, 16), (64, 3)))
+
+
+def refusal(**asked: Any) -> CostError | None:
+    """Return the error of a request, which must be a refusal with a remedy; None where it is planned."""
+    try:
+        weigh(Request(**asked))
+    except CostError as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        assert trace is not None
+        assert trace.tb_frame.f_globals["__name__"] in REFUSERS, (asked, str(error))
+        assert error.needed and error.got and error.remedy, (asked, str(error))
+        return error
+    return None
+
+
+@pytest.mark.parametrize("purpose", ["training", "prefill", "decode", "serve"])
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen2.5-7b", "gpt3-175b"])
+def test_every_setting_of_degrees_is_planned_or_refused_with_a_remedy(name: str, purpose: str) -> None:
+    planned, commands = 0, set()
+    for nodes, batch in ((1, 1), (3, 1), (8, 6)):
+        for number, degrees in enumerate(degrees_asked()):
+            asked = {"model": name, "tokens": 131072, "hardware": "h100", "nodes": nodes, "batch": batch}
+            asked |= {"purpose": purpose, **degrees}
+            error = refusal(**asked)
+            if error is not None:
+                commands |= {error.remedy.partition("ringlab ")[2]} - {""}
+                continue
+            planned += 1
+            if number % 120 == 0:
+                assert plan(Request(**asked)).as_dict()["answer"]
+    assert planned > 30
+    for command in sorted(commands):  # the remedy itself is no refusal
+        answer = CliRunner().invoke(app, [*shlex.split(command), "--json"])
+        assert "error" not in json.loads(answer.stdout), command
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": "int8"},
+        {"dtype": "ÿ"},
+        {"hardware": "a100", "dtype": "float8"},
+        {"layout": "ÿ"},
+        {"recomputation": "some"},
+        {"sharing": "ÿ", "purpose": "serve"},
+        {"sharing": "dcp"},
+        {"offload": "ÿ"},
+        {"offload": "activations", "purpose": "decode"},
+        {"offload": "activations", "hardware": "a100", "purpose": "prefill"},
+        {"purpose": "ÿ"},
+        {"purpose": "serve", "causal": False},
+        {"purpose": "serve", "fsdp": 2},
+        {"purpose": "serve", "chunk": 1},
+        {"purpose": "serve", "chunk": 0},
+        {"purpose": "serve", "generated": 131072},
+        {"generated": 1},
+        {"reserve": 1.0},
+        {"reserve": float("nan")},
+        {"tile": (0, 128)},
+        {"logits_chunk": 0},
+        {"nodes": 2**19},
+        {"tokens": 3, "nodes": 8},
+        {"tokens": 2**40},
+        {"nodes": 2**8, "tokens": 2**20, "tp": 1, "ulysses": 1},
+        *({name: bad} for name in ("nodes", "batch", *DEGREE_OPTIONS) for bad in (0, -1, 2**21, True, 1.5)),
+        {"tokens": 0},
+        {"gpus_per_node": 0},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused_with_a_remedy(changed: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"model": "llama3-8b", "tokens": 131072, "hardware": "h100"} | changed
+    with pytest.raises(CostError) as raised:
+        weigh(Request(**asked))
+    assert raised.value.needed and raised.value.got and raised.value.remedy

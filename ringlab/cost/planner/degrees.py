@@ -97,7 +97,7 @@ def candidates(request: Request) -> list[Degrees]:
         raise CostError(
             f"degrees with {_product(request)}, cp = ring × ulysses",
             _asked(request),
-            "leave some of them open: " + request.but(cp=None, ring=None, ulysses=None, fsdp=None).command(),
+            f"leave some of them open: {_opened(request).command()}",
         )
     fitting = [each for each in found if each.cp <= request.tokens]
     if not fitting:
@@ -117,6 +117,17 @@ def candidates(request: Request) -> list[Degrees]:
     return followed
 
 
+def _opened(request: Request) -> Request:
+    """The request with as few of its degrees left open as it takes to divide the GPUs."""
+    tried = (
+        ("cp", "ring", "ulysses", "fsdp"),
+        ("cp", "ring", "ulysses", "fsdp", "tp"),
+        ("cp", "ring", "ulysses", "fsdp", "tp", "dp"),
+    )
+    opened = (request.but(**dict.fromkeys(names)) for names in tried)
+    return next(each for each in opened if any(_enumerate(each)))
+
+
 def _enumerate(request: Request) -> Iterator[Degrees]:
     for tp in _tensor_degrees(request):
         for dp in [request.dp] if request.dp else divisors(gcd(request.batch, request.stage_gpus)):
@@ -129,7 +140,7 @@ def _enumerate(request: Request) -> Iterator[Degrees]:
                 continue
             for ulysses in _ulysses_degrees(request, tp, cp):
                 ring = cp // ulysses
-                if request.ring in (None, ring):
+                if request.ring in (None, ring) and _heads_fit(request, tp * ulysses):
                     for fsdp in _sharding_degrees(request, tp, dp * cp):
                         yield Degrees(dp, tp, ring, ulysses, fsdp, request.pp)
 
@@ -151,9 +162,7 @@ def _ulysses_degrees(request: Request, tp: int, cp: int) -> list[int]:
     if request.decoding:
         return [1]
     if request.ring:
-        ulysses = cp // request.ring
-        fits = cp % request.ring == 0 and request.sized.H % (tp * ulysses) == 0
-        return [ulysses] if fits and _shared(request.sized.K, tp * ulysses) else []
+        return [cp // request.ring] if cp % request.ring == 0 else []
     inside = request.machine.ranks_per_node
     return [
         each
@@ -169,6 +178,11 @@ def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
         return [1]
     inside = gcd(ranks, max(1, request.machine.ranks_per_node // tp))
     return sorted({1, inside, ranks})
+
+
+def _heads_fit(request: Request, ranks: int) -> bool:
+    """Whether so many ranks, tp × ulysses, can share the heads."""
+    return request.sized.H % ranks == 0 and _shared(request.sized.K, ranks)
 
 
 def _shared(kv_heads: int, ranks: int) -> bool:
@@ -214,15 +228,21 @@ def _check_pipeline(request: Request) -> None:
         remedy = "--cp and --tp divide an inference; a pipeline would only add its bubble to one sequence"
         raise CostError("pp for training only", f"pp={pp} for {request.purpose}", remedy)
     if request.gpus % pp:
-        raise CostError(f"pp that divides the {request.gpus} GPUs", f"pp={pp}")
+        remedy = f"the nearest: --pp {nearest_divisors(request.gpus, pp)}"
+        raise CostError(f"pp that divides the {request.gpus} GPUs", f"pp={pp}", remedy)
     if pp > layers:
-        raise CostError(f"pp <= {layers} layers: every stage has one", f"pp={pp}")
+        most = max(each for each in divisors(request.gpus) if each <= layers)
+        raise CostError(f"pp <= {layers} layers: every stage has one", f"pp={pp}", f"--pp {most}")
     if pp * interleave > layers + 2:
         needed = f"pp × interleave <= {layers + 2}: {layers} layers, and embedding and head for one each"
-        raise CostError(needed, f"{pp} × {interleave} = {pp * interleave}")
-    if interleave > 1 and request.batch // (request.dp or 1) % pp:
-        got = f"{request.batch // (request.dp or 1)} sequences, pp={pp}"
-        raise CostError("sequences of a replica, batch / dp, that pp divides where stages interleave", got)
+        remedy = f"--interleave {(layers + 2) // pp}"
+        raise CostError(needed, f"{pp} × {interleave} = {pp * interleave}", remedy)
+    replicas = request.dp or 1
+    sequences = request.batch // replicas
+    if interleave > 1 and sequences % pp:
+        needed = "sequences of a replica, batch / dp, that pp divides where stages interleave"
+        remedy = f"--batch {-(-sequences // pp) * pp * replicas}, or no --interleave"
+        raise CostError(needed, f"{sequences} sequences, pp={pp}", remedy)
 
 
 def _check_products(request: Request) -> None:

@@ -103,7 +103,8 @@ class Request:
             if value not in known and not (value is None and open_):
                 raise CostError(f"{name} among {', '.join(known)}", shown(value), nearest(value, known))
         if not 0 <= self.reserve < 1:
-            raise CostError("reserve: a fraction of the memory, 0 <= reserve < 1", f"{self.reserve}")
+            needed = "reserve: a fraction of the memory, 0 <= reserve < 1"
+            raise CostError(needed, f"{self.reserve}", "--reserve 0.06, the default")
         element_bytes(self.dtype)
         self.machine.peak(self.dtype)
         check_count("nodes × GPUs of a node", self.gpus)
@@ -194,9 +195,11 @@ class Request:
 def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
     """Check a count. Raises: CostError unless `value` is an integer from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CostError(f"{name} >= 1, an integer", f"{name}={shown(value)}")
+        remedy = f"{name} from 1 to {most:,}"
+        raise CostError(f"{name} >= 1, an integer", f"{name}={shown(value)}", remedy)
     if value > most:
-        raise CostError(f"{name} <= {most:,}", f"{value:,}" if value < 10**30 else shown(value))
+        got = f"{value:,}" if value < 10**30 else shown(value)
+        raise CostError(f"{name} <= {most:,}", got, f"{name} of {most} at most")
 
 
 def check_offload(request: Request) -> None:
@@ -204,7 +207,9 @@ def check_offload(request: Request) -> None:
     if request.offload == "none":
         return
     if not request.training:
-        raise CostError("offload for training only", f"offload={request.offload} for {request.purpose}")
+        got = f"offload={request.offload} for {request.purpose}"
+        remedy = "leave --offload out: without a backward no activations are kept"
+        raise CostError("offload for training only", got, remedy)
     if request.machine.host is None:
         machine = request.machine.name
         raise CostError("hardware with a host link", f"{machine} has none", 'a table "host" in its TOML file')
@@ -221,7 +226,8 @@ def check_serving(request: Request) -> None:
     check_count("chunk", request.chunk, MOST_TOKENS)
     check_chunks(request.tokens, request.generated, request.chunk)
     if not request.causal:
-        raise CostError("a causal model to serve: new tokens attend to those before them", "causal=False")
+        needed = "a causal model to serve: new tokens attend to those before them"
+        raise CostError(needed, "causal=False", "leave --no-causal out")
     if request.fsdp not in (None, 1):
         remedy = "--sharing dcp and --sharing helix share the weights over the ranks of a sequence"
         raise CostError("serve without fsdp", f"fsdp={request.fsdp}", remedy)
@@ -236,7 +242,8 @@ def check_chunks(context: int, generated: int, chunk: int) -> None:
         raise CostError(needed, shown(generated), "the others are the prompt")
     least = -(-(context - generated) // MOST_CHUNKS)
     if chunk < least:
-        raise CostError(f"chunk >= {least:,}: at most {MOST_CHUNKS:,} chunks of a prompt", f"{chunk:,}")
+        needed = f"chunk >= {least:,}: at most {MOST_CHUNKS:,} chunks of a prompt"
+        raise CostError(needed, f"{chunk:,}", f"--chunk {least}")
 
 
 def _name(thing: Any) -> str:
