@@ -19,6 +19,7 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
+from tools.website import __main__ as website
 from tools.website import links, misconceptions
 from tools.website.notebooks import NONE_MADE
 
@@ -376,3 +377,41 @@ def test_recorded_pictures_play(site: Path, browser: Window, slug: str) -> None:
     assert seen() == [0]
     player.get_by_role("button", name="Pause").click()
     page.evaluate("localStorage.clear()")
+
+
+def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a warning comes again, and pages that are gone go, and all pages show a new title."""
+    texts = {
+        "index.md": "# All\n\n```{toctree}\none\ntwo\n```\n",
+        "one.md": "# First\n",
+        "two.md": "# Second\n",
+    }
+    monkeypatch.setattr(website.stage, "_texts", lambda root, repository: texts.items())
+
+    def files(kind: str) -> dict[str, int]:
+        return {
+            path.stem: path.stat().st_mtime_ns
+            for path in tmp_path.glob(f"{kind}/*")
+            if path.suffix in (".html", ".doctree")
+        }
+
+    pages = website.made(tmp_path, CHECKOUT)
+    before = files("doctrees"), files("pages")
+    assert website.made(tmp_path, CHECKOUT) == pages and (files("doctrees"), files("pages")) == before
+    texts["one.md"] = "# Changed\n"
+    website.made(tmp_path, CHECKOUT)
+    changed = {name for name, when in files("doctrees").items() if when != before[0][name]}
+    assert changed == {"one"} and "Changed" in (pages / "two.html").read_text(encoding="utf-8")
+    texts["two.md"] = "# Second\n\n[nowhere](three.md)\n"
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            website.made(tmp_path, CHECKOUT)
+    del texts["two.md"]
+    texts["index.md"] = "# All\n\n```{toctree}\none\n```\n"
+    website.made(tmp_path, CHECKOUT)
+    assert not (pages / "two.html").exists() and (pages / "one.html").exists()
+
+
+def test_the_sources_of_an_unchanged_checkout_are_unchanged(site: Path) -> None:
+    """Texts that came out differently each time would make the next build as long as the first."""
+    assert not website.stage.write(website.kept(site) / "sources", CHECKOUT)

@@ -1,14 +1,19 @@
-"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named."""
+"""Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named.
+
+Beside the folder lies a hidden one, with what the next build needs not do again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import ringlab
 from ringlab_course.builder.build import find_root
 
 from . import accessible, address, links, pictures, preview, repository, stage
@@ -34,23 +39,10 @@ def build(folder: Path, root: Path | None = None, at: str = "", source: str = ""
         raise SystemExit(
             f"needed: a folder to empty and fill with pages\n   got: {folder}, which holds something else"
         )
+    pages = made(kept(folder), root or find_root(), source)
     with tempfile.TemporaryDirectory() as scratch:
-        sources, cache, built = (Path(scratch) / name for name in ("sources", "cache", "site"))
-        stage.write(sources, root, source)
-        # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
-        command = [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "--fail-on-warning",
-            "--keep-going",
-            "--quiet",
-            "--jobs",
-            "2",
-        ]
-        command += ["-c", str(SETTINGS), "-d", str(cache), str(sources), str(built)]
-        if status := subprocess.run(command).returncode:
-            raise SystemExit(status)
+        built = Path(scratch) / "site"
+        shutil.copytree(pages, built)
         accessible.mend(built)
         pictures.move(built)
         preview.write(built)
@@ -63,6 +55,41 @@ def build(folder: Path, root: Path | None = None, at: str = "", source: str = ""
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(built, folder)
     return links.problems(folder)
+
+
+def kept(folder: Path) -> Path:
+    """Return where the sources of the pages in `folder`, and what Sphinx makes of them, are kept for the next build."""
+    return folder.with_name(f".{folder.name}-kept")
+
+
+def made(work: Path, root: Path, source: str = "") -> Path:
+    """Return the folder of the pages as Sphinx makes them, below `work`; what has not changed since the last call is not read again.
+
+    Raises: SystemExit where Sphinx fails or warns.
+    """
+    sources, doctrees, pages, stamp = (work / name for name in ("sources", "doctrees", "pages", "stamp"))
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != _settings(root):
+        shutil.rmtree(work, ignore_errors=True)
+    if not stage.write(sources, root, source) and stamp.exists():
+        return pages
+    stamp.unlink(missing_ok=True)  # Sphinx repeats no warning about a source that it does not read again
+    shutil.rmtree(pages, ignore_errors=True)  # each page shows the titles of all, so all are written
+    # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "2"]
+    command += ["-c", str(SETTINGS), "-d", str(doctrees), str(sources), str(pages)]
+    if status := subprocess.run(command).returncode:
+        raise SystemExit(status)
+    stamp.write_text(_settings(root), encoding="utf-8")
+    return pages
+
+
+def _settings(root: Path) -> str:
+    """A digest of what all pages depend on beside their sources."""
+    files = [SETTINGS / "conf.py", root / "requirements.lock", *sorted((SETTINGS / "static").rglob("*"))]
+    parts = [f"{path.name}\0".encode() + path.read_bytes() for path in files if path.is_file()]
+    return hashlib.sha256(
+        b"\0".join([sys.version.encode(), ringlab.__version__.encode(), *parts])
+    ).hexdigest()
 
 
 def main() -> None:

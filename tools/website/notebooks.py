@@ -45,8 +45,13 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
     text = _RUN_IT.format(exercise=then, download=_download(target))
-    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(text))
+    notebook.cells.insert(1, _cell(text, "download"))
     return notebook
+
+
+def _cell(text: str, name: str) -> NotebookNode:
+    """A cell with an id of its own: a random one would be another page in each build."""
+    return nbformat.v4.new_markdown_cell(text, id=name)
 
 
 def _download(target: Target) -> str:
@@ -103,7 +108,7 @@ def _call(source: str) -> ast.Call:
 def exercise_page(target: Target, root: Path) -> NotebookNode:
     """Return the skeleton, made from the source: what a learner wrote into `exercises/` is never published."""
     notebook = prepare(target, root)
-    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(_download(target)))
+    notebook.cells.insert(1, _cell(_download(target), "download"))
     heading: Any = None
     for cell in notebook.cells:
         if cell.cell_type == "markdown" and _HEADING.search(cell.source):
@@ -111,7 +116,7 @@ def exercise_page(target: Target, root: Path) -> NotebookNode:
         if stage := cell.metadata.get("grade"):
             anchor = f"({stage_anchor(stage)})=\n"
             if heading is None:
-                cell_before = nbformat.v4.new_markdown_cell(anchor + f"## {stage}")
+                cell_before = _cell(anchor + f"## {stage}", stage_anchor(stage))
                 notebook.cells.insert(notebook.cells.index(cell), cell_before)
             else:
                 heading.source = _HEADING.sub(anchor + "## ", heading.source, count=1)

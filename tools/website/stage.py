@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,17 +16,24 @@ from . import api, errors, front, kill_matrix, misconceptions, notebooks, playgr
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def write(folder: Path, root: Path | None = None, repository: str = "") -> None:
-    """Write the sources of the pages of the checkout at `root` into `folder`, which is emptied first.
+def write(folder: Path, root: Path | None = None, repository: str = "") -> bool:
+    """Write the sources of the pages of the checkout at `root` into `folder`, and return whether any has changed.
 
+    Files that have their text already are left alone, as Sphinx reads again what is newer. Files of no page are removed.
     repository: its address on the web, if it is known.
     """
-    root = root or find_root()
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, text in _texts(root, repository):
+    old = {path for path in folder.rglob("*") if path.is_file()}
+    changed = False
+    for name, text in _texts(root or find_root(), repository):
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if path not in old or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            changed = True
+        old.discard(path)
+    for path in old:
+        path.unlink()
+    return changed or bool(old)
 
 
 def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
