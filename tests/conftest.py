@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import resource
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
-from tests import needs, shapes, sweeps
+from tests import chance, needs, shapes, sweeps
 from tests.thorough import guard_of
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -45,16 +46,18 @@ UNCHECKED = (
     "tests/site/test_ring_model.py",
 )
 
-# Where the verdict counts, examples that a test's name and the constants of the modules imported so far decide, so that
-# almost always they are the same; fresh ones on a developer's machine. How long drawing them takes is a matter of what else
-# the machine does.
+# How long drawing an example takes is a matter of what else the machine does.
 TIMELESS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
-hypothesis.settings.register_profile("ci", derandomize=True, database=None, **TIMELESS)
-hypothesis.settings.register_profile("developer", **TIMELESS)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
+hypothesis.settings.register_profile("same", derandomize=True, database=None, **TIMELESS)
+hypothesis.settings.register_profile("searching", **TIMELESS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        default="0",
+        help="a number from which all draws of the tests follow, or 'fresh' for another one",
+    )
     parser.addoption(
         "--sweep-part", type=int, help="run the tests that CI runs on commit N (tests/sweeps.py)"
     )
@@ -63,6 +66,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     _one_thread_for_numpy()
+    if config.option.seed == "fresh":
+        config.option.seed = str(secrets.randbits(32))  # the workers of xdist get this number
+    chance.install(int(config.option.seed))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"draws: --seed {config.option.seed}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    chance.begin(item.config.option.seed, item.nodeid, "fixtures")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Have all that a test draws follow from the seed of the run and the test's name, whoever made its fixtures."""
+    chance.begin(item.config.option.seed, item.nodeid)
 
 
 def _one_thread_for_numpy() -> None:
@@ -130,9 +151,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Where everything is required, turn every skip into a failure."""
+    """Where everything is required, turn every skip into a failure; say how to draw again what failed."""
     outcome = yield
     report = outcome.get_result()
+    if report.failed:
+        report.sections.append(("draws", f"again with --seed {item.config.option.seed}"))
     allowed = hasattr(report, "wasxfail") or _said_by_absence(report)
     if needs.all_required() and report.skipped and not allowed:
         report.outcome = "failed"

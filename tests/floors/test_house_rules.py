@@ -5,14 +5,23 @@ The list of tests that only `make test-all` runs names tests that exist, and gua
 
 from __future__ import annotations
 
+import importlib
+import os
+import random
 import re
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests import chance
 from tests.sweeps import ALWAYS, SWEEPS, THIRDS, left_to_other_parts
 from tests.thorough import THOROUGH, entry_of, guard_of
 
@@ -78,6 +87,79 @@ def test_a_path_of_one_machine_is_noticed(tmp_path: Path) -> None:
 def test_no_room_called_utils() -> None:
     parts = {part.removesuffix(".py") for name in names(tracked()) for part in Path(name).parts}
     assert parts & {"utils", "util", "helpers", "misc", "common"} == set()
+
+
+def _draws() -> list[float]:
+    torch_and_legacy = torch.rand(()).item(), np.random.random(), random.random()
+    return [*torch_and_legacy, np.random.default_rng().random(), secrets.randbits(64)]
+
+
+def test_draws_follow_from_the_seed_and_the_name_of_the_test(request: pytest.FixtureRequest) -> None:
+    seed, name = request.config.option.seed, request.node.nodeid
+    found = _draws()
+    chance.begin(seed, name)
+    assert found == _draws()
+    chance.begin(seed, f"{name} another")
+    assert not set(found) & {*_draws()}
+
+
+def test_examples_do_not_depend_on_the_modules_that_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hypothesis would try the constants of every module of ours that is imported by then."""
+    constants = {*range(10**6, 10**6 + 500)}
+    (tmp_path / "imported_late.py").write_text(f"CONSTANTS = {sorted(constants)}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn: list[int] = []
+
+    @settings(max_examples=300, derandomize=True)
+    @given(st.integers())
+    def draw(number: int) -> None:
+        drawn.append(number)
+
+    draw()
+    before = drawn.copy()
+    drawn.clear()
+    importlib.import_module("imported_late")
+    draw()
+    assert drawn == before and not constants & {*drawn}
+
+
+_UNSEEDED = re.compile(
+    r"\bos\.urandom\(|\buuid\.|\bSystemRandom\b|\bRandom\(\)|\bsecrets\.(?!randbits)|\b(?:manual_)?seed\(\)"
+)
+"""Draws that tests/chance.py does not reach."""
+
+
+def unseeded(source: str) -> list[str]:
+    return _UNSEEDED.findall(source)
+
+
+def test_no_test_draws_what_no_seed_decides() -> None:
+    tests = [path for path in tracked() if path.suffix == ".py" and path.is_relative_to(CHECKOUT / "tests")]
+    written_here = {Path(__file__), CHECKOUT / "tests/chance.py"}
+    assert [path for path in tests if path not in written_here and unseeded(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "source", ["os.urandom(8)", "uuid.uuid4()", "random.Random()", "secrets.token_hex()", "np.random.seed()"]
+)
+def test_a_draw_that_no_seed_decides_is_noticed(source: str) -> None:
+    assert unseeded(f"x = {source}")
+
+
+def _pytest_lines(target: str, **variables: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "CI"} | variables
+    told = subprocess.run(
+        ["make", "-n", target], cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True
+    )
+    return [line for line in told.stdout.splitlines() if " -m pytest " in line]
+
+
+def test_fresh_seeds_are_for_make_test_all_outside_of_ci() -> None:
+    assert all("--seed fresh" in line for line in _pytest_lines("check-all"))
+    for lines in (_pytest_lines("check"), _pytest_lines("check-all", CI="true")):
+        assert lines and not any("--seed" in line for line in lines)
 
 
 _GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[[\w-]+\])?)?")
