@@ -133,6 +133,22 @@ class SandboxError(RinglabError, RuntimeError):
     """The sandbox in which student code must run cannot be set up."""
 
 
+def apart(*numbers: float, digits: int = 6, kind: str = "g") -> tuple[str, ...]:
+    """Return numbers as text, with so many digits that unequal ones do not look alike; `digits` of them, or more.
+
+    kind: "g", "f" or "e", as Python formats numbers.
+
+    >>> apart(3.74773808, 3.74773811), apart(2.0, 2.0, digits=2)
+    (('3.74773808', '3.74773811'), ('2', '2'))
+    """
+    values = [float(each) for each in numbers]
+    for count in range(digits, 18):
+        texts = tuple(f"{each:.{count}{kind}}" for each in values)
+        if len({*texts}) == len({*map(repr, values)}):
+            return texts
+    return tuple(map(repr, values))
+
+
 def require_package(name: str, extra: str, user: str) -> None:
     """Return if the package `name` can be imported; `extra` is the extra of ringlab that installs it for `user`.
 

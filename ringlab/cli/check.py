@@ -80,8 +80,8 @@ def check(
             make = partial(_other, lead, kind, target, lse_base, claims, **asked)
         found = _made(make, as_json)
         found.options = _options(context)
-        if kind == "attention" and (html or script):
-            _attach_script(found, target, claims, device)
+        if html or script:
+            _attach_script(found, kind, target, claims, device)
         _tell(found, files, as_json)
 
 
@@ -186,10 +186,13 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
     print_json({"ok": True, "file": str(file)}) if as_json else print(said)
 
 
-def _attach_script(found: Report, target: str, claims: dict[str, Any], device: str) -> None:
+def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any], device: str) -> None:
     from ringlab.conformance.loading import load
-    from ringlab.conformance.script import attach
+    from ringlab.conformance.script import attach, attach_nothing
 
+    if kind != "attention":
+        attach_nothing(found, {"merge": "merge", "decode": "decode", "step": "training step"}[kind])
+        return
     with redirect_stdout(sys.stderr):  # a module may print when it is imported, and JSON must stand alone
         attach(found, lambda: load(target, **claims), device)
 
@@ -211,9 +214,9 @@ _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward"
 _BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
 _IGNORED_BY = {
     "attention": ("lse_base",),
-    "merge": ("init", "script", *_OF_RUNS, *_CLAIMS),
-    "decode": ("init", "script", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
-    "step": ("init", "script", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
+    "merge": ("init", *_OF_RUNS, *_CLAIMS),
+    "decode": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
+    "step": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
 }  # fmt: skip
 
 

@@ -203,9 +203,10 @@ def _program(
     ring: Ring, target: Any, result: ResultOf, cases: Sequence[Any], seed: int, limit: float, folder: str
 ) -> None:
     function = named(target) if isinstance(target, str) else target
+    perform.tell_stacks(Path(folder), ring.rank)
     for index, case in enumerate(cases):
         path = perform.rank_path(Path(folder), index, ring.rank)
-        watchdog = threading.Timer(limit, _hung, (path, limit))
+        watchdog = threading.Timer(limit, _hung, (path, ring.world_size, limit))
         watchdog.start()
         try:
             with kept_modes():
@@ -217,8 +218,9 @@ def _program(
             watchdog.cancel()
 
 
-def _hung(path: Path, limit: float) -> None:
-    perform.leave(path, _RankTrouble(Trouble("hung", f"the limit of {limit:g} s for one call was hit")))
+def _hung(path: Path, P: int, limit: float) -> None:
+    told = f"the limit of {limit:g} s for one call was hit{perform.stacks(path.parent, P)}"
+    perform.leave(path, _RankTrouble(Trouble("hung", told)))
     os._exit(1)
 
 

@@ -18,6 +18,7 @@ from ringlab.conformance.measuring import Measured, compare, expected, truth_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict
 from ringlab.conformance.runs import RAISED, Ran, Run
 from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import apart
 
 RATE = 0.5
 _LENGTH = 24
@@ -83,11 +84,10 @@ def _share(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S 
         return "the dropout is accepted and ignored: no weight is dropped"
     share = float(1 - kept[visible].mean())
     allowed = _DEVIATIONS * float(np.sqrt(RATE * (1 - RATE) / visible.sum()))
-    return (
-        f"{share:.0%} of the weights are dropped, asked for were {RATE:.0%}"
-        if abs(share - RATE) > allowed
-        else ""
-    )
+    if abs(share - RATE) <= allowed:
+        return ""
+    dropped, asked = apart(100 * share, 100 * RATE, digits=0, kind="f")
+    return f"{dropped}% of the weights are dropped, asked for were {asked}%"
 
 
 def _repeated(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"], ran: Ran) -> str:

@@ -32,6 +32,7 @@ from ringlab.conformance.plan_runs import (
 from ringlab.conformance.runs import Ran, Run
 from ringlab.conformance.target import RING
 from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import apart
 
 GROWTH = 1.7
 """How much larger the rounding error in a half dtype may be on many ranks than on one. A float32 state leaves
@@ -187,7 +188,7 @@ def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                 worst,
                 (
                     growth,
-                    f"the rounding error of {name} in {dtype} grows {growth:.2g}-fold from {errors[0][0]} to {errors[-1][0]} ranks ({curve})",
+                    f"the rounding error of {name} in {dtype} grows {apart(growth, GROWTH, digits=2)[0]}-fold from {errors[0][0]} to {errors[-1][0]} ranks ({curve})",
                 ),
             )
     if not within.ok:

@@ -32,6 +32,7 @@ def main(folder: Path, parent: int) -> int:
     from ringlab.conformance.target import as_target
 
     perform.one_thread()
+    perform.tell_stacks(folder)
     job = cloudpickle.loads((folder / "job.pickle").read_bytes())
     try:
         target = job["spec"].target()
@@ -57,7 +58,7 @@ def _make(folder: Path, spec: Any, target: Any, numbered: list[tuple[int, Any]])
     if transport == perform.VIRTUAL:
         for index, run in _wanted(folder, numbered):
             perform.begins(folder, index)
-            ran = perform.on_virtual_ranks(target, run, spec.device)
+            ran = perform.on_virtual_ranks(target, run, spec.device, folder)
             perform.leave(perform.ran_path(folder, index), ran)
         return
     # Runs with these faults end their processes, so each has a launch of its own.

@@ -22,7 +22,7 @@ ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
 """The input that is one-hot where a result is to show each pair of a query and a key."""
 MOST_TOKENS = 64
 """Tokens of a picture over (query, key), at most."""
-_SMALLER = 12  # runs at most, in the search for a smaller counterexample of one check
+_SMALLER = 18  # runs at most, in the search for a smaller counterexample of one check
 _WIDE = 4  # ranks of a picture, where the target takes as many
 _DIGITS = 3
 _DIGITS_OF_FLOAT32 = 1e-6
@@ -132,11 +132,13 @@ def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
     if _fixed(counter):
         return []
     lean = replace(_lean(counter, claims.split_heads), D=4)
+    grouped = 1 < counter.K < counter.H  # that there are several key/value heads may be the condition
+    heads = [(lean.H, lean.K), *([(counter.H, counter.K)] if grouped else [])]
     ranks = [P for P in (1, 2, 3) if P <= counter.P and P in claims.ranks]
     ranks = [P for P in ranks if not claims.split_heads or lean.H % P == 0]
     of_a_rank = (1, 2, 4) if claims.ragged else (2, 4)
     sizes = [(P, P * tokens) for P in ranks for tokens in of_a_rank if P * tokens <= counter.S]
-    candidates = [replace(lean, P=P, S=S) for P, S in sizes]
+    candidates = [replace(lean, P=P, S=S, H=H, K=K) for P, S in sizes for H, K in dict.fromkeys(heads)]
     return sorted((run for run in candidates if size(run) < size(counter)), key=size)[:_SMALLER]
 
 
@@ -154,9 +156,11 @@ def wide_runs(
     free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
     sizes = [(P, 8 * P)] if free else []
     sizes += [(counter.P, counter.S)]
-    lean = _lean(counter, whole_heads)
+    lean = [_lean(counter, whole_heads)]
+    lean += [_lean(counter, True)] if 1 < counter.K < counter.H else []
     return [
-        replace(lean, P=P, S=S, D=1 << max(2, (S - 1).bit_length()), one_hot=hot)
+        replace(each, P=P, S=S, D=1 << max(2, (S - 1).bit_length()), one_hot=hot)
+        for each in dict.fromkeys(lean)
         for P, S in dict.fromkeys(sizes)
         if S <= MOST_TOKENS
     ]
@@ -286,30 +290,50 @@ def _blocks(
 ) -> dict[str, list[tuple[int, int]]]:
     """The blocks, by rank of queries and of keys, that are missing, count twice, or are seen though the mask hides them."""
     whole = np.arange(ran.run.S)
-    visible, ratios = ran.run.mask.visible(whole, whole), np.full((ran.run.P, ran.run.P), np.nan)
+    visible = ran.run.mask.visible(whole, whole)
+    counted = visible & (np.abs(true) > 8 * bound)
+    ratios = np.divide(actual, true, out=np.full(true.shape, np.nan), where=counted)
+    usual = _usual(ratios, actual, name)
+    missing, twice = counted & (np.abs(actual) <= bound), np.abs(ratios / usual - 2.0) < _ALIKE
     blocks: dict[str, list[tuple[int, int]]] = {"missing": [], "twice": [], "hidden": []}
     for q, rows in enumerate(ran.positions):
         for k, keys in enumerate(ran.positions):
-            seen, there, right = (x[np.ix_(rows, keys)] for x in (visible, actual, true))
-            if (np.abs(there[~seen]) > bound).any():
+            block = np.ix_(rows, keys)
+            if (~visible[block] & (np.abs(actual[block]) > bound)).any():
                 blocks["hidden"].append((q, k))
-            counted = seen & (np.abs(right) > 8 * bound)
-            if counted.any():
-                ratios[q, k] = np.median(there[counted] / right[counted])
-                if (np.abs(there[counted]) <= bound).all():
-                    blocks["missing"].append((q, k))
-    for q, row in enumerate(ratios):
-        usual = _usual(row, actual[ran.positions[q]], name)
-        blocks["twice"] += [(q, k) for k in range(ran.run.P) if abs(row[k] / usual - 2.0) < 0.02]
+            for fault, pairs in (("missing", missing), ("twice", twice)):
+                if counted[block].any() and pairs[block][counted[block]].all():
+                    blocks[fault].append((q, k))
+    if not _explained(ratios / usual, counted & ~missing & ~twice, name):
+        blocks["missing"], blocks["twice"] = [], []
     return blocks if ran.run.P > 1 else {}
 
 
-def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> float:
-    """The ratio of actual to true of the blocks that count once, from the ratios of one rank's blocks."""
-    # Softmax divides by the sum over all keys: if a block counts twice, the weights of all others shrink.
-    if name == "out" and np.allclose(weights.sum(-1), 1.0, atol=1e-2):
-        return float(np.min(ratios[ratios > 0.01], initial=1.0))
-    return 1.0
+_ALIKE = 0.02
+"""How far the ratios of an entry to the true one may differ where they are taken for the same."""
+
+
+def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:
+    """The ratio of actual to true of the pairs that count once, of each row: (rows, 1)."""
+    # Softmax divides by the sum over all keys: if a block counts twice, the weights of all others of its row shrink.
+    if name != "out":
+        return np.ones((len(ratios), 1))
+    smallest = np.where(ratios > 0.01, ratios, np.inf).min(axis=1, initial=np.inf)
+    whole = np.isclose(weights.sum(-1), 1.0, atol=1e-2) & np.isfinite(smallest)
+    return np.where(whole, smallest, 1.0)[:, None]
+
+
+def _explained(ratios: np.ndarray, others: np.ndarray, name: str) -> bool:
+    """Whether blocks that are missing, or count twice, are the whole fault: the other pairs are there, and alike in each row.
+
+    In dq and dk a block that is missing changes those of all others, by differences that no ratio shows.
+    """
+    if not others.any():
+        return False
+    if name in ("dq", "dk"):
+        return True
+    rows = [ratios[row][others[row]] for row in np.flatnonzero(others.any(axis=1))]
+    return all(np.ptp(row) <= _ALIKE * max(1.0, float(np.abs(row).max())) for row in rows)
 
 
 def _offsets(actual: np.ndarray, true: np.ndarray, run: Run, bound: float) -> dict[str, list[int]]:

@@ -37,7 +37,7 @@ from ringlab.conformance.runner import LIMIT, Report
 from ringlab.conformance.runs import Run, inputs
 from ringlab.conformance.step_cases import distance
 from ringlab.conformance.target import call
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, apart
 from ringlab.merge import state_dtype
 
 GIVEN = ("q", "k", "v", "length", "lengths", "positions")
@@ -137,7 +137,8 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
             errors = distance(oracle.float64(found), true)
             if errors.max() > allowed:
                 at = np.unravel_index(int(errors.argmax()), errors.shape)
-                values = f"{float(found[at]):.6g} for {true[at]:.6g}, {allowed:.2g} is allowed"
+                got, right = apart(float(found[at]), true[at])
+                values = f"{got} for {right}, {allowed:.2g} is allowed"
                 return (
                     f"{name} on rank {rank} is {values}: batch {at[0]}, head {at[1]}, query {at[2]} ({case})"
                 )

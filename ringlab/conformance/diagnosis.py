@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ringlab.conformance.counterexample import small
 from ringlab.conformance.runs import GIVEN
+from ringlab.errors import apart
 
 NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
@@ -77,7 +78,11 @@ def _others(findings: Sequence[_Finding]) -> str:
     for each in (each for each in findings if not each.ok and each.evidence not in NOT_RUN):
         evidence = " ".join(each.evidence.split())
         trouble = each.where["trouble"] if each.where and "trouble" in each.where else None
-        told = bool(re.search(r" wrong in \d+ of \d+ runs", evidence)) or evidence in said
+        told = (
+            bool(re.search(r" wrong in \d+ of \d+ runs", evidence))
+            or evidence in said
+            or (": " in evidence and evidence.partition(": ")[2] in said)
+        )
         told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
         if not told and not (each.name == "precision" and _in_float32([each])):
             short = evidence.split(" (")[0][:_LONGEST]
@@ -108,7 +113,13 @@ def _first(failed: Sequence[_Finding]) -> str:
     if wrong is not None and wrong.where is not None:
         return _of_values(wrong.where["smallest"])
     troubled = next((each.where for each in failed if each.where and "trouble" in each.where), None)
-    return _of_trouble(troubled) if troubled else f"The check {failed[0].name!r} fails: {failed[0].evidence}"
+    if troubled:
+        return _of_trouble(troubled)
+    name, evidence = failed[0].name, failed[0].evidence
+    kind, _, text = evidence.partition(": ")
+    if kind in _DOES:  # the call itself failed, before anything was compared
+        return f"{_DOES[kind]}, in a call of the check {name!r}: {text}"
+    return f"The check {name!r} fails: {evidence}"
 
 
 def beside(findings: Sequence[_Finding]) -> str:
@@ -266,8 +277,10 @@ def _of_values(located: Mapping[str, Any]) -> str:
         else f" of {_heads(result['heads'])}"
     )
     where = f" {_on(wrong_ranks(result), P)}" if located["positions"] else ""
-    error = "NaN or infinite" if result["error"] is None else f"{result['error']:.2g}"
-    values = f"error {error}, bound {result['bound']:.1g}"
+    error, bound = "NaN or infinite", f"{result['bound']:.2g}"
+    if result["error"] is not None:
+        error, bound = apart(result["error"], result["bound"], digits=2)
+    values = f"error {error}, bound {bound}"
     return (
         f"{result['name']} is wrong{where}: {_tokens(tokens, run['S'])}{of}, with {settings(run)}; {values}."
     )
@@ -286,6 +299,7 @@ def settings(run: Mapping[str, Any]) -> str:
     parts += [run["dtype"]] if run["dtype"] != "float32" else []
     parts += [f"{run['values']} scores"] if run["values"] != "normal" else []
     parts += [f"{run['one_hot']} one-hot"] if run["one_hot"] else []
+    parts += [f"H/K = {run['H']}/{run['K']}"] if 1 < run["K"] < run["H"] else []
     parts += [f"scale {run['scale']:g}"] if run["scale"] is not None else []
     parts += [f"{name} {run[field]}" for field, name in GIVEN.items() if run[field]]
     parts += [f"inputs strided in {run['strided']}"] if run["strided"] else []

@@ -31,6 +31,7 @@ from ringlab.conformance.perform import (
     leave,
     ran_path,
     ranks_left,
+    stacks,
     transport_of,
 )
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
@@ -204,6 +205,12 @@ class _Child(ChildProcess):
         """Return whether the target's ranks are processes, over this transport if it is over ringlab's Comm."""
         claims = self.claims()
         return isinstance(claims, Claims) and transport_of(claims.over, transport) != VIRTUAL
+
+    def stands(self) -> str:
+        """Return where each rank of the run that is being made stands, "" if that is not known."""
+        now = self._now()
+        known = now is not None and 0 <= now < len(self.runs) and self._code() is None
+        return stacks(self.folder, self.runs[now].P) if known and now is not None else ""
 
     def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
         """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ringlab.conformance.runs import JOINT, Ran, Run, cotangent_of_lse, inputs, joint_of, sinks_of, slopes_of
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
+from ringlab.errors import apart
 
 CHANCE = 1.5
 """By how much bounds are widened here, against luck: twice the plainest implementation's error is a bound on one result,
@@ -122,7 +123,8 @@ class Measured:
     def __str__(self) -> str:
         relation = "within" if self.ok else "beyond"
         place = "" if self.ok else f", {self.where}"
-        return f"{self.name} error {self.error:.2g} {relation} {self.bound:.2g}{place} ({self.run})"
+        error, bound = apart(self.error, self.bound, digits=2)
+        return f"{self.name} error {error} {relation} {bound}{place} ({self.run})"
 
 
 def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
@@ -157,4 +159,4 @@ def _place(array: np.ndarray, right: np.ndarray) -> str:
     wrong = np.where(np.isnan(wrong), np.inf, wrong)
     index = np.unravel_index(int(wrong.argmax()), wrong.shape)
     place = f"batch {index[0]}, head {index[1]}, token {index[2]}"
-    return f"{place}: {float(array[index]):.6g} for {float(right[index]):.6g}"
+    return f"{place}: {' for '.join(apart(array[index], right[index]))}"

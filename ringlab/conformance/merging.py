@@ -36,7 +36,7 @@ from ringlab.conformance.target import (
     required,
     written,
 )
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, apart
 from ringlab.merge import state_dtype
 
 B, H, L, D = 2, 3, 5, 8
@@ -202,4 +202,5 @@ def _beyond(name: str, found: np.ndarray, true: np.ndarray, room: np.ndarray, ca
     if (error > room).any():
         at = np.unravel_index(int((error - room).argmax()), error.shape)
         place = f"batch {at[0]}, head {at[1]}, query {at[2]}"
-        yield f"{name} is {found[at]:.6g} for {true[at]:.6g}, {room[at]:.2g} is allowed: {place} ({case})"
+        got, right = apart(found[at], true[at])
+        yield f"{name} is {got} for {right}, {room[at]:.2g} is allowed: {place} ({case})"

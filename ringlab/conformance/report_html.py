@@ -12,6 +12,7 @@ from ringlab.conformance import diagnosis
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.picture import largest_difference, over_pairs, over_tokens
 from ringlab.conformance.report import SKIPPED, evidence, mark, said, summary
+from ringlab.errors import apart
 
 PICTURES = 3
 """Checks whose errors are drawn, at most."""
@@ -152,7 +153,7 @@ def _by_rank(shown: Mapping[str, Any]) -> str:
     for rank in range(len(shown["positions"])):
         cells = "".join(_error_cell(each["by_rank"][rank], each["bound"]) for each in results)
         rows.append(f"<tr><th scope='row'>rank {rank}</th>{cells}</tr>")
-    bounds = "".join(f"<td>{each['bound']:.1g}</td>" for each in results)
+    bounds = "".join(f"<td>{each['bound']:.2g}</td>" for each in results)
     return (
         "<div class='wide'><table class='errors'><caption>Largest error on each rank, as a share of the largest true value</caption>"
         f"<thead><tr><th scope='col'></th>{head}</tr></thead><tbody>{''.join(rows)}"
@@ -161,7 +162,7 @@ def _by_rank(shown: Mapping[str, Any]) -> str:
 
 
 def _error_cell(error: float | None, bound: float) -> str:
-    said = "NaN or ∞" if error is None else f"{error:.2g}"
+    said = "NaN or ∞" if error is None else apart(error, bound, digits=2)[0]
     if diagnosis.beyond(error, bound):
         return f"<td class='wrong'><strong>{said}</strong></td>"
     return f"<td>{said}</td>"

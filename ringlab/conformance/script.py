@@ -5,10 +5,16 @@ It imports the target, torch and NumPy, and ringlab's virtual cluster for a targ
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from ringlab.comm.processes.launch import environment
 from ringlab.conformance import diagnosis
 from ringlab.conformance.counterexample import as_run
 from ringlab.conformance.findings import Report
@@ -21,6 +27,8 @@ from ringlab.conformance.target import RING, Target, parameters
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
 
+_SECONDS = 120.0
+"""Seconds for a script: one small run, and the import of torch on a busy machine."""
 NO_VALUE = "no value is wrong, so there is no counterexample to write"
 
 
@@ -33,7 +41,10 @@ class NotWritten(Exception):
 
 
 def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
-    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target; its errors are a reason."""
+    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target; its errors are a reason.
+
+    A script is run first, in a process of its own: one that shows nothing is not offered.
+    """
     where = diagnosis.wrong_values(report.findings)
     if where is None:
         report.no_script = NO_VALUE
@@ -42,12 +53,45 @@ def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> N
         report.no_script = "the target is no package.module:name that a script could import"
         return
     try:
-        report.script = written(report, where["smallest"], load(), device)
+        text = written(report, where["smallest"], load(), device)
     except NotWritten as reason:
         report.no_script = str(reason)
     except Exception as error:
-        text = error.got if isinstance(error, RinglabError) else str(error)
-        report.no_script = f"it failed with {type(error).__name__}: {text}"
+        said = error.got if isinstance(error, RinglabError) else str(error)
+        report.no_script = f"it failed with {type(error).__name__}: {said}"
+    else:
+        report.no_script = _lacks(text)
+        report.script = "" if report.no_script else text
+
+
+def attach_nothing(report: Report, kind: str) -> None:
+    """Set the report's `no_script` for a kind of target that no script shows."""
+    report.no_script = NO_VALUE if report.ok else f"none can be written of a {kind} so far"
+
+
+def _lacks(text: str) -> str:
+    """Run the script as its reader would, and return why it shows no wrong value, "" if it shows one."""
+    with tempfile.TemporaryDirectory(prefix="ringlab-script-") as name:
+        path = Path(name) / "counterexample.py"
+        path.write_text(text, encoding="utf-8")
+        surroundings = dict(
+            environment(1), PYTHONPATH=os.pathsep.join(each or os.getcwd() for each in sys.path)
+        )
+        try:
+            ran = subprocess.run(
+                [sys.executable, str(path)], capture_output=True, text=True, errors="replace",
+                env=surroundings, stdin=subprocess.DEVNULL, timeout=_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"run on its own, it did not end within {_SECONDS:g} s"
+    if ran.returncode == 0:
+        return (
+            "run on its own, it shows no wrong value: the fault needs what other calls leave in the process"
+        )
+    if "WRONG" in ran.stdout:
+        return ""
+    last = (ran.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return f"run on its own, it ends with status {ran.returncode} and compares nothing: {last[:300]}"
 
 
 def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
@@ -292,7 +336,7 @@ def main():
             error = (x.double() - right).abs().max().item() / largest if x.numel() else 0.0
             ok = error <= BOUNDS[name]  # NaN is not
             wrong |= not ok
-            print(f"rank {rank} {name:>3}: error {error:.3g}, bound {BOUNDS[name]:.2g}{'' if ok else '  WRONG'}")
+            print(f"rank {rank} {name:>3}: error {error:.6g}, bound {BOUNDS[name]:.6g}{'' if ok else '  WRONG'}")
     sys.exit(wrong)'''
 
 

@@ -25,6 +25,7 @@ by 64 ε of the largest of all gradients, for those that are 0 but for rounding.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -46,7 +47,7 @@ from ringlab.conformance.step_cases import (
     names,
     result,
 )
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, apart
 
 StepCalls: TypeAlias = Calls[Case, Result]
 ALONE = "on one rank"
@@ -91,7 +92,9 @@ def _loss_differs(true: Result, ranks: list[Result], case: Case, reference: str 
     for rank, loss in enumerate(losses):
         if not abs(loss - true.loss) <= true.room:
             cause = _factor(losses, true, rank)
-            return f"the loss on rank {rank} is {loss:.8g}, and {true.loss:.8g} {reference}{cause} ({case})"
+            got, right = apart(loss, true.loss, digits=8)
+            off = f"{abs(loss - true.loss):.2g} apart, {true.room:.2g} is allowed"
+            return f"the loss on rank {rank} is {got}, and {right} {reference}{cause}; {off} ({case})"
     return ""
 
 
@@ -115,7 +118,9 @@ def _gradients_differ(true: Result, ranks: list[Result], case: Case, reference: 
                     if right.any()
                     else ""
                 )
-                values = f"{found[at]:.6g}, and {right[at]:.6g} {reference}{cause}"
+                got, wanted = apart(found[at], right[at])
+                off = f"{errors[at]:.2g} apart, {allowed:.2g} is allowed"
+                values = f"{got}, and {wanted} {reference}{cause}; {off}"
                 return f"the gradient of {place} on rank {rank} is {values} ({case})"
     return ""
 
@@ -168,9 +173,28 @@ def _one_by_one(case: Case) -> list[Case]:
 
 def _mean(calls: StepCalls, case: Case) -> str:
     """The first label of a sequence does not count: nothing predicts it."""
-    *parts, found = calls.of(*_one_by_one(case), case)
+    alone = _one_by_one(case)
+    *parts, found = calls.of(*alone, case)
     true = _mixed([(1 / len(parts), part[0]) for part in parts])
-    return _differ(true, found, case, "as the mean over its labels, each alone")
+    of_row = Counter(_label(each) // case.S for each in alone)
+    rows = _mixed(
+        [
+            (1 / len(of_row) / of_row[_label(each) // case.S], part[0])
+            for each, part in zip(alone, parts, strict=True)
+        ]
+    )
+    wrong = _differ(true, found, case, "as the mean over its labels, each alone")
+    return _with_law(wrong, found, rows, case)
+
+
+def _with_law(wrong: str, found: list[Result], by_sequence: Result, case: Case) -> str:
+    """Return a sentence on a wrong mean with the law that it breaks, and whether it is the mean over sequences; "" for ""."""
+    if not wrong:
+        return ""
+    law = "the law is for a loss that is the mean over all labels"
+    if _loss_differs(by_sequence, found, case):
+        return f"{wrong}; {law}"
+    return f"{wrong}; {law}, and this one is the mean over sequences of their own means, as objectives such as GRPO and DPO want it"
 
 
 def _mixed(shares: Sequence[tuple[float, Result]]) -> Result:
@@ -213,7 +237,9 @@ def _alone(calls: StepCalls, case: Case) -> str:
     *parts, found = calls.of(*_with_each_alone(case))
     counts = [tokens - 1 for tokens in case.documents if tokens > 1]
     true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
-    return _differ(true, found, case, "as the mean over the documents, each alone")
+    equal = _mixed([(1 / len(parts), part[0]) for part in parts])
+    wrong = _differ(true, found, case, "as the mean over the documents, each alone")
+    return _with_law(wrong, found, equal, case)
 
 
 def _other_documents(calls: StepCalls, case: Case) -> str:

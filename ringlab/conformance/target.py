@@ -246,7 +246,7 @@ def as_target(value: Any, **claims: Any) -> Target:
 
 def check_callable(value: Any) -> None:
     """Return if `value` can be called as it is. Raises: BackendError, also for a class in place of an instance."""
-    needed = "a function, a callable object, or a ringlab.conformance.Target of one"
+    needed = "a function, or a ringlab.conformance.Target of one"
     if inspect.isclass(value):
         remedy = (
             f"{value.__name__}.apply" if issubclass(value, torch.autograd.Function) else "an instance of it"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ringlab.errors import apart
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
@@ -224,7 +225,8 @@ def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], 
         finite = right[np.isfinite(right)]
         if np.isfinite(error) and (finite != np.round(finite)).any():  # counts and masks are right or wrong
             allowed = bounds[name] * (np.max(np.abs(finite)) or 1.0)
-            lines.append(f"off by {abs(got[name][where] - right[where]):.1e}, at most {allowed:.1e} allowed")
+            off, most = apart(abs(got[name][where] - right[where]), allowed, digits=1, kind="e")
+            lines.append(f"off by {off}, at most {most} allowed")
     return "\n".join(lines)
 
 
@@ -245,12 +247,8 @@ def _told_apart(got: Any, expected: Any) -> tuple[str, str]:
     """Return both numbers with four digits, or with as many more as it takes to see that they differ; counts whole."""
     if all(float(x).is_integer() and abs(x) < WHOLE for x in (got, expected)):
         return f"{int(got):,}", f"{int(expected):,}"
-    pair = "", ""
-    for digits in range(4, 18):
-        pair = f"{float(got):.{digits}g}", f"{float(expected):.{digits}g}"
-        if pair[0] != pair[1]:
-            break
-    return pair
+    left, right = apart(got, expected, digits=4)
+    return left, right
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -108,7 +108,7 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
         "grouped heads": "wrong result: a tensor, or a tuple that begins with one, is needed; got None",
         "large logits": "crashed: rank 1: its process ended with status 3",
         "scale": "printed without end: more than 4 MiB in one run",
-        "strided": "hung: the limit of 8 s for one run was hit",
+        "strided": "hung: the limit of 8 s for one run was hit; rank 0 waits in ",
     }
     report = check(
         f"{DISTRIBUTED}:attend",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from ringlab import plain_ring
 from ringlab.cli import app
 from ringlab.conformance import diagnosis
-from ringlab.conformance.counterexample import ONE_HOT, located, wide_runs
+from ringlab.conformance.counterexample import ONE_HOT, _blocks, located, wide_runs
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.loading import load
 from ringlab.conformance.measuring import expected
@@ -24,7 +25,7 @@ from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.report import markdown
 from ringlab.conformance.report_html import command_for, html
 from ringlab.conformance.runner import check
-from ringlab.conformance.runs import Run
+from ringlab.conformance.runs import Ran, Run
 
 HOSTILE = "<script>alert('x')</script>\"&\x00<img src=//host.example/x onerror=alert(1)>"
 ALONE = {"meta", "rect", "path"}
@@ -176,6 +177,57 @@ def test_a_block_that_counts_twice_is_told_from_one_that_is_halved() -> None:
     run = wide_runs(Run(2, 48, "contiguous", False), ("dk",), (4,))[0]
     halved: Any = located(on_virtual_ranks(load(HALF_OF_DK), run))
     assert diagnosis.blocks_of(halved) == "" and "every rank but the last" in diagnosis.results_of(halved)
+
+
+def test_a_block_counts_twice_only_where_all_of_its_pairs_do() -> None:
+    """Five of eight rows of each rank miss all keys of the other one: those of their own have twice the weight."""
+    run = Run(2, 16, "contiguous", False, H=1, K=1, D=16)
+    positions = [np.arange(8), np.arange(8, 16)]
+    true = np.full((16, 16), 1 / 16)
+    half = true.copy()
+    for rows, others in zip(positions, positions[::-1], strict=True):
+        half[np.ix_(rows[:5], rows)], half[np.ix_(rows[:5], others)] = 1 / 8, 0.0
+    double = np.full((16, 16), 1 / 24)
+    double[:, 8:] *= 2
+    for actual, said in ((half, []), (double, [(0, 1), (1, 1)])):
+        assert _blocks(actual, true, Ran(run, positions=positions), "out", 1e-6)["twice"] == said
+
+
+def test_no_block_is_missing_where_a_scale_is() -> None:
+    """Backward without the scale: all weights of dv are wrong, and some are 0."""
+
+    class Unscaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, call: Any, *qkv: Any) -> Any:
+            out, lse = plain_ring.forward(call, *(x.detach() for x in qkv))
+            ctx.call, ctx.kept = call, (*qkv, out, lse)
+            ctx.mark_non_differentiable(lse)
+            return out.to(qkv[0].dtype), lse
+
+        @staticmethod
+        def backward(ctx: Any, dout: Any, _: Any) -> Any:
+            found = plain_ring.backward(replace(ctx.call, scale=1.0), *ctx.kept, dout)
+            return None, *(x.to(dout.dtype) for x in found)
+
+    def attend(ring, q, k, v, *, causal, positions):
+        return Unscaled.apply(plain_ring.Call(ring, positions, causal, q.shape[-1] ** -0.5), q, k, v)
+
+    for name in ("blind rows", "dv", "dq"):
+        report = check(attend, quick=True, only=(name,), isolate=False, layouts=("contiguous",))
+        words = str(report)
+        assert not report.ok and "missing" not in words and "twice" not in words
+
+
+def test_a_fault_of_some_heads_is_shown_on_one_rank_with_these_heads() -> None:
+    def attend(ring, q, k, v, *, causal, positions):
+        if q.shape[1] == 3 * k.shape[1] > 3:
+            k, v = (x.repeat(1, 3, 1, 1) for x in (k, v))
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = check(attend, only=("grouped heads",), isolate=False, layouts=("contiguous",))
+    assert diagnosis.first(report.findings).startswith("out is wrong on one rank")
+    assert "with P = 1, S = 1, contiguous, no mask, H/K = 6/2" in diagnosis.first(report.findings)
+    assert report.findings[-1].where["shown"]["pairs"] is not None
 
 
 @pytest.mark.parametrize("name", ONE_HOT)

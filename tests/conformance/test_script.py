@@ -180,8 +180,13 @@ def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_the_script_makes_the_same_run(
-    name: str, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(script, "_lacks", lambda text: "")  # it is run below, in this process
     run = Run(**{**asdict(PLAIN), **changes})
     report, where = made(f"{HERE}:{name}", run)
     assert report.no_script == "" and any(not each["ok"] for each in where["results"])
@@ -226,11 +231,37 @@ def test_a_script_has_an_expression_for_each_argument_that_the_suite_passes() ->
     assert VirtualCluster(2, memory=False).run(names).results[0] == {*script_call.known(run, target, "t")}
 
 
-@pytest.mark.parametrize("kind", ["merge", "decode", "step"])
-def test_other_kinds_refuse_a_script(kind: str, tmp_path: Path) -> None:
-    asked = ["check", "ringlab.plain_step:step", "--kind", kind, "--script", str(tmp_path / "it.py")]
+def test_a_script_that_shows_nothing_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault comes with the second call of a process."""
+    again = (
+        "\n\n_first = attend\n_calls = []\n\n\ndef attend(ring, q, k, v, *, causal, positions, scale=None):\n"
+    )
+    again += "    _calls.append(1)\n    out, lse = _first(ring, q, k, v, causal=causal, positions=positions, scale=scale)\n"
+    again += "    return out * (1 if len(_calls) <= ring.world_size else 2), lse\n"
+    report = reported(tmp_path, SOURCE + again, monkeypatch, "--only", "forward", "--ranks", "2")
+    assert not report["ok"] and report["script"] == "" and not (tmp_path / "counterexample.py").exists()
+    assert "run on its own, it shows no wrong value" in report["no_script"]
+
+
+def test_a_script_that_cannot_run_is_not_offered() -> None:
+    assert script._lacks("raise SystemExit('no such file')").startswith(
+        "run on its own, it ends with status 1"
+    )
+    assert script._lacks("print('WRONG'); raise SystemExit(1)") == ""
+
+
+@pytest.mark.parametrize("kind", ["merge", "decode", "training step"])
+def test_other_kinds_say_that_they_have_no_script(kind: str, tmp_path: Path) -> None:
+    wrong = {
+        "merge": "tests.conformance.test_report:half_a_merge",
+        "decode": f"{HERE}:zero_decode",
+        "training step": f"{HERE}:rank_as_loss",
+    }[kind]
+    only = ["--only", "loss" if kind == "training step" else "values"]
+    asked = ["check", wrong, "--kind", kind.split()[-1], *only, "--script", str(tmp_path / "it.py")]
     done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 2 and f"--kind {kind} without --script" in " ".join(done.stderr.split())
+    assert done.exit_code == 1 and not (tmp_path / "it.py").exists(), done.output
+    assert f"No script is written: none can be written of a {kind} so far." in " ".join(done.output.split())
 
 
 def test_only_findings_with_wrong_values_have_places() -> None:

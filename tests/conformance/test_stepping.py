@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ringlab.cli import app
+from ringlab.conformance import diagnosis
 from ringlab.conformance.mutants import MUTANTS, STEPS
 from ringlab.conformance.runner import Report
 from ringlab.conformance.step_cases import IGNORE, Case, Result, batch
@@ -57,20 +59,67 @@ def test_every_check_finds_a_step_that_is_named_for_it() -> None:
 @pytest.mark.parametrize(
     ("name", "check", "says"),
     [
-        ("counted_without_the_context", "loss", "on one rank: 2 times as much (P=2)"),
-        ("reported_by_rank", "loss", "the sum over ranks would be right (P=2)"),
-        ("gradients_averaged", "gradients", "on one rank: 1/2 of it (P=2)"),
+        ("counted_without_the_context", "loss", "on one rank: 2 times as much; "),
+        ("reported_by_rank", "loss", "the sum over ranks would be right; "),
+        ("gradients_averaged", "gradients", "on one rank: 1/2 of it; "),
         ("gradient_of_the_embedding_left_out", "gradients", "the gradient of embedding.weight["),
         ("labels_never_shifted", "look-ahead", "label 1 alone counts, and token 1 moves the loss (P=1, labels (1,))"),
         ("packing_ignored_everywhere", "other documents", "token 0, of document 0, moves the loss of label 47, of document 1 (P=1"),
+        ("mean_over_all_tokens", "mean of labels", "; the law is for a loss that is the mean over all labels"),
         ("repeats_with_dropout", "repeatable", "in the call before"),
         ("mean_over_all_tokens", "mean of labels", "as the mean over its labels, each alone"),
-        ("packing_ignored_everywhere", "documents", "as the mean over the documents, each alone (P=1"),
+        ("packing_ignored_everywhere", "documents", "as the mean over the documents, each alone; "),
     ],
 )  # fmt: skip
 def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
     report = check_step(STEPS[name].module().step, only=[check], ranks=(2,))
     assert says in failures(report)[check]
+
+
+def test_a_mean_over_sequences_is_named_as_such() -> None:
+    """As GRPO and DPO have it: for them the law of token means is the wrong one."""
+
+    def by_sequence(ring: Any, tokens: Tensor, labels: Tensor) -> float:
+        rows = [row for row in range(len(tokens)) if (labels[row, 1:] != IGNORE).any()]
+        each = [float(step(ring, tokens[[row]], labels[[row]], evaluate=True)[0]) for row in rows]
+        return sum(each) / len(each)
+
+    told = failures(check_step(by_sequence, only=["mean of labels"], ranks=(2,)))["mean of labels"]
+    assert (
+        "the law is for a loss that is the mean over all labels, and this one is the mean over sequences"
+        in told
+    )
+    packed = failures(
+        check_step(STEPS["mean_over_all_tokens"].module().step, only=["mean of labels"], ranks=(2,))
+    )
+    assert "over sequences" not in packed["mean of labels"]
+
+
+def test_numbers_of_a_failure_never_look_alike() -> None:
+    def nearly(ring: Any, tokens: Tensor) -> float:
+        return 3.7477381 + (3e-5 if ring.world_size > 1 else 0.0)
+
+    def exact(ring: Any, tokens: Tensor) -> Any:
+        return 1.0, {"a": torch.tensor([1.0 + (1e-3 if ring.world_size > 1 else 0.0)], dtype=torch.float64)}
+
+    for wrong, check in ((nearly, "loss"), (exact, "gradients")):
+        told = failures(check_step(wrong, only=[check], ranks=(2,)))[check]
+        one, other = re.findall(r"is (\S+), and (\S+) on one rank", told)[0]
+        assert one != other and " apart, " in told and " is allowed" in told
+
+
+def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
+    """The message has another dtype on each rank, and nothing is ragged."""
+
+    def mismatched(ring: Any, tokens: Tensor, labels: Tensor) -> float:
+        if ring.world_size > 1:
+            ring.shift(tokens if ring.rank == 0 else tokens.float())
+        return float(step(ring, tokens, labels, evaluate=True)[0])
+
+    report = check_step(mismatched, only=["look-ahead"], ranks=(2,))
+    first = diagnosis.first(report.findings)
+    assert first.startswith("The target raises, in a call of the check 'look-ahead': MismatchError")
+    assert "ragged" not in first and "must post the same tensors" in first
 
 
 def test_a_model_of_transformers_passes() -> None:
@@ -216,7 +265,10 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("hangs_on_two", "hung: the limit of 3 s for one call was hit (P=2)"),
+        (
+            "hangs_on_two",
+            "hung: the limit of 3 s for one call was hit; rank 0 waits in hangs_on_two (right_steps.py, line 68)",
+        ),
         ("dies_on_two", "crashed: rank 1: its process ended with status 3"),
     ],
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ringlab import oracle
+from ringlab.errors import apart
 from ringlab_course.checking.answers import (
     bound_from,
     compare_with,
@@ -214,8 +215,9 @@ def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
         max(bound_from(mistakes.stream(q, k, v, block), truth), 2e-6),
     )
     if bound < error < 0.1:
+        off, most = apart(error, bound, digits=1, kind="e")
         raise _named(mistakes.STREAM, "streams_in_bf16").failure(
-            f"{case}\nrelative error {error:.1e}, allowed {bound:.1e}"
+            f"{case}\nrelative error {off}, allowed {most}"
         )
     compare_with(
         answer,

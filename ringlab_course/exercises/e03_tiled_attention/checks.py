@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ringlab import oracle
+from ringlab.errors import apart
 from ringlab_course.checking.answers import (
     bound_from,
     compare_with,
@@ -219,10 +220,8 @@ def _one_precision(which: Pass, subject: Subject, rng: np.random.Generator, case
     for name, part, right in zip(which.names, parts, given.truth, strict=True):
         error = relative_error(expect_array(part, right.shape, name=name), right)
         if error > given.bound:
-            example = (
-                f"{case.label}, {dtype} inputs: relative error of {name} {error:.1e}, "
-                f"allowed {given.bound:.1e}"
-            )
+            off, most = apart(error, given.bound, digits=1, kind="e")
+            example = f"{case.label}, {dtype} inputs: relative error of {name} {off}, allowed {most}"
             raise low.failure(example) if error < 0.1 else Failure(f"{name}: wrong values.", example)
 
 
@@ -267,9 +266,8 @@ def live_set(which: Pass) -> Run:
             if peak > allowed:
                 scores = LONG // TILE * tile_bytes * (2 if which.backward else 1)
                 row = "row_of_tiles" if peak > scores else "copies_keys"
-                example = (
-                    f"{case.label}, {dtype}: peak {peak / 2**20:.1f} MiB, allowed {allowed / 2**20:.1f} MiB"
-                )
+                used, most = apart(peak / 2**20, allowed / 2**20, digits=1, kind="f")
+                example = f"{case.label}, {dtype}: peak {used} MiB, allowed {most} MiB"
                 raise which.named(row if N > M else "column_of_tiles").failure(example)
 
     return run

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringlab import layout as layouts
+from ringlab.errors import apart
 from ringlab.layout import Layout
 from ringlab.plan import work
 from ringlab_course.checking.answers import expect_array
@@ -318,7 +319,8 @@ def _expect_no_masks(subject: Any, rng: np.random.Generator) -> None:
     if peak > allowed:  # a second look: chance (an import, the collector) only ever adds
         peak = min(peak, _peak(subject, layout, runs))
     if peak > allowed:
-        example = f"{described(layout)}: peak {peak / 2**20:.1f} MiB, allowed {allowed / 2**20:.2f} MiB"
+        used, most = apart(peak / 2**20, allowed / 2**20, digits=2, kind="f")
+        example = f"{described(layout)}: peak {used} MiB, allowed {most} MiB"
         raise NAMED["builds_masks"].failure(example)
 
 
@@ -345,7 +347,8 @@ def _expect_exact(answer: Any, layout: Layout, message: str) -> None:
     if np.array_equal(got, right):
         return
     rank, step = np.argwhere(got != right)[0]
-    example = f"{described(layout)}: rank {rank}, step {step}: got {got[rank, step]:.0f}, expected {right[rank, step]}"
+    found, wanted = apart(got[rank, step], right[rank, step], digits=0, kind="f")
+    example = f"{described(layout)}: rank {rank}, step {step}: got {found}, expected {wanted}"
     if _overflown(got, right):
         raise NAMED["overflows"].failure(example)
     raise Failure(message, example)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
@@ -175,7 +176,8 @@ def _judge_imbalance(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None
         truth = imbalance(positions, tile)
         got = _expect_number(subject.call(positions, tile) if answer is None else answer)
         case = f"{name}, S={sum(map(len, positions))}, P={len(positions)}, tile {tile}"
-        return Question((positions, tile), got, truth, f"{case}: got {got:.4f}, expected {truth:.4f}")
+        found, right = apart(got, truth, digits=4, kind="f")
+        return Question((positions, tile), got, truth, f"{case}: got {found}, expected {right}")
 
     judge(cases, ask, _near, _explain_imbalance)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered
@@ -189,7 +190,8 @@ def _expect_equal(part: Any, wanted: torch.Tensor, name: str, message: str, text
     if (wrong := torch.nonzero(got != wanted)).numel():
         at = tuple(wrong[0].tolist())
         where = ", ".join(map(str, at))
-        raise Failure(message, f"{text}: {name}[{where}]: got {got[at]:.4g}, expected {wanted[at]:.4g}")
+        found, right = apart(float(got[at]), float(wanted[at]), digits=4)
+        raise Failure(message, f"{text}: {name}[{where}]: got {found}, expected {right}")
 
 
 def _text(rows: int, start: int, last: bool) -> str:

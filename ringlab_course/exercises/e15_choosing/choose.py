@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringlab.cost import choose as cost
+from ringlab.errors import apart
 from ringlab_course.checking.answers import is_close
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
@@ -151,7 +152,8 @@ MEMORY, HEADS = (float(cost.REASONS.index(reason)) for reason in ("memory", "hea
 def _held(given: Problem, key: tuple[str, int]) -> str:
     """Return what an option holds and what there is, in words."""
     held = cost.way(sizes_of(given.layer), given.P, *key).held_bytes * (given.S // given.P)
-    return f"it holds {held / 1e6:.4g} MB, and the memory has {given.machine['memory_bytes'] / 1e6:.4g} MB"
+    held_mb, memory_mb = apart(held / 1e6, given.machine["memory_bytes"] / 1e6, digits=4)
+    return f"it holds {held_mb} MB, and the memory has {memory_mb} MB"
 
 
 def _compared(name: str, answer: Sequence[float], truth: Sequence[float]) -> str:

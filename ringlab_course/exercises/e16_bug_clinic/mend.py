@@ -22,6 +22,7 @@ from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.runs import Run
+from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure
@@ -185,9 +186,8 @@ def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
     lines = [str(run)]
     for name, each in ill.items():
         worst = int(np.argmax([np.inf if np.isnan(error) else error for error in each.by_rank]))
-        lines.append(
-            f"{name}: relative error {each.error:.1e}, allowed {each.bound:.1e}; largest on rank {worst}"
-        )
+        off, most = apart(each.error, each.bound, digits=1, kind="e")
+        lines.append(f"{name}: relative error {off}, allowed {most}; largest on rank {worst}")
     return Failure(f"{patient.name}: {told} in {' and '.join(ill)}{rest}.", "\n".join(lines))
 
 
