@@ -76,7 +76,7 @@ class Session:
         self.allowance = Allowance(patience)
         self.seconds, self.total_seconds = seconds * patience, total_seconds * patience
         self.waits = Waits()
-        self.deadline = Deadline(self.total_seconds, self.waits.total)
+        self.deadline = self._deadline(self.total_seconds)
         self.condemned, self.losses, self.calls, self.overdue = "", 0, 0, 0
         self.answered: set[str] = set()  # functions that are written: they have answered
         self._function, self._losses, self._unloaded = "", dict[str, int](), 0
@@ -176,7 +176,7 @@ class Session:
         self, worker: WorkerProcess, kind: str, cells: Sequence[str], answer: str, form: type[Any]
     ) -> Any:
         """Return what the worker answers to a frame about cells. Raises: Overdue, WorkerDied, ProtocolError."""
-        deadline = Deadline(self.seconds, self.waits.total, self.deadline)
+        deadline = self._deadline(self.seconds, self.deadline)
         fields = {"call": 0, "functions": list(self.functions), "seconds": self.seconds / 4}
         worker.send(Frame(kind, fields, list(cells)), deadline)
         frame = worker.receive(deadline)
@@ -186,7 +186,10 @@ class Session:
 
     def limit(self) -> Deadline:
         """Return the deadline of a call that begins now."""
-        return Deadline(self.call_seconds, self.waits.total, self.deadline)
+        return self._deadline(self.call_seconds, self.deadline)
+
+    def _deadline(self, seconds: float, within: Deadline | None = None) -> Deadline:
+        return Deadline(seconds, self.waits.total, self.allowance.computed.total, within)
 
     @property
     def call_seconds(self) -> float:

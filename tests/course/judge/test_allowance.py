@@ -262,15 +262,20 @@ def test_where_the_machine_is_too_busy_nothing_is_graded(
 def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, waited = [100.0], [7.0]
+    now, waited, computed = [100.0], [7.0], [3.0]
     monkeypatch.setattr(starts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(starts.os, "cpu_count", lambda: 2)
     whole = Deadline(25.0, lambda: waited[0])
-    each = Deadline(10.0, lambda: waited[0], whole)
+    each = Deadline(10.0, lambda: waited[0], lambda: computed[0], whole)
     now[0], waited[0] = 109.0, 15.0
     assert each.left() == 1.0
     now[0] = 112.0
     assert each.left() == 6.0 and not each.over
     now[0] = 118.0
     assert each.over and not whole.over
-    now[0], waited[0] = 140.0, 30.0
-    assert each.over and whole.left() == 8.0
+    now[0], waited[0] = 120.0, 30.0
+    assert each.left() == 5.0, "it does not outlast the other"
+    now[0] = 126.0
+    assert each.left() == 7.0
+    now[0], waited[0], computed[0] = 134.0, 99.0, 23.0  # what two processors compute in ten seconds
+    assert each.over and whole.left() == 14.0

@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from dataclasses import replace
 from unittest import mock
 
@@ -31,8 +30,6 @@ from tests.course.judge.small_contract import HINTS, RIGHT_RING, marked, mine, t
 pytestmark = pytest.mark.needs_bwrap
 SECONDS = 1.5
 """For a call of those that never end; others have a minute."""
-LATE_S = 20.0
-"""By how much a machine that does much else may be late to end one that never ends."""
 
 
 def _values(subject, rng):
@@ -99,10 +96,8 @@ def test_hostile_rings_earn_what_is_honest_in_them(handed_in, name) -> None:
     endless = name in rings.STAYING
     handed_in.forgive()
     handed_in.session.workers(2)
-    begin = time.monotonic()
     stage = replace(STAGE, checks=STAGE.checks[1:]) if endless or name in rings.LIVE else STAGE
     earned = handed_in.earned(stage, handed_in.functions[name], SECONDS if endless else 60)
-    assert not endless or time.monotonic() - begin < SECONDS + LATE_S
     assert earned == SUBMISSIONS[name][1]
     assert bool(handed_in.session.condemned) == (name in rings.LIVE)
     assert marked(handed_in.mark) == []
