@@ -99,7 +99,9 @@ def command(
         *_outside(() if uid is None else ("CAP_SETUID", "CAP_SETGID")),
         *("--info-fd", str(info_fd)),
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
-        *("--proc", "/proc", "--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
+        # Without root, bubblewrap's own process has the worker's uid, so that its files and memory could be read.
+        *("--proc", "/proc", "--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        *("--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
         *_files(hidden, rewritten, scratch),
         *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
         *_inside(arrays),

@@ -83,6 +83,8 @@ def descriptors():
         except OSError:
             pass
     return found
+def first_process():
+    return os.listdir("/proc/1")
 def of_others():
     found = []
     for pid in os.listdir("/proc"):
@@ -112,6 +114,7 @@ NAMES = [
     "type_into_terminal",
     "sockets",
     "descriptors",
+    "first_process",
     "of_others",
     "shared_memory",
 ]
@@ -191,8 +194,10 @@ def test_descriptors_lead_to_the_judges_socket_and_nowhere_else(look) -> None:
     assert [target.partition(":")[0] for target in others] == ["socket"]
 
 
-def test_the_other_processes_inside_show_nothing(look) -> None:
+def test_the_other_processes_inside_show_nothing(look, forked) -> None:
     assert look("of_others") == []
+    if not forked:  # bubblewrap's own process: without root it has the worker's uid
+        assert look("first_process") == []
 
 
 def test_no_memory_is_shared_with_others(look) -> None:

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.sandbox import HIDDEN, Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.conftest import asked
-from tests.course.judge.small_contract import EXERCISE, RIGHT, notebook
+from tests.course.judge.small_contract import EXERCISE, RIGHT, led_through, notebook
 
 inside = pytest.mark.needs_bwrap
 
@@ -33,6 +34,8 @@ def readable(paths):
         except OSError:
             pass
     return [path for path in found if path]
+def names(path):
+    return os.listdir(path)
 def writable(paths, mark):
     found = []
     for path in paths:
@@ -89,6 +92,7 @@ def descriptors():
 FUNCTIONS = [
     "status",
     "readable",
+    "names",
     "writable",
     "everything",
     "connect",
@@ -109,9 +113,9 @@ def look(forked):
 def test_nobody_inside_has_any_rights(look) -> None:
     status = look("status")
     assert status["CapEff"] == status["CapPrm"] == "0" * 16 and status["NoNewPrivs"].strip() == "1"
-    assert (
-        "0" not in status["Uid"].split() and "0" not in status["Gid"].split() and not status["Groups"].strip()
-    )
+    assert "0" not in status["Uid"].split() and "0" not in status["Gid"].split()
+    # Without root, a process cannot leave the groups of whoever grades. None exists in its namespace: all are nobody's.
+    assert {*status["Groups"].split()} <= ({"65534"} if os.getuid() else set())
     assert look("become_root") == []
 
 
@@ -132,7 +136,10 @@ def test_only_the_interpreter_and_the_package_are_there(look, tmp_path) -> None:
     ]
     paths += [str(HOME / name) for name in ("tests", "solutions", "tools", ".git", *HIDDEN)]
     assert all((HOME / name).is_dir() for name in HIDDEN)
-    assert look("readable", paths) == []
+    frame = led_through()
+    assert look("readable", [path for path in paths if Path(path) not in frame]) == []
+    for folder in {*frame} - {Path("/"), Path("/tmp")}:  # which have /proc and what a learner writes
+        assert {*look("names", str(folder))} == frame[folder]
     assert look("readable", [str(HOME / "ringlab/errors.py"), str(HOME / "ringlab_course/judge/worker.py")])
 
 
@@ -161,7 +168,7 @@ def test_no_other_process_no_environment_no_descriptor_is_seen(look, monkeypatch
     top, environment, processes = look("everything")
     assert len(processes) <= 3 and os.getpid() not in processes
     assert set(environment) <= {*sandbox.environment(), "PWD", "LC_CTYPE"}
-    assert not {"home", "var", "etc/passwd", "run", "sys"} & set(top)
+    assert not {"home", "var", "run", "sys"} & {*top} - led_through()[Path("/")]
     # stdin, stdout, stderr, the socket, bubblewrap's own report, and the directory being listed
     assert len(look("descriptors")) <= 6
 
