@@ -17,11 +17,14 @@ def test_messages_are_read_as_they_stand(tmp_path: Path) -> None:
     code.write_text(
         'NEEDED = "two things"\ndef f(P):\n    raise ShapeError(NEEDED)\n    raise ShapeError(f"one of {P} " + "things", repr(P), remedy="count them")\n'
         '    raise errors.MaskError(needed="a mask")\n    raise ValueError("not ours")\n    raise ShapeError(text)\n'
+        '    drawn = " → ".join(map(str, cycle)) if cycle else "none at all"\n'
+        '    raise ShapeError("a ring", " ".join([*lines, f"cycle: {drawn}"]))\n'
     )
     assert errors.messages(tmp_path) == [
-        errors.Message("ShapeError", "two things", "", "ringlab.part"),
-        errors.Message("ShapeError", "one of … things", "count them", "ringlab.part"),
-        errors.Message("MaskError", "a mask", "", "ringlab.part"),
+        errors.Message("ShapeError", "two things", "", "", "ringlab.part"),
+        errors.Message("ShapeError", "one of … things", "", "count them", "ringlab.part"),
+        errors.Message("MaskError", "a mask", "", "", "ringlab.part"),
+        errors.Message("ShapeError", "a ring", "… cycle: … / none at all", "", "ringlab.part"),
     ]
 
 

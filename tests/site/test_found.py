@@ -62,6 +62,11 @@ def test_pages_that_know_their_repository_can_be_edited_at_their_source(site: Pa
         repository.check("code.example/ringlab")
 
 
+def test_the_readme_leads_to_the_playground_and_says_how_to_build_it() -> None:
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    assert "make site" in text and "build/site/play.html" in text
+
+
 def test_the_first_page_says_how_to_clone_a_repository_that_is_known() -> None:
     every = targets(CHECKOUT)
     lessons, exercises = ([each for each in every if each.kind == kind] for kind in ("lesson", "exercise"))
@@ -86,6 +91,37 @@ def test_the_search_finds_a_symbol_an_error_and_a_misconception(
 ) -> None:
     browser.page.goto(f"{address}/search.html?q={quote(query)}")
     browser.page.locator("ul.search li a", has_text=page).first.wait_for()
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("zigzag", "notebooks/08_striped_and_zigzag"),
+        ("zig-zag", "notebooks/08_striped_and_zigzag"),
+        ("ppermute", "notebooks/17_ring_in_jax"),
+        ("deadlock", "notebooks/11_real_processes"),
+        ("lse", "notebooks/02_online_softmax"),
+        ("cu_seqlens", "docs/guide/packed"),
+        ("MLA", "docs/guide/schedules"),
+        ("how many hops", "notebooks/06_what_it_costs"),
+        ("they wait for a rank that has finished", "errors"),
+        ("tokens that rank 1 owns under zigzag", "errors"),
+        ("needed: tokens that rank 1 owns under zigzag", "errors"),
+        ("GQA bytes", "notebooks/01_naive_attention"),
+        ("install windows", "docs/guide/install"),
+        ("colab", "docs/guide/install"),
+        ("softcap", "docs/guide/masks"),
+        ("ringlab.oracle.attention", "api/ringlab"),
+    ],
+)
+def test_the_search_shows_first_what_is_asked_for(
+    site: Path, address: str, browser: Window, query: str, page: str
+) -> None:
+    browser.page.goto(f"{address}/search.html?q={quote(query)}")
+    first = browser.page.locator("ul.search li a").first
+    first.wait_for()
+    assert first.get_attribute("href").partition("#")[0] == f"{page}.html"  # type: ignore[union-attr]
 
 
 @pytest.mark.needs_chromium

@@ -8,5 +8,6 @@ misconceptions   every mistake that the checks know by name
 kill_matrix      which check finds which wrong answer; check_reasons says what a check that finds none alone is for
 api, docstrings  the reference, read from the package's source without importing it
 conf             settings of Sphinx
+search           what the search shows first, for search_scorer.js
 links            every link and anchor of the built pages, and whatever they would load
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 import ringlab
 from ringlab_course.builder.build import find_root
 
-from . import accessible, address, links, pictures, preview, repository, stage
+from . import accessible, address, links, pictures, preview, repository, search, stage
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
@@ -45,6 +45,7 @@ def build(folder: Path, root: Path | None = None, at: str = "", source: str = ""
         shutil.copytree(pages, built)
         accessible.mend(built)
         pictures.move(built)
+        search.write(built, root or find_root())
         preview.write(built)
         if at:
             address.write(built, at)
@@ -85,7 +86,12 @@ def made(work: Path, root: Path, source: str = "") -> Path:
 
 def _settings(root: Path) -> str:
     """A digest of what all pages depend on beside their sources."""
-    files = [SETTINGS / "conf.py", root / "requirements.lock", *sorted((SETTINGS / "static").rglob("*"))]
+    files = [
+        *sorted(SETTINGS.glob("*.js")),
+        SETTINGS / "conf.py",
+        root / "requirements.lock",
+        *sorted((SETTINGS / "static").rglob("*")),
+    ]
     parts = [f"{path.name}\0".encode() + path.read_bytes() for path in files if path.is_file()]
     return hashlib.sha256(
         b"\0".join([sys.version.encode(), ringlab.__version__.encode(), *parts])

@@ -1,5 +1,7 @@
 """Settings of Sphinx for the course's pages. Nothing here may make a page load anything from another host."""
 
+from pathlib import Path
+
 from ringlab import __version__
 
 project = "ringlab"
@@ -32,6 +34,7 @@ html_title = "ringlab"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["pages.js", "questions.js", "frames.js"]
+html_search_scorer = str(Path(__file__).parent / "search_scorer.js")
 html_favicon = html_logo = "static/ring.svg"
 html_copy_source = False
 html_show_sourcelink = False

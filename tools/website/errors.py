@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ class Message(NamedTuple):
 
     error: str
     needed: str
+    got: str
     remedy: str
     module: str
 
@@ -50,9 +52,9 @@ def _raised(tree: ast.Module, module: str, named: Named) -> Iterator[Message]:
             continue
         said = dict(zip(("needed", "got", "remedy"), call.args, strict=False))
         said |= {word.arg: word.value for word in call.keywords if word.arg}
-        needed, remedy = (_text(said.get(part), named) for part in ("needed", "remedy"))
+        needed, got, remedy = (_text(said.get(part), named) for part in ("needed", "got", "remedy"))
         if needed.strip(FILLED + " "):
-            yield Message(name, needed, remedy, module)
+            yield Message(name, needed, got if re.search(r"[a-z]{2}", got) else "", remedy, module)
 
 
 def _named(tree: ast.Module) -> Named:
@@ -80,7 +82,16 @@ def _text(node: ast.expr | None, named: Named) -> str:
         return "".join(_text(part, named) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left, named) + _text(node.right, named)
-    if isinstance(node, ast.Name) and isinstance(named.get(node.id), ast.Constant | ast.JoinedStr):
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, named) if isinstance(node.value, ast.Name) else FILLED
+    if isinstance(node, ast.IfExp):
+        return " / ".join(_text(part, named) for part in (node.body, node.orelse))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
+        parts = node.args[0].elts if isinstance(node.args[0], ast.List) else []
+        return " ".join(_text(part, named) for part in parts) or FILLED
+    if isinstance(node, ast.Name) and isinstance(
+        named.get(node.id), ast.Constant | ast.JoinedStr | ast.IfExp
+    ):
         return _text(named[node.id], {})
     return FILLED
 
@@ -91,11 +102,13 @@ def page(root: Path) -> str:
     parts = []
     for name, each in _classes().items():
         rows = [
-            (escape(message.needed), escape(message.remedy), f"`{message.module}`")
+            (*map(escape, (message.needed, message.got, message.remedy)), f"`{message.module}`")
             for message in said
             if message.error == name
         ]
         if rows:
             about = inspect.getdoc(each) or ""
-            parts.append(f"## {name}\n\n{about}\n\n{table(('needed', 'remedy', 'raised in'), sorted(rows))}")
+            parts.append(
+                f"## {name}\n\n{about}\n\n{table(('needed', 'got', 'remedy', 'raised in'), sorted(rows))}"
+            )
     return TEXT.read_text(encoding="utf-8") + "\n" + "\n\n".join(parts) + "\n"
