@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 from ringlab.cli import app
 from ringlab.conformance import diagnosis
+from ringlab.conformance.measuring import Measured
 from ringlab.conformance.mutants import MUTANTS, STEPS
 from ringlab.conformance.runner import Report
+from ringlab.conformance.runs import Run
 from ringlab.conformance.step_cases import IGNORE, Case, Result, batch
 from ringlab.conformance.stepping import CHECKS, check_step
 from ringlab.errors import BackendError
@@ -96,16 +98,20 @@ def test_a_mean_over_sequences_is_named_as_such() -> None:
 
 
 def test_numbers_of_a_failure_never_look_alike() -> None:
-    def nearly(ring: Any, tokens: Tensor) -> float:
-        return 3.7477381 + (3e-5 if ring.world_size > 1 else 0.0)
+    def nearly(loss: float, gradient: float) -> Callable[..., Any]:
+        def train(ring: Any, tokens: Tensor) -> Any:
+            more = 1.0 if ring.world_size > 1 else 0.0
+            found = torch.tensor([1.0 + gradient * more], dtype=torch.float64)
+            return 3.7477381 + loss * more, {"a": found}
 
-    def exact(ring: Any, tokens: Tensor) -> Any:
-        return 1.0, {"a": torch.tensor([1.0 + (1e-3 if ring.world_size > 1 else 0.0)], dtype=torch.float64)}
+        return train
 
-    for wrong, check in ((nearly, "loss"), (exact, "gradients")):
+    for wrong, check in ((nearly(1e-9, 0.0), "loss"), (nearly(0.0, 1e-7), "gradients")):
         told = failures(check_step(wrong, only=[check], ranks=(2,)))[check]
         one, other = re.findall(r"is (\S+), and (\S+) on one rank", told)[0]
         assert one != other and " apart, " in told and " is allowed" in told
+    close = Measured("out", 1.04e-7, 1.03e-7, "batch 0", Run(1, 2, "", True))
+    assert str(close).startswith("out error 1.04e-07 beyond 1.03e-07")
 
 
 def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:

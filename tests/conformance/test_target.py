@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ringlab import oracle, plain_ring, ring_attention, zigzag
+from ringlab import edits, oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
@@ -18,6 +18,7 @@ from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.decoding import check_decode
 from ringlab.conformance.loading import load
 from ringlab.conformance.merging import check_merge
+from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runs import Run, inputs, join
 from ringlab.conformance.target import as_target, call, written
@@ -373,16 +374,25 @@ def test_a_ring_that_learns_its_lengths_from_its_ranks_passes() -> None:
     assert "results are those of the shorter sequence" in report.findings[-1].evidence
 
 
+SUMMED_BY_RANK = """
++KEPT: dict[Any, Tensor] = {}
++
++
+ class _Attention(torch.autograd.Function):
+@@
+-        out = out.to(q.dtype)
++        out = out.to(q.dtype).clone()
+@@
+-    out = torch.zeros(q.shape, dtype=state_dtype(q.dtype), device=q.device)
++    out = torch.zeros(q.shape, dtype=state_dtype(q.dtype), device=q.device)
++    out = KEPT.setdefault((ring.rank, q.shape, q.dtype), out).zero_()
+""".strip()
+
+
 def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
     """Virtual ranks of one number in two rings share it as threads; processes would not."""
-    kept: dict[Any, Tensor] = {}
-
-    def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
-        own = kept.setdefault((ring.rank, q.shape, q.dtype), torch.empty_like(q)).copy_(q.detach())
-        own = own + (q - q.detach())
-        return plain_ring.attend(ring, own, k, v, causal=causal, positions=positions)
-
-    assert check(attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
+    module = edits.as_module(edits.apply(SUMMED_BY_RANK, SOURCE), "ringlab_test_summed_by_rank")
+    assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
 
 def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
