@@ -20,6 +20,7 @@ from .links import escape, table
 TEXT = Path(__file__).parent / "text" / "errors.md"
 NAME = "errors"
 FILLED = "…"
+_WORD = re.compile(r"[a-z]{2}")
 Named = dict[str, ast.expr]
 
 
@@ -54,7 +55,7 @@ def _raised(tree: ast.Module, module: str, named: Named) -> Iterator[Message]:
         said |= {word.arg: word.value for word in call.keywords if word.arg}
         needed, got, remedy = (_text(said.get(part), named) for part in ("needed", "got", "remedy"))
         if needed.strip(FILLED + " "):
-            yield Message(name, needed, got if re.search(r"[a-z]{2}", got) else "", remedy, module)
+            yield Message(name, needed, got if _WORD.search(got) else "", remedy, module)
 
 
 def _named(tree: ast.Module) -> Named:
@@ -85,7 +86,8 @@ def _text(node: ast.expr | None, named: Named) -> str:
     if isinstance(node, ast.FormattedValue):
         return _text(node.value, named) if isinstance(node.value, ast.Name) else FILLED
     if isinstance(node, ast.IfExp):
-        return " / ".join(_text(part, named) for part in (node.body, node.orelse))
+        either = (_text(part, named) for part in (node.body, node.orelse))
+        return " / ".join(filter(_WORD.search, either)) or FILLED
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
         parts = node.args[0].elts if isinstance(node.args[0], ast.List) else []
         return " ".join(_text(part, named) for part in parts) or FILLED
