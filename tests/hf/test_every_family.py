@@ -178,8 +178,10 @@ def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
     """What each class of a family does, and what is wrong with it: a raw error, no remedy, or another output."""
     seen: dict[str, str] = {}
     wrong: dict[str, str] = {}
+    unbuilt: set[type[PreTrainedModel]] = set()
     for title, kind, labels in trials(name):
-        if (reference := alone(kind, labels)) is None:
+        if kind in unbuilt or (reference := alone(kind, labels)) is None:
+            unbuilt.add(kind)
             continue
         without, true = reference
         ranks = VirtualCluster(P, memory=False).run(over, kind, without, labels).results
