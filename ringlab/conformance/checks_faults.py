@@ -68,6 +68,10 @@ def _of_shorter(ran: Ran) -> Verdict:
     """The verdict on results of ranks of which one holds a token fewer than its positions say: they may learn their lengths."""
     (token,) = {*range(ran.run.S)} - {int(each) for own in ran.positions for each in own}
     found = without_a_token(ran, token)
+    if not found:  # gradients alone: those of a backward that was given out and lse of the whole sequence
+        return Verdict(
+            False, f"{SHORT}, and rank {ran.returned[0]} returns a result all the same ({ran.run})"
+        )
     wrong = [each for each in found if not each.ok]
     if wrong:
         return Verdict(False, f"{SHORT}, and no rank says so; of the shorter sequence {wrong[0]}")

@@ -120,7 +120,7 @@ class Learners:
             if name != "lse" and _name(x.dtype) != run.dtype
         ]
         wide = {name: oracle.float64(x) for name, x in arrays.items()}
-        part = RankResult(positions=positions_of(run)[rank].numpy(), arrays=wide, notes=notes)
+        part = RankResult(positions=_held(run)[rank].numpy(), arrays=wide, notes=notes)
         if run.meter:
             trace, peak = outcome.trace, outcome.memory[rank].peak_bytes
             meter = Meter(trace.bytes_sent(rank), trace.rounds(rank), tuple(sorted(trace.peers(rank))), peak)
@@ -129,7 +129,7 @@ class Learners:
 
     def _arrays(self, run: Run, rank: int, result: Any) -> dict[str, Any]:
         """The rank's results by name. Raises: Failure where they are no such arrays."""
-        length = len(positions_of(run)[rank]) - (run.fault == "wrong shape" and rank == 1)
+        length = len(_held(run)[rank])
         query, key = (run.B, run.H, length, run.D), (run.B, run.K, length, run.D)
         shapes = {"out": query, "lse": query[:3], "dq": query, "dk": key, "dv": key}
         parts = expect_tuple(result, self.names, name=f"the result of rank {rank}")
@@ -158,10 +158,15 @@ def shards_of(run: Run, names: tuple[str, ...]) -> list[list[torch.Tensor]]:
     """Return each argument's shards, one per rank: q, k, v, or dout, q, k, v, out, lse."""
     q, k, v, dout = inputs(run)
     whole = [q, k, v] if names == FORWARD else [dout, q, k, v, *given(run)]
+    return [[x.index_select(2, own) for own in _held(run)] for x in whole]
+
+
+def _held(run: Run) -> list[torch.Tensor]:
+    """The positions of the tokens in each rank's shards: under the fault of a wrong shape rank 1 lacks its last one."""
     owned = positions_of(run)
     if run.fault == "wrong shape":
         owned[1] = owned[1][:-1]
-    return [[x.index_select(2, own) for own in owned] for x in whole]
+    return owned
 
 
 @lru_cache(maxsize=32)
