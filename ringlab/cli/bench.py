@@ -127,7 +127,7 @@ def answers(
     if not for_people(measured, output, as_json):
         return
     for case in measured["cases"]:
-        people.print(case["command"], markup=False, highlight=False)
+        people.print(case["command"], highlight=False)
         people.print(f"  median {case['median_s']:.2f} s, slowest {case['slowest_s']:.2f} s of {runs}")
 
 
@@ -163,12 +163,12 @@ def check(
         return
     for case in measured["cases"]:
         line = f"{case['seconds']:6.1f} s  {case['checks']} checks, {case['tier']}  {case['target']}"
-        people.print(line, markup=False, highlight=False)
+        people.print(line, highlight=False)
     first = measured["wrong"]
     line = (
         f"{first['median_s']:6.1f} s  median of {len(first['seconds'])} wrong rings, until their first fault"
     )
-    people.print(line, markup=False, highlight=False)
+    people.print(line, highlight=False)
 
 
 @app.command()
@@ -237,22 +237,22 @@ def draw(
         print_json({"ok": True, "figures": [{"file": str(path), "alt": alt} for path, alt in drawn]})
         return
     for path, alt in drawn:
-        people.print(str(path), alt, sep="\n    ", markup=False, highlight=False)
+        people.print(str(path), alt, sep="\n    ", highlight=False)
 
 
 def _print_peers(measured: dict[str, Any]) -> None:
     for name, about in measured["about"].items():
-        people.print(f"{name}: {about}", markup=False, highlight=False)
+        people.print(f"{name}: {about}", highlight=False)
     for case in measured["cases"]:
         people.print(f"P={case['P']}, {case['pass'].replace('_', ' + ')}")
         for name, found in case["contenders"].items():
             worst = max(found["errors"], key=found["errors"].get)
             verdict = "right" if found["correct"] else f"WRONG: {worst} off by {found['errors'][worst]:.2g}"
             line = f"  {name:24} {found['median_s']:8.3f} s  {found['ratio']:6.2f} times ringlab's  {verdict}"
-            people.print(line, markup=False, highlight=False)
+            people.print(line, highlight=False)
         for name, reason in measured["not_run"][str(case["P"])].items():
-            people.print(f"  {name:24} not run: {reason}", markup=False, highlight=False)
-        people.print(f"  fastest that is right: {case['fastest_correct']}", markup=False, highlight=False)
+            people.print(f"  {name:24} not run: {reason}", highlight=False)
+        people.print(f"  fastest that is right: {case['fastest_correct']}", highlight=False)
     machine = measured["machine"]
     people.print(
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {machine['date']}"
@@ -284,7 +284,7 @@ def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) 
             line = f"  {name:16} {found['median_s'] * 1e3:9.3f} ms  {found['tflops']:7.1f} TFLOP/s  {ratios}"
             people.print(line, highlight=False)
         for name, reason in case["not_timed"].items():
-            people.print(f"  {name:16} not timed: {reason}", markup=False, highlight=False)
+            people.print(f"  {name:16} not timed: {reason}", highlight=False)
     for block, passes in measured.get("memory", {}).items():
         for of, side in passes.items():
             peak = f"{side['peak_shards']:.1f} tensors of S/P tokens beyond its shard"

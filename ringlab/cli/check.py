@@ -169,10 +169,10 @@ def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoRetu
         raise typer.Exit(_status(found))
     for sentence in (*report.said(found), *report.no_script(found)):
         style = "bold yellow" if sentence == found.right_if else "bold"
-        people.print(f"{sentence}\n", style=style, markup=False, highlight=False)
+        people.print(f"{sentence}\n", style=style, highlight=False)
     people.print(_table(found, report.evidence(found)))
     if found.findings[0].ok:
-        people.print(report.summary(found), markup=False, highlight=False)
+        people.print(report.summary(found), highlight=False)
     raise typer.Exit(_status(found))
 
 
@@ -311,7 +311,7 @@ def _bad(error: RinglabError, as_json: bool) -> NoReturn:
     if as_json:
         fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
         print_json({"ok": False, "error": {"kind": type(error).__name__, **fields}})
-    stderr.print(f"{type(error).__name__}\n{error}", style="red", markup=False, highlight=False)
+    stderr.print(f"{type(error).__name__}\n{error}", style="red", highlight=False)
     raise typer.Exit(2)
 
 

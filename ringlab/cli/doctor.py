@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from rich.table import Table
+from rich.text import Text
 
 from ringlab.cli.output import Json, finish, people, print_json
 from ringlab.errors import MissingExtraError, require_package
@@ -64,7 +65,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_json({"ok": ok, "checks": [asdict(finding) for finding in findings]})
         finish(ok)
-    marks = {"ok": "[green]✓[/]", "missing": "[yellow]–[/]", "broken": "[red]✗[/]"}
+    marks = {"ok": Text("✓", "green"), "missing": Text("–", "yellow"), "broken": Text("✗", "red")}
     table = Table("", "what", "found", "remedy", show_lines=False)
     for finding in findings:
         table.add_row(marks[finding.state], finding.name, finding.found, finding.remedy)

@@ -127,9 +127,7 @@ def _print_compiled(found: list[Compiled]) -> None:
     for each in found:
         for sentence in each.broken():
             where = f"{each.job.kernel}, {each.job.arch}, D={each.job.head_dim}, {each.job.dtype}, {_variant(each.job)}"
-            people.print(
-                f"✗ {where}, {each.job.config}: {sentence}", style="red", markup=False, highlight=False
-            )
+            people.print(f"✗ {where}, {each.job.config}: {sentence}", style="red", highlight=False)
     people.print(
         "tile: rows × keys; launch: warps and stages; registers and spilled bytes of one thread, shared bytes of\n"
         "one program; matrix: instructions in the program's text. None of this is a speed."

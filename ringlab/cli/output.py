@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
-people = Console(width=None if sys.stdout.isatty() else 120)
-stderr = Console(stderr=True)
+# Names of files, learners and models, and texts of errors may look like markup: they are printed as they are. Style by `Text` and `style=`.
+people = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
+stderr = Console(stderr=True, markup=False, emoji=False)
 _SILENT = 10.0  # seconds after which a step without news is a line of a log, too
 
 
@@ -60,7 +61,7 @@ def reporting_errors(as_json: bool) -> Iterator[None]:
             print_json({"ok": False, "error": {"kind": type(error).__name__, **fields}})
         one_line = isinstance(error, MissingExtraError)
         text = f"ringlab: {error}" if one_line else f"{type(error).__name__}\n{error}"
-        stderr.print(text, style="red", markup=False, highlight=False, soft_wrap=one_line)
+        stderr.print(text, style="red", highlight=False, soft_wrap=one_line)
         raise typer.Exit(1) from None
 
 
@@ -89,7 +90,12 @@ def progress_bar() -> Progress:
     """Return a progress bar on stderr, silent if that is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=stderr, disable=not stderr.is_terminal, transient=True)
 
 
@@ -112,7 +118,7 @@ def counted(description: str, total: int) -> Iterator[Callable[[str], None]]:
                 return
             spoken = now
             text = f"{description} {done} of {total}, {now - start:.0f} s{news and f': {news}'}"
-            stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+            stderr.print(text, highlight=False, soft_wrap=True)
 
         yield step
 

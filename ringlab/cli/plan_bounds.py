@@ -50,10 +50,10 @@ def show_bound(name: str, given: Given, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "bound": name, **figures})
     else:
-        people.print(sentence, markup=False, highlight=False)
-        people.print(f"Source: {figures['source']}", style="dim", markup=False, highlight=False)
+        people.print(sentence, highlight=False)
+        people.print(f"Source: {figures['source']}", style="dim", highlight=False)
         if "note" in figures:
-            people.print(f"Note: {figures['note']}", style="dim", markup=False, highlight=False)
+            people.print(f"Note: {figures['note']}", style="dim", highlight=False)
 
 
 def striped_bound(given: Given) -> tuple[dict[str, Any], str]:

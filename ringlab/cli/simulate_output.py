@@ -33,7 +33,7 @@ def show(console: Console, done: Simulation, report: dict[str, Any]) -> None:
     shown = shown_ranks(P)
 
     def say(text: str = "") -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=True)
 
     say(
         f"{asked['layout']} on {P} × {asked['hardware']}, {asked['schedule']}, {asked['passes']}: "

@@ -50,7 +50,7 @@ class Journal:
         self.bar.update(self.task, completed=step.number, description=said)
         every = max(1, self.last // _LINES)
         if not stderr.is_terminal and (step.number % every == 0 or step.number == self.last):
-            stderr.print(said, markup=False, highlight=False, soft_wrap=True)
+            stderr.print(said, highlight=False, soft_wrap=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

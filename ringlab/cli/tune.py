@@ -77,7 +77,7 @@ def tune(
             if each.row
             else "nothing right was left, the old row stays"
         )
-        people.print(f"{where}: {what}", markup=False, highlight=False)
+        people.print(f"{where}: {what}", highlight=False)
     people.print(f"{path}\nReload: a running Python keeps the rows that it has read.", highlight=False)
     finish(ok)
 
@@ -194,10 +194,10 @@ def check_new(hardware: Path) -> None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    people.print(report["title"], markup=False, highlight=False)
+    people.print(report["title"], highlight=False)
     for of, block in report["block_times"].items():
-        people.print(f"{of:9} {block}", markup=False, highlight=False)
-    people.print(f"{'link':9} {report['link']}", markup=False, highlight=False)
+        people.print(f"{of:9} {block}", highlight=False)
+    people.print(f"{'link':9} {report['link']}", highlight=False)
     table = Table("the ring", "tokens", "measured", "predicted", "error", box=None)
     for case in report["cases"]:
         table.add_row(
@@ -209,6 +209,4 @@ def _print(report: dict[str, Any]) -> None:
         )
     people.print(table)
     people.print(f"worst error {report['worst_relative_error']:.1%}")
-    people.print(
-        f"written: {report['hardware_file']}; use it as --hardware {report['hardware_file']}", markup=False
-    )
+    people.print(f"written: {report['hardware_file']}; use it as --hardware {report['hardware_file']}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors
 
@@ -51,6 +52,6 @@ def _table(findings: list[Finding]) -> Table:
         worst = max(group, key=lambda finding: finding.ratios[finding.worst])
         name, ok = worst.worst, all(finding.ok for finding in group)
         error, bound = f"{worst.errors[name]:.1e}", f"{worst.bounds[name]:.1e}"
-        mark = "[green]✓[/]" if ok else "[red]✗[/]"
+        mark = Text("✓", "green") if ok else Text("✗", "red")
         table.add_row(*key, str(len(group)), name, error, bound, mark)
     return table

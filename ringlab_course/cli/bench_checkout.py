@@ -41,13 +41,13 @@ def everything(
         check_writable("--output", output / "new.json", make_folder=True)
 
     def began(file: str, command: str) -> None:
-        stderr.print(f"{file}: {command}", markup=False, highlight=False, soft_wrap=True)
+        stderr.print(f"{file}: {command}", highlight=False, soft_wrap=True)
 
     failed = bench_all(output, only or (), began)
     if as_json:
         print_json({"ok": not failed, "failed": failed})
     for file, why in {} if as_json else failed.items():
-        people.print(f"{file} was not written: {why}", markup=False, highlight=False, soft_wrap=True)
+        people.print(f"{file} was not written: {why}", highlight=False, soft_wrap=True)
     finish(not failed)
 
 

@@ -28,7 +28,7 @@ def build(
         if not as_json:
             where = f"{result.path.parent.name}/{result.path.name}"
             line = f"{result.action:9} {where}  {result.message}".rstrip()
-            people.print(line, markup=False, highlight=False, soft_wrap=True)
+            people.print(line, highlight=False, soft_wrap=True)
 
     with reporting_errors(as_json):
         from ringlab_course.builder import build as builder

@@ -103,7 +103,7 @@ def _run(book: Gradebook, submissions: list[Any], request: Request) -> tuple[Key
         def ended(job: Job, result: Entry | Ungraded) -> None:
             under_way.end(job)
             if not request.as_json and request.book is not None:
-                above(bar).print(_line(result), markup=False, highlight=False, soft_wrap=True)
+                above(bar).print(_line(result), highlight=False, soft_wrap=True)
 
         try:
             grade_class(
@@ -133,7 +133,7 @@ def _tell_class(book: Gradebook, entries: list[Entry], run: Run, request: Reques
         else:
             lines = [headline(entry)] if request.book is None else []
         for line in lines:
-            people.print(line, markup=False, highlight=False, soft_wrap=True)
+            people.print(line, highlight=False, soft_wrap=True)
     summary = (
         f"{len(run.graded)} graded, {len(run.kept)} had their result, {len(run.ungraded)} could not be graded"
     )

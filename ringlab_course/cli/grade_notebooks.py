@@ -110,7 +110,7 @@ def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
     from ringlab_course.gradebook.readable import legible
 
     def show(line: str) -> None:
-        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)
 
     label = f" [{report['label']}]" if report["label"] else ""
     show(f"{path}: {report['earned']} of {report['points']} points{label}")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from ringlab.cli.output import Json, people, print_json, reporting_errors
@@ -62,7 +61,7 @@ def show(
                 text = (
                     f"{each.learner}  {each.exercise or '?'}: not graded, {each.tries} times: {each.reason}"
                 )
-                people.print(text, markup=False, highlight=False, soft_wrap=True)
+                people.print(text, highlight=False, soft_wrap=True)
 
 
 def _nobody(learner: str, exercise: str | None, known: list[str]) -> CourseError:
@@ -102,7 +101,7 @@ def override(
         if as_json:
             print_json({"ok": True, "entry": entry_data(entry)})
         else:
-            people.print(headline(entry), markup=False, highlight=False, soft_wrap=True)
+            people.print(headline(entry), highlight=False, soft_wrap=True)
 
 
 @app.command("policy")
@@ -131,9 +130,7 @@ def policy(
             return
         table = Table("exercise", "due (UTC)", "late")
         for row in rows:
-            table.add_row(
-                row["exercise"] or "all others", escape(row["due"]) or "–", escape(row["late"]) or "–"
-            )
+            table.add_row(row["exercise"] or "all others", row["due"] or "–", row["late"] or "–")
         people.print(table)
 
 
@@ -173,7 +170,7 @@ def report(
         if as_json:
             print_json({"ok": True, "pages": [str(page) for page in pages]})
         else:
-            people.print(f"{len(pages)} pages in {folder}", markup=False, highlight=False, soft_wrap=True)
+            people.print(f"{len(pages)} pages in {folder}", highlight=False, soft_wrap=True)
 
 
 def _explain(grades: Any, entries: list[Any]) -> None:
@@ -181,7 +178,7 @@ def _explain(grades: Any, entries: list[Any]) -> None:
 
     for entry in entries:
         for line in explained(entry, grades.history(entry.learner, entry.exercise)):
-            people.print(line, markup=False, highlight=False, soft_wrap=True)
+            people.print(line, highlight=False, soft_wrap=True)
 
 
 def _table(entries: list[Any]) -> Table:
@@ -189,8 +186,8 @@ def _table(entries: list[Any]) -> Table:
     for entry in entries:
         overridden = f"overridden: {entry.override_reason}" if entry.override is not None else ""
         table.add_row(
-            escape(entry.learner), escape(entry.exercise or "?"), f"{entry.score:g}", f"{entry.maximum:g}",
-            str(len(entry.failed)), escape("; ".join(filter(None, [overridden, *_notes(entry)]))),
+            entry.learner, entry.exercise or "?", f"{entry.score:g}", f"{entry.maximum:g}",
+            str(len(entry.failed)), "; ".join(filter(None, [overridden, *_notes(entry)])),
         )  # fmt: skip
     return table
 
@@ -206,7 +203,7 @@ def _history(grades: Any, entries: list[Any]) -> Table:
     """Return a row for every result and every override, the oldest first, the one that counts marked."""
     table = Table("learner", "exercise", "when (UTC)", "event", "score", "of", "notes")
     for entry in entries:
-        who = escape(entry.learner), escape(entry.exercise or "?")
+        who = entry.learner, entry.exercise or "?"
         events = []
         for past in grades.history(entry.learner, entry.exercise):
             counts = entry.override is None and past.id == entry.id
@@ -221,7 +218,7 @@ def _history(grades: Any, entries: list[Any]) -> Table:
             notes = ["counts"] * counts + [f"{word.reason} ({word.by})"]
             events.append((word.at, event, score, f"{entry.maximum:g}", notes))
         for at, event, score, maximum, notes in sorted(events, key=lambda each: each[0]):
-            table.add_row(*who, _utc(at), event, score, maximum, escape("; ".join(notes)))
+            table.add_row(*who, _utc(at), event, score, maximum, "; ".join(notes))
     return table
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from ringlab.cli.doctor import Diagnosis, optional
 from ringlab.cli.output import people, stderr
@@ -105,7 +104,7 @@ class UnderWay:
         from ringlab_course.gradebook.readable import shown_name
 
         names = ", ".join(shown_name(name)[:24] for name in list(self.names.values())[:4])
-        self.bar.update(self.task, description=f"grade {escape(names)}".rstrip())
+        self.bar.update(self.task, description=f"grade {names}".rstrip())
 
 
 @contextlib.contextmanager
@@ -139,7 +138,7 @@ def above(bar: Progress) -> Console:
 def tell(notes: list[str]) -> None:
     """Print notes on stderr."""
     for note in notes:
-        stderr.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        stderr.print(note, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _sandbox(name: str) -> Diagnosis:

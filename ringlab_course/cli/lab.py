@@ -220,9 +220,9 @@ def report(
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     for path, why in left_out.items():
-        stderr.print(f"left out: {path}: {why}", style="red", markup=False, highlight=False)
+        stderr.print(f"left out: {path}: {why}", style="red", highlight=False)
     runs = len(found) + len(others) - len(left_out)
-    people.print(f"{output}: {runs} run{'s' if runs > 1 else ''}", markup=False, highlight=False)
+    people.print(f"{output}: {runs} run{'s' if runs > 1 else ''}", highlight=False)
 
 
 def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
@@ -232,7 +232,6 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
     def began(file: Path) -> None:  # all is printed at the end, which may be an hour away
         stderr.print(
             f"{name}: measuring; {file} has every case as soon as it ends",
-            markup=False,
             highlight=False,
             soft_wrap=True,
         )
@@ -240,10 +239,10 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
     written = run(name, cases, settings, start, began)
     if written is not None:
         found = load(written)
-        people.print(found["label"], markup=False, highlight=False)
+        people.print(found["label"], highlight=False)
         for case in found["cases"]:
-            people.print(_line(case), markup=False, highlight=False)
-        people.print(f"{written}; ringlab lab report {written}", markup=False, highlight=False)
+            people.print(_line(case), highlight=False)
+        people.print(f"{written}; ringlab lab report {written}", highlight=False)
 
 
 def _line(case: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def config(
     if as_json:
         print_json({"ok": True, "path": str(path)})
     else:
-        people.print(f"{path}: scores come from ringlab's judge", markup=False, soft_wrap=True)
+        people.print(f"{path}: scores come from ringlab's judge", soft_wrap=True)
 
 
 @app.command("release")
@@ -58,4 +58,4 @@ def release(
         print_json({"ok": True, "paths": [str(path) for path in paths]})
         return
     for path in paths:
-        people.print(f"{path}; now: nbgrader generate_assignment {path.stem}", markup=False, soft_wrap=True)
+        people.print(f"{path}; now: nbgrader generate_assignment {path.stem}", soft_wrap=True)

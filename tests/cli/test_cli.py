@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +22,8 @@ from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
 from tests import needs
 from tests.bench.test_measure import Scripted
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -203,3 +213,152 @@ def test_a_log_gets_a_line_for_news_and_one_after_silence(monkeypatch, capsys) -
         for news in ("", "forward failed", "", ""):
             step(news)
     assert capsys.readouterr().err.splitlines() == ["check 2 of 4, 2 s: forward failed", "check 3 of 4, 13 s"]
+
+
+ODD = "a[hf][/red][bold]b:smile:"
+"""A text that would be a style, an error and a picture if it were taken for markup."""
+
+
+def flat(printed: str) -> str:
+    """Return what was printed without the space and the lines by which tables and panels break a text."""
+    return re.sub(r"[\s│┃╭╮╰╯─━]+", "", printed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (ODD,),
+        ("plan", f"--{ODD}"),
+        ("plan", "--tokens", ODD),
+        ("plan", "--tokens", "1Ki", "--hardware", "h100", "--model", ODD),
+        ("plan", "--tokens", "1Ki", "--hardware", f"{ODD}.toml", "--model", "llama3-8b"),
+        ("plan", "--tokens", "1Ki", "--hardware", "h100", "--model", "llama3-8b", "--layout", ODD),
+        ("plan", "--bound", ODD),
+        ("simulate", "--hardware", ODD),
+        ("simulate", "--schedule", ODD),
+        ("simulate", "--slow", ODD),
+        ("simulate", "--perfetto", f"{ODD}/file"),
+        ("train", "--text", ODD),
+        ("train", "--layout", ODD),
+        ("check", ODD),
+        ("check", f"{ODD}.py:attend"),
+        ("tune", "--kernel", ODD),
+        ("kernels", "--kernel", ODD),
+        ("calibrate", "--hardware", f"{ODD}/file"),
+        ("calibrate", "--tokens", ODD),
+        ("bench", "draw", ODD),
+        ("bench", "kernels", "--mask", ODD),
+    ],
+    ids=" ".join,
+)
+def test_an_error_shows_a_text_of_the_user_as_it_is(words, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = call(*words)
+    assert status in (1, 2) and flat(ODD) in flat(out + err)
+
+
+def test_a_key_of_a_toml_file_is_shown_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[mine]\n"{ODD}" = 1\n', encoding="utf-8")
+    _, _, err = call("plan", "--tokens", "1Ki", "--hardware", "h100", "--model", str(file))
+    assert flat(ODD) in flat(err)
+
+
+def test_doctor_shows_remedies_as_they_are(monkeypatch) -> None:
+    probes = {
+        ODD: doctor_module.optional("hf", ODD),
+        "torch": lambda name: doctor_module.Diagnosis(name, "broken", ODD, ODD),
+    }
+    monkeypatch.setattr(doctor_module, "PROBES", probes)
+    for more in ("_transports", "_contributed"):
+        monkeypatch.setattr(doctor_module, more, dict)
+    out = flat(call("doctor")[1])
+    assert "pipinstall'ringlab[hf]'" in out and out.count(flat(ODD)) >= 4 and "✗" in out
+
+
+def test_tables_show_names_and_reasons_as_they_are(monkeypatch, capsys) -> None:
+    from ringlab.blocks.triton import configs
+    from ringlab.cli import check, kernels, plan_bounds, plan_output, train_output, tune, verify
+    from ringlab.conformance.findings import Finding as Checked
+    from ringlab.conformance.findings import Report
+    from ringlab.cost.hardware import hardware
+    from ringlab.cost.models import model
+    from ringlab.cost.planner import Request, plan
+
+    mine = replace(model("llama3-8b"), name=ODD, title=ODD, source=ODD)
+    machine = replace(hardware("h100"), name=ODD, title=ODD)
+    errors = dict.fromkeys(("out", "lse", "dq", "dk", "dv"), 0.5)
+    job = SimpleNamespace(
+        transport=ODD, block="naive", case=SimpleNamespace(layout="zigzag", dtype="float32")
+    )
+    row = replace(configs.table("sm_90")[0], reason=ODD)
+    report = Report(ODD, "ring", "virtual", True, 0, 30.0, [Checked(ODD, ODD, False, ODD, 0.1)])
+    case = {"pass": ODD, "tokens": 1, "measured_s": 1.0, "predicted_s": 1.0, "relative_error": 0.0}
+    calibrated = {
+        "title": ODD,
+        "block_times": {},
+        "link": ODD,
+        "cases": [case],
+        "worst_relative_error": 0.0,
+        "hardware_file": ODD,
+    }
+    trained = {
+        "ranks": 1, "degrees": None, "transport": ODD, "resumed_from": 0, "steps": 1, "of": 1, "text": ODD, "recipe": {},
+        "first_loss": 1.0, "last_loss": 1.0, "losses": [1.0], "seconds": 1.0, "bytes_per_second": 1.0, "files": {ODD: ODD},
+    }  # fmt: skip
+    monkeypatch.setattr(configs, "table", lambda arch: [row])
+    monkeypatch.setattr(plan_bounds, "model", lambda name: mine)
+    monkeypatch.setattr(plan_bounds, "hardware", lambda name: machine)
+    shows = {
+        "verify": lambda: output.people.print(verify._table([Finding(job, errors, errors)])),
+        "check": lambda: output.people.print(check._table(report, {ODD: ODD})),
+        "kernels": lambda: kernels._print_tables(("sm_90",), (row.kernel,), False),
+        "plan": lambda: plan_output.show(plan(Request(mine, 131072, machine))),
+        "plan --list": lambda: plan_bounds.show_tables(False),
+        "calibrate": lambda: tune._print(calibrated),
+        "train": lambda: train_output.show(trained),
+    }
+    for name, show in shows.items():
+        show()
+        assert flat(ODD) in flat(capsys.readouterr().out), name
+
+
+def test_a_progress_bar_shows_its_task_as_it_is(capsys) -> None:
+    words = output.progress_bar().columns[0]
+    assert str(words.render(SimpleNamespace(description=ODD))) == ODD
+    with output.counted(ODD, 1) as step:
+        step(ODD)
+    assert capsys.readouterr().err.count(ODD) == 2
+
+
+def test_nothing_but_these_consoles_can_take_a_text_for_markup() -> None:
+    root = Path(output.__file__).parents[2]
+    makers = re.compile(r"\bConsole\(|rich\.markup|from_markup|markup=True|emoji=True|from rich import")
+    files = [file for package in ("ringlab", "ringlab_course") for file in (root / package).rglob("*.py")]
+    found = {file.name: makers.findall(file.read_text(encoding="utf-8")) for file in files}
+    assert {name: made for name, made in found.items() if made} == {"output.py": ["Console("] * 2}
+    assert len(files) > 300
+    assert flat(ODD) == ODD, "no part of the text is taken out before it is compared"
+
+
+WAITS = """
+import pathlib, time
+def attend(q, k, v, ring):
+    pathlib.Path("called").touch()
+    time.sleep(600)
+"""
+
+
+def test_a_command_that_is_told_to_end_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "ringlab", "check", "waits:attend", "--only", "forward"]
+    surroundings = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=surroundings, stdout=subprocess.PIPE) as running:
+        while not (tmp_path / "called").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        assert any(folder.iterdir())
+        running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM and [*folder.iterdir()] == []

@@ -20,6 +20,7 @@ from ringlab.cli import app
 from ringlab_course.gradebook.export import read_csv
 from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.store import Gradebook
+from tests.cli.test_cli import ODD, flat
 from tests.cli.test_cli import call as said
 from tests.course.gradebook.stub import judge, write
 
@@ -360,3 +361,47 @@ def test_a_book_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) ->
         refused = confined(*words, "--json")
         error = json.loads(refused.stdout)["error"]
         assert error["needed"] == "a gradebook that can be written" and error["remedy"], refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("grade", "class", "--book", "book", "--due", ODD),
+        ("gradebook", "show", ODD),
+        ("gradebook", "show", "book", "--learner", ODD + "?"),
+        ("gradebook", "override", "book", ODD, "05", "1", "--reason", "r"),
+        ("gradebook", "policy", "book", "--late", ODD),
+        ("gradebook", "policy", "book", "--exercise", ODD, "--late", "10%/day"),
+        ("lab", "preflight", "--transport", ODD),
+        ("lab", "l1", "--messages", ODD),
+        ("lab", "l1", "--dtype", ODD),
+        ("lab", "l2", "--layouts", ODD),
+        ("exercise", "fresh", ODD),
+        ("build", ODD),
+        ("bench", "all", "--output", "new", "--only", ODD),
+    ],
+    ids=" ".join,
+)
+def test_an_error_shows_a_text_of_the_user_as_it_is(words, folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    call("grade", folder, "--book", "book")
+    status, out, err = call(*words)
+    assert status in (1, 2) and flat(ODD) in flat(out + err)
+
+
+def test_a_learner_is_shown_as_called(tmp_path: Path) -> None:
+    name = ODD.replace("/", "")  # a folder's name
+    write(tmp_path / "class", name, "5")
+    book = tmp_path / "book"
+    assert flat(name) in flat(call("grade", tmp_path / "class", "--book", book)[1])
+    assert flat(name) in flat(call("gradebook", "override", book, name, "05", "7", "--reason", ODD)[1])
+    for option in ((), ("--history",), ("--explain",)):
+        shown = flat(call("gradebook", "show", book, *option)[1])
+        assert flat(name) in shown and flat(ODD) in shown, option
+
+
+def test_a_preflight_shows_findings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringlab_course.lab.preflight import Finding
+
+    monkeypatch.setattr("ringlab_course.lab.start.look", lambda *_: ([], [Finding(ODD, False, ODD, ODD)]))
+    assert flat(call("lab", "preflight")[1]).count(flat(ODD)) == 3
