@@ -6,6 +6,8 @@ Other packages add commands by entry points: the groups "ringlab.commands", "rin
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 from typing import ClassVar
 
@@ -43,10 +45,19 @@ def about() -> None:
     """Ring attention, taught and verified."""
 
 
+def _leave(number: int, frame: object) -> None:
+    """End as after Ctrl-C: what is open is closed, temporary folders are removed."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
     # Imports leave nothing to collect, and looking for it takes a tenth of a short command.
     gc.set_threshold(50_000)
+    if (
+        "TORCHELASTIC_RUN_ID" not in os.environ
+    ):  # torchrun's ranks may wait in calls that no Python handler interrupts
+        signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except MissingExtraError as error:

@@ -192,15 +192,17 @@ ringlab.launch(program, 2, memory=False)
 """
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
-def test_no_orphan_when_the_parent_is_interrupted_or_killed(how: str, tmp_path: Path) -> None:
-    if how == "SIGKILL" and sys.platform != "linux":
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_orphan_and_no_folder_when_the_parent_is_interrupted_or_killed(how: str, tmp_path: Path) -> None:
+    if how != "SIGINT" and sys.platform != "linux":
         pytest.skip("only Linux ends a process with its parent")
     script = tmp_path / "sleepers.py"
     script.write_text(SLEEPERS)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
     with subprocess.Popen(
         [sys.executable, "-u", str(script)],
-        env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment() | {"TMPDIR": str(folder)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as parent:  # fmt: skip
         assert parent.stdout is not None
         children = [int(parent.stdout.readline().split()[-1]) for _ in range(2)]
@@ -208,9 +210,9 @@ def test_no_orphan_when_the_parent_is_interrupted_or_killed(how: str, tmp_path: 
         parent.send_signal(getattr(signal, how))
         parent.wait(timeout=90)
         deadline = time.monotonic() + 30
-        while any(map(alive, children)) and time.monotonic() < deadline:
+        while (any(map(alive, children)) or any(folder.iterdir())) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not any(map(alive, children))
+        assert not any(map(alive, children)) and [*folder.iterdir()] == []
         if how == "SIGINT":
             assert parent.stderr is not None
             assert "KeyboardInterrupt" in parent.stderr.read()

@@ -2,7 +2,7 @@
 
 A fresh Python needs more than a second to import torch, and eight of them on two cores need eight; a fork takes some
 hundredths of a second. The first launch starts the server. It ends with the process that launches: its socket closes
-then, and the system kills the ranks that still run. On Linux only: macOS has libraries that do not survive a fork. All
+then, and the server kills the ranks that still run and removes their folder. On Linux only: macOS has libraries that do not survive a fork. All
 ranks have one seed of hashes: a set of strings has the same order on each of them, which torchrun does not promise.
 
 `python -m ringlab.comm.processes.fork_server` is the server; its standard input is the socket. A request holds the
@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -246,6 +247,7 @@ class _Server:
             os.dup2(nothing.fileno(), 0)
         self.deaths, self.wakes = socket.socketpair()
         self.running: dict[int, socket.socket] = {}
+        self.folders: set[str] = set()
         self.selector = selectors.DefaultSelector()
 
     def serve(self) -> tuple[Path, int]:
@@ -273,12 +275,14 @@ class _Server:
         """Fork a process for a request; return its folder and rank in that process."""
         message, descriptors, _, _ = socket.recv_fds(self.control, _LONGEST, 3)
         if not message:
-            os._exit(0)  # the system kills the ranks that still run
+            self._end_as_the_parent_did()
         if len(descriptors) < 3:  # no more can be open; the parent sees the end of the socket
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
         out, err, number = descriptors
+        request = json.loads(message)
+        self.folders = {folder for folder in self.folders if os.path.exists(folder)} | {request["folder"]}
         status = socket.socket(fileno=number)
         status.set_inheritable(False)
         server = os.getpid()
@@ -289,7 +293,7 @@ class _Server:
             status.close()
             pid = -1
         if pid == 0:
-            return self._become_a_rank(json.loads(message), server, out, err, status)
+            return self._become_a_rank(request, server, out, err, status)
         os.close(out)
         os.close(err)
         if pid > 0:
@@ -299,6 +303,20 @@ class _Server:
             self.selector.register(status, selectors.EVENT_READ)
             _tell(status, f"started {pid}")
         return None
+
+    def _end_as_the_parent_did(self) -> NoReturn:
+        """Kill the ranks, and remove the folders that a parent which was killed could not remove."""
+        for pid in self.running:
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
 
     def _reap(self) -> None:
         while self.running:
