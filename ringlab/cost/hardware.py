@@ -224,10 +224,11 @@ def write_hardware(path: str | Path, hardware: Hardware) -> None:
 def check_name(name: str) -> None:
     """Check the name of hardware. Raises: CostError for a name that a file cannot hold."""
     if not _nameable(name):
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip("-")
-        raise CostError(
-            f"hardware with {_NAMEABLE}", units.shown(name), f"nearest: {plain or 'this-machine'}"
-        )
+        raise CostError(f"hardware with {_NAMEABLE}", units.shown(name), f"nearest: {_plain(name)}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64].strip("-") or "this-machine"
 
 
 _NAMEABLE = "a name of at most 64 letters, digits, '-', '_' or '.'"
@@ -244,7 +245,7 @@ def read_entries(path: str | Path, entry: Callable[[str, Table], _Entry]) -> dic
         whole.refuse(None, "at least one table, begun with [name]", "an empty file")
     for name in whole.values:
         if not _nameable(name):
-            whole.refuse(name, _NAMEABLE)
+            whole.refuse(name, _NAMEABLE, remedy=f'for example ["{_plain(name)}"]')
     return {name: entry(name, whole.table(name)) for name in whole.values}
 
 

@@ -48,10 +48,22 @@ class Table:
             if key not in known:
                 remedy = f"keys here: {', '.join(known)}"
                 near = close(key, [name for name in known if name not in self.values])
-                self.refuse(key, "a known key", "", f"did you mean {near[0]!r}? {remedy}" if near else remedy)
+                if near:
+                    remedy = f"did you mean {near[0]!r}? {remedy}"
+                elif len(self.place) == 1 and isinstance(self.values[key], dict):
+                    remedy = f'a name with a dot stands in quotes: ["{self._dotted(key)}"]; {remedy}'
+                self.refuse(key, "a known key", "", remedy)
         for key in required:
             if key not in self.values:
                 self.refuse(None, f"the key {key!r}", f"only {', '.join(self.values) or 'an empty table'}")
+
+    def _dotted(self, key: str) -> str:
+        """The name in the header of a table under `key`, if its dots were meant as parts of the name."""
+        parts, inner = [*map(str, self.place), key], self.values[key]
+        while len(inner) == 1 and isinstance(below := next(iter(inner.values())), dict):
+            parts.append(next(iter(inner)))
+            inner = below
+        return ".".join(parts)
 
     def quantity(self, key: str, dimension: str, *, zero: bool = False) -> float:
         """Return the value in the unit of `dimension`, as `units.quantity` does.

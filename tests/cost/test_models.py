@@ -123,6 +123,9 @@ def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
         ("tied_embeddings = false", "tied_embeddings = 0", r"true or false"),
         ("d_ff = 14336", "d_ff = 10000000000", r"to 1000000000"),
         ("d_ff = 14336", "d_ff = nan", r"mine.d_ff"),
+        ("[mine]", "[llama-3.1-8b]", r'llama-3\.1-8b: a known key(.|\n)*in quotes: \["llama-3\.1-8b"\]'),
+        ("[mine]", "[a.b.c]", r'in quotes: \["a\.b\.c"\]'),
+        ("[mine]", '["a:b.c"]', r'for example \["a-b\.c"\]'),
     ],
 )
 def test_faults_are_refused_with_file_line_and_key(old: str, new: str, told: str, tmp_path: Path) -> None:
@@ -131,6 +134,12 @@ def test_faults_are_refused_with_file_line_and_key(old: str, new: str, told: str
     with pytest.raises(CostError, match=told) as raised:
         read_models(path)
     assert str(path) in str(raised.value)
+
+
+def test_a_name_may_have_dots_in_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(example().replace("[mine]", '["llama-3.1-8b"]'))
+    assert model(path).name == "llama-3.1-8b" and model(f"{path}:llama-3.1-8b") == model(path)
 
 
 @pytest.mark.parametrize(
