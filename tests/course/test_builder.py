@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.builder import build as builder
-from ringlab_course.builder import execution, lint, sources
+from ringlab_course.builder import execution, sources
 from ringlab_course.notebook.predictions import ROOM
 from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
@@ -23,18 +23,10 @@ def as_in_ci(monkeypatch):
     monkeypatch.setenv("CI", "true")
 
 
-@pytest.fixture(autouse=True)
-def any_length(monkeypatch):
-    """The sample lesson is far shorter than a real one."""
-    monkeypatch.setattr(lint, "WORDS", {})
-
-
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory):
     root = small_course(tmp_path_factory.mktemp("a course with spaces"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lint, "WORDS", {})
-        results = builder.build(root=root)
+    results = builder.build(root=root)
     assert [r.action for r in results] == ["written"] * 3, results
     return root
 
