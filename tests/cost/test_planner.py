@@ -384,3 +384,9 @@ def test_rounds_of_a_single_sequence_are_said_so() -> None:
     best = weigh(asked)[0]
     found = replace(plan(asked), best=replace(best, rounds=2))
     assert "2 rounds of 1 sequence" in found.answer and "1 sequences" not in found.answer
+
+
+def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_weighed() -> None:
+    """32 query heads: with 8 ranks of Ulysses tp may be 4 and not 8."""
+    found = candidates(Request("llama3-8b", 131072, "h100", nodes=8, ulysses=8))
+    assert {each.tp for each in found} == {1, 2, 4}
