@@ -95,7 +95,7 @@ def _check(work: Work, ranks: Sequence[int], names: Sequence[str], dtype: str) -
         raise BackendError(f"a dtype among {', '.join(DTYPES)}", repr(dtype))
     for P in ranks:
         if P < 2 or work.S % (2 * P):
-            raise BackendError(f"2 ranks or more, and tokens that divide by {2 * P}", f"S={work.S}, P={P}")
+            raise BackendError(f"2 ranks or more, and tokens divisible by {2 * P}", f"S={work.S}, P={P}")
 
 
 def _inputs(work: Work, dtype: str) -> Inputs:

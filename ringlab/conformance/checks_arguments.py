@@ -141,7 +141,7 @@ def _always(**changes: Any) -> Changes:
 
 
 def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes, with documents that divide by twice the ranks if the target needs them: as many, and empty ones too."""
+    """The changes, with documents whose lengths are divisible by twice the ranks if the target needs them: as many, and empty ones too."""
     if not plan.claims.whole_documents or "pads" in changes or "documents" not in changes:
         return changes
     *lengths, _ = changes["documents"]

@@ -250,7 +250,7 @@ def _needs_unmasked(plan: Plan) -> str | None:
 
 def _uneven(plan: Plan) -> str | None:
     if not plan.claims.ragged:
-        return "the target claims lengths that divide by its ranks only"
+        return "the target claims only lengths that are divisible by its ranks"
     return None if _ragged(plan) else needs_ranks(plan) or "the target claims none of these numbers of ranks"
 
 

@@ -58,8 +58,8 @@ class Target:
 
     over: "ring" (ringlab's Comm, on the virtual cluster or on processes) or "torch.distributed".
     layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
-    causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that do
-    not divide by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
+    causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that are
+    not divisible by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
     split_heads: ranks share out the heads, as Ulysses does, so P divides H, and one of P and K divides the other.
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
     promises nothing about what is sent and held.
@@ -206,7 +206,7 @@ class Claims:
 
     takes: names of parameters that its options do not fix; through: arguments that its `**kwargs` are given. required: names
     without a default. open: names that neither an option nor a tensor fills, and `*args` and `**kwargs` if it has them.
-    whole_documents: each packed document has to divide by twice the ranks, as a layout cuts it by itself. can_die: its
+    whole_documents: the length of each packed document has to be divisible by twice the ranks, as a layout cuts it by itself. can_die: its
     ranks may be killed to see what the others do.
     """
 

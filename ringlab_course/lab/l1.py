@@ -53,7 +53,9 @@ class L1:
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed)
         if self.K < 1 or self.H % self.K:
             raise LabError(
-                "query heads that divide by key/value heads", f"H={self.H}, K={self.K}", "--kv-heads"
+                "query heads that are a multiple of the key/value heads",
+                f"H={self.H}, K={self.K}",
+                "--kv-heads",
             )
 
     def check(self, P: int) -> None:

@@ -34,7 +34,7 @@ DRAWS = 2
 
 @dataclass(frozen=True)
 class L3:
-    """target: "package.module:function" or "peer:NAME", as `ringlab check` takes them; S must divide by 2P."""
+    """target: "package.module:function" or "peer:NAME", as `ringlab check` takes them; S must be divisible by 2P."""
 
     target: str
     S: int = 8192
@@ -57,9 +57,7 @@ class L3:
         """Raise LabError unless the entrant is there, and `P` ranks can share the tokens."""
         expect_ranks(P)
         if self.S < 2 * P or self.S % (2 * P):
-            raise LabError(
-                f"tokens that divide by {2 * P}, twice the ranks", f"S={self.S}, P={P}", "--tokens"
-            )
+            raise LabError(f"tokens divisible by {2 * P}, twice the ranks", f"S={self.S}, P={P}", "--tokens")
         if self.S < 16:
             raise LabError("16 tokens at least", f"S={self.S}")
         _loaded(self.target)

@@ -114,7 +114,7 @@ def test_all_ranks_together_move_every_block_to_every_other_rank(
 
 @given(S=st.integers(1, 50), P=ranks, backward=st.booleans())
 def test_the_hybrids_ends_are_ring_and_ulysses(S: int, P: int, backward: bool) -> None:
-    sizes = Attention(H=2520, K=P, D=4)  # 2520 divides by all of 1..9
+    sizes = Attention(H=2520, K=P, D=4)  # 2520 is divisible by 1..9
     alone = ring_traffic(sizes, S * P, P, backward=backward)
     hybrid = hybrid_traffic(sizes, S * P, P, 1, backward=backward)
     assert (hybrid.total_bytes, hybrid.messages) == (alone.total_bytes, alone.messages)

@@ -1,7 +1,7 @@
 """The stages of a pipeline: the layers of each, its share of the vocabulary, and the activations that it holds.
 
-Layers are dealt evenly. Where they do not divide, the stages between the first and the last take one more each, since
-the first also looks words up and the last also computes the loss (arXiv 2407.21783, section 3.3.2, does the same).
+Layers are dealt evenly. Where the stages do not divide their number, the stages between the first and the last take one
+more each, since the first also looks words up and the last also computes the loss (arXiv 2407.21783, section 3.3.2, does the same).
 
 Micro-batches follow one another, one forward, one backward. The first of pp stages then holds the activations of up to
 pp micro-batches. With `interleave` chunks of layers on every stage, micro-batches pass each stage as many times: the
