@@ -93,8 +93,8 @@ def _loss_differs(true: Result, ranks: list[Result], case: Case, reference: str 
         if not abs(loss - true.loss) <= true.room:
             cause = _factor(losses, true, rank)
             got, right = apart(loss, true.loss, digits=8)
-            off = f"{abs(loss - true.loss):.2g} apart, {true.room:.2g} is allowed"
-            return f"the loss on rank {rank} is {got}, and {right} {reference}{cause}; {off} ({case})"
+            off = _off(abs(loss - true.loss), true.room)
+            return f"the loss on rank {rank} is {got}, and {right} {reference}{cause}{off} ({case})"
     return ""
 
 
@@ -119,10 +119,13 @@ def _gradients_differ(true: Result, ranks: list[Result], case: Case, reference: 
                     else ""
                 )
                 got, wanted = apart(found[at], right[at])
-                off = f"{errors[at]:.2g} apart, {allowed:.2g} is allowed"
-                values = f"{got}, and {wanted} {reference}{cause}; {off}"
+                values = f"{got}, and {wanted} {reference}{cause}{_off(errors[at], allowed)}"
                 return f"the gradient of {place} on rank {rank} is {values} ({case})"
     return ""
+
+
+def _off(distance: float, allowed: float) -> str:
+    return f"; {distance:.2g} apart, {allowed:.2g} is allowed" if math.isfinite(distance) else ""
 
 
 def _factor(losses: list[float], true: Result, rank: int) -> str:

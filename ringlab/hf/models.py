@@ -32,7 +32,10 @@ _OVER_TOKENS = (nn.RNNBase, batchnorm._BatchNorm, instancenorm._InstanceNorm)
 
 
 def guard_the_attention() -> None:
-    """Make transformers refuse attn_implementation="ringlab" for models that compute attention themselves."""
+    """Make transformers refuse attn_implementation="ringlab" for models that compute attention themselves.
+
+    Raises: from then on, when such a model is made, BackendError.
+    """
     check: Any = PreTrainedModel._check_and_adjust_attn_implementation
     if hasattr(check, _GUARDED):
         return

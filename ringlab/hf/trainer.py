@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Int
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
@@ -53,7 +54,7 @@ class OverRing(Trainer):
         model: Any,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Int[Tensor, ""] | int | None = None,
     ) -> Any:
         """Return this rank's share of the loss, as large as the mean over processes needs it; with the outputs, if asked.
 

@@ -9,17 +9,20 @@ learners early. It is no wall, as whoever wants to can paste code.
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
 import json
+import py_compile
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import cache_from_source
 from inspect import isfunction
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -138,8 +141,15 @@ def _hidden_paths(limits: OffLimits) -> tuple[str, ...]:
 def _byte_code(limits: OffLimits) -> Iterator[str]:
     """Yield the byte code of files that a worker sees rewritten."""
     for name in _rewritten(limits):
-        path = HOME / name
-        yield from (str(each) for each in sorted(path.parent.glob(f"__pycache__/{path.stem}.*.pyc")))
+        yield from map(str, _byte_code_of(HOME / name))
+
+
+def _byte_code_of(path: Path) -> list[Path]:
+    """Return the byte code of a file. It is made first: what appears after a server has started is not hidden from it."""
+    if not Path(cache_from_source(path)).exists():
+        with contextlib.suppress(OSError):  # in a folder that nobody can write
+            py_compile.compile(str(path), quiet=2)
+    return sorted(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
 
 
 def _packages_closed(limits: OffLimits) -> Iterator[str]:
@@ -207,7 +217,8 @@ def _hidden_below(limits: OffLimits, folder: Path, package: str) -> Iterator[Pat
             yield from _hidden_below(limits, path, module)
         elif path.is_dir() or path.suffix == ".py":
             yield path
-            yield from sorted(folder.glob(f"__pycache__/{path.stem}.*.pyc"))
+            if path.suffix == ".py":
+                yield from _byte_code_of(path)
 
 
 def makers_of_layouts() -> tuple[str, ...]:

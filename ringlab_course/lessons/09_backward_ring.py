@@ -442,11 +442,10 @@ for ranks in (2, 4, 8, 16):
     print(f"{ranks:2} ranks, peak in couriers: {peak / (2 * 64 * K * D * 4):4.1f}")
 
 # %% [markdown]
-# 13.1 is a sum: 2 for a block in use and one that arrives, 2 for a courier that leaves and one that arrives, and about 9 for
+# 12.1 is a sum: 2 for a block in use and one that arrives, 2 for a courier that leaves and one that arrives, and about 8 for
 # what the rank computes with. Of these, out, dout and dq are 2 each: they have 8 heads, a courier has 4, two of dK and two
-# of dV. The other 3 are the terms of one step, for dK and dV 1 and for half the rows of dq 1, and the copy of its own block
-# that a rank sends, 1. (On 2 ranks no block arrives while another rank's is in use.) None of it grows with P. Gradients of
-# the whole sequence would take P couriers on every rank.
+# of dV. The rest are the terms of one step, and copies. (On 2 ranks no block arrives while another rank's is in use.) None of
+# it grows with P. Gradients of the whole sequence would take P couriers on every rank.
 #
 # ## 8 · Why float32
 #

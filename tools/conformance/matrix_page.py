@@ -44,8 +44,8 @@ one to four places, and claims what that one claims. The plain ring itself passe
 
 After adding a wrong ring, write its row alone with `… matrix docs/conformance-matrix.md name_of_the_ring`; the other rows are
 kept. The sweep, `python -m tools.conformance.evidence seeds benchmarks/results/conformance/seeds.json`, says for how many of 50
-seeds ringlab's own ring and the plain ring pass. It stores a fingerprint of the code that decides, which ignores comments and
-formatting. If the checks change, a test asks for a new sweep.
+seeds ringlab's own ring and the plain ring pass. It stores its date and the checks that it asked.
+Sweep again when the checks have changed.
 
 The goals for the time of a right ring are 60 seconds for the quick tier and ten minutes for the full one, on two idle cores:
 the median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch. A target over
