@@ -6,7 +6,6 @@ import json
 import os
 import random
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,23 +90,18 @@ def _large(rng: random.Random) -> bytes:
     return rng.choice(texts).encode()
 
 
-@cache
-def _folder(process: int) -> Path:
-    """Return a folder of this process's own, in memory where there is such a place."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where a file does not wait for a disk."""
 
 
 def check(data: bytes) -> str:
     """Return "read" or "refused". Raises: AssertionError, or whatever the reader should not raise."""
-    path = _folder(os.getpid()) / "handed_in.ipynb"
-    path.write_bytes(data)
-    try:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY) as folder:
+        path = Path(folder) / "handed_in.ipynb"
+        path.write_bytes(data)
         if len(data) % COLLECTED == 0:
             _collected(path)
         return _checked(path)
-    finally:
-        path.unlink()
 
 
 def _checked(path: Path) -> str:
