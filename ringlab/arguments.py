@@ -82,7 +82,7 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     check_sinks(given.sinks, given.q)
     mask = _resolve_mask(given.causal, given.mask, given.layout)
     if given.position_ids is not None:
-        check_position_ids(given.position_ids, given.layout, mask, given.ring.rank)
+        check_position_ids(given.position_ids, given.layout, mask, given.ring.rank, or_global=True)
     rules = _resolve_rules(given.softcap, given.dropout, given.seed)
     block, schedule = (
         get_block(given.block, given.q, rules.requirements, given.v),

@@ -67,13 +67,15 @@ def piece_tiles(mask: Mask, query: Piece, key: Piece, step: int) -> list[Tile]:
     return band(n, m, lo, hi)
 
 
-def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int) -> None:
-    """Return if `ids` are the positions of the tokens that `rank` owns, in local order: global ones, or those in their documents.
+def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_global: bool = False) -> None:
+    """Return if `ids` are the positions of the tokens that `rank` owns, in local order, counted in their documents.
+
+    or_global: or, if wanted, counted in the whole sequence.
 
     Raises: LayoutError, naming the first token whose position id is wrong.
     """
     ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
-    if np.array_equal(ids, layout.positions(rank)):
+    if or_global and np.array_equal(ids, layout.positions(rank)):
         return
     expected = mask.of_length(layout.S).position_ids(layout.positions(rank))
     remedy = (

@@ -238,8 +238,8 @@ def peak_bytes(
     block in q's dtype, and the same in float32. Queries backward: delta; dk and dv twice, their sums and
     the shares of these rows; the dq that was sent and the one that arrives, and the share in q's dtype.
     Both directions: twice the slots, and forward one accumulator. If P is even, one of the four slots is free when out is
-    written, as the way ahead is longer. Backward: dk and dv sent and arriving, both ways, and the shares of these rows; or at
-    the last step, where nothing follows from ahead, dq in q's dtype in place of one of these.
+    written, as the way ahead is longer. Backward: dk and dv sent and arriving, both ways, and the shares of these rows. If P is
+    odd and q has 16 bits, e·q less: this is read off simulations, not derived.
     Raises: CostError for a schedule other than query-ring, burst and bidirectional.
     """
     if schedule not in ("query-ring", "burst", "bidirectional"):
@@ -250,7 +250,7 @@ def peak_bytes(
     kept = e * q + s * r
     if backward and schedule == "bidirectional":
         slot, block = 2 * e * k, 2 * s * k
-        return kept + s * (q + r) + max(4 * slot + 5 * block, (3 + odd) * slot + 4 * block + e * q)
+        return kept + s * (q + r) + 4 * slot + 5 * block - odd * (e < s) * e * q
     if backward:
         return kept + s * r + 2 * (2 * e * q + 2 * s * r) + 2 * 2 * s * k + 2 * s * q + e * q
     if schedule == "query-ring":

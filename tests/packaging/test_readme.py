@@ -47,7 +47,13 @@ def test_every_lesson_has_its_line() -> None:
 def test_all_kinds_of_readers_find_their_start() -> None:
     """That the links lead to files is tested with those of the other documents, in test_guide.py."""
     doors = README.split("## Start here\n")[1].split("\n## ")[0]
-    assert re.findall(r"^- \*\*(.+?)\*\*", doors, re.MULTILINE) == ["Learn", "Read", "Check yours", "Teach"]
+    assert re.findall(r"^- \*\*(.+?)\*\*", doors, re.MULTILINE) == [
+        "Play",
+        "Learn",
+        "Read",
+        "Check yours",
+        "Teach",
+    ]
     assert "[ringlab/plain_ring.py](ringlab/plain_ring.py) first" in doors
 
 

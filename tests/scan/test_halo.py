@@ -68,7 +68,7 @@ def whole(problem: Convolution) -> tuple[Tensor, ...]:
 def of_rank(ring: Ring, problem: Convolution) -> tuple[Tensor, ...]:
     layout = problem.layout
     x, weight, dout = problem.tensors()
-    x, dout = layout.shard((x, dout), ring.rank)
+    x, dout = layout.shard((x, dout), ring.rank, dim=1)
     if problem.autocast:
         weight = weight.float()
     x.requires_grad_(), weight.requires_grad_()
@@ -80,7 +80,7 @@ def of_rank(ring: Ring, problem: Convolution) -> tuple[Tensor, ...]:
 
 def joined(problem: Convolution, shards: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     out, dx, dweight = zip(*shards, strict=True)
-    return problem.layout.unshard(out), problem.layout.unshard(dx), torch.stack(dweight).sum(0)
+    return problem.layout.unshard(out, dim=1), problem.layout.unshard(dx, dim=1), torch.stack(dweight).sum(0)
 
 
 def law_equals_the_whole(problem: Convolution) -> None:
@@ -177,7 +177,7 @@ def test_the_halo_is_what_was_before() -> None:
     layout, x = zigzag(16, 2), torch.arange(1.0, 17.0).reshape(1, 16, 1)
 
     def program(ring: Ring) -> list[list[float]]:
-        found = halo(layout.shard(x, ring.rank), 3, ring=ring, layout=layout, documents=(11, 5))
+        found = halo(layout.shard(x, ring.rank, dim=1), 3, ring=ring, layout=layout, documents=(11, 5))
         return found[0, :, :, 0].tolist()
 
     # Tokens are numbered from 1. Rank 0 owns 1 … 4 and 13 … 16, rank 1 owns 5 … 12; a document begins with 12.
