@@ -5,15 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
+import sys
 import tempfile
+import time
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+# All temporary files of a run, those of its workers and other processes too, lie in one folder, which goes with it.
+# pytest's own folders stay where it keeps those of the last runs.
+_TEMPORARY = None
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    _TEMPORARY = Path(tempfile.mkdtemp(prefix="ringlab-"))  # short: paths of sockets lie below it
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_TEMPORARY)
 # A test run never reads or writes the learner's own progress.
-_PROGRESS = Path(tempfile.mkdtemp(prefix="ringlab-progress-"))
+_PROGRESS = Path(tempfile.mkdtemp(prefix="progress-"))
 os.environ["RINGLAB_PROGRESS"] = str(_PROGRESS / "progress.json")
 # Notebooks run as they were built, with nobody there to move a widget; the browser test undoes this.
 os.environ["RINGLAB_STATIC"] = "1"
@@ -40,6 +51,34 @@ def pytest_report_header() -> list[str]:
     return [
         f"not run, as {module} is not installed here: {Path(path).name}" for path, module in _LEFT_OUT.items()
     ]
+
+
+_NOT_OURS = ("torchelastic_", "torchinductor_", "dask-scratch-space")
+"""Beginnings of the names of folders that torch and Dask make and leave, whoever calls them."""
+
+
+def left_behind() -> list[str]:
+    """Return what processes of this run have left in its temporary folder; one that is just ending may take some seconds."""
+    assert _TEMPORARY is not None
+    deadline = time.monotonic() + 10
+    while left := [path for path in _TEMPORARY.iterdir() if not path.name.startswith(_NOT_OURS)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return sorted(path.name for path in left)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    """Remove the temporary folder. A run in which a process left something there has failed."""
+    yield
+    shutil.rmtree(_PROGRESS, ignore_errors=True)
+    if _TEMPORARY is None:
+        return
+    if left := left_behind():
+        sys.stderr.write(f"\nleft in the temporary directory, which fails this run: {', '.join(left)}\n")
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    shutil.rmtree(_TEMPORARY, ignore_errors=True)
 
 
 _PATIENCE = 300.0

@@ -162,6 +162,28 @@ def test_fresh_seeds_are_for_make_test_all_outside_of_ci() -> None:
         assert lines and not any("--seed" in line for line in lines)
 
 
+LEAVES = "import tempfile\ndef test_it():\n    assert tempfile.mkdtemp(prefix='ringlab-left-')\n"
+
+
+@pytest.mark.parametrize(
+    "source", [LEAVES, LEAVES.replace("mkdtemp", "TemporaryDirectory")], ids=["left", "tidy"]
+)
+def test_a_run_fails_in_which_something_is_left_in_the_temporary_directory(
+    source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "test_one.py").write_text(source)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-c", os.devnull, tmp_path / "test_one.py"],
+        cwd=CHECKOUT, env=surroundings | {"TMPDIR": str(folder)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "1 passed" in done.stdout
+    assert done.returncode == (source == LEAVES) == ("ringlab-left-" in done.stderr), done.stderr
+    assert [*folder.iterdir()] == []
+
+
 _GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[[\w-]+\])?)?")
 _ONLY_HERE = re.compile(r"only here: \w+")
 
