@@ -51,11 +51,15 @@ class Task:
     seed: int = 2**63 + 2**31 + 17
 
     @property
+    def seen(self) -> dict[str, Any]:
+        """Return the option that says which keys a query sees: one of the two, as both may contradict each other."""
+        return {"causal": self.causal} if self.mask is None else {"mask": self.mask}
+
+    @property
     def how(self) -> dict[str, Any]:
         """Return the oracle's options, with the factors that the twin in tests/laws/draw.py draws."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
-        seen = {"causal": self.causal} if self.mask is None else {"mask": self.mask}
-        return seen | {"scale": self.scale, "softcap": self.softcap, "factors": drawn}
+        return self.seen | {"scale": self.scale, "softcap": self.softcap, "factors": drawn}
 
     def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
@@ -89,7 +93,7 @@ def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         out, lse = ring_attention(
             q, k, v,
-            ring=ring, layout=layout, causal=task.causal, mask=task.mask, scale=task.scale, block=SMALL,
+            ring=ring, layout=layout, **task.seen, scale=task.scale, block=SMALL,
             return_lse=True, softcap=task.softcap, dropout=task.dropout, seed=task.seed,
         )  # fmt: skip
         return out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout)
