@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,8 @@ from torch import Tensor
 from ringlab import VirtualCluster, ring_attention
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.ring import Ring
+from ringlab.comm.virtual.threads import RankThread
+from ringlab.comm.virtual.turns import Turns
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.layout import Layout
 
@@ -29,10 +34,10 @@ def program(
 
 
 def reports(
-    name: str, P: int, length: int, block: str, schedule: str = "ring", learn: bool = True
+    name: str, P: int, length: int, block: str, schedule: str = "ring", learn: bool = True, heads: int = 1
 ) -> list[MemoryReport]:
     layout = LAYOUTS[name](P * length, P)
-    whole = tuple(torch.ones(1, 1, layout.S, D) for _ in range(4))
+    whole = tuple(torch.ones(1, each, layout.S, D) for each in (heads, 1, 1, heads))
     shards = [layout.shard(whole, rank) for rank in range(P)]
     return VirtualCluster(P).run(program, shards, layout, block, schedule, learn).memory
 
@@ -88,3 +93,38 @@ def test_blockwise_is_linear_in_the_sequence() -> None:
             reports("contiguous", 1, length, block, learn=True)[0].peak_bytes for length in (1024, 2048)
         )
         assert least <= two / one <= most, block
+
+
+@pytest.mark.parametrize("P", [2, 4])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "ring",
+        "allgather",
+        "double-ring(node=2)",
+        "query-ring",
+        "burst",
+        "bidirectional",
+        "multi-ring",
+        "ulysses",
+    ],
+)
+def test_a_peak_does_not_depend_on_the_pace_of_the_ranks(
+    schedule: str, P: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's computation may be under way while its messages complete: the bytes are those of the program alone."""
+    compute, late = Turns.compute, [-1]
+
+    def slowed(turn: Turns, thread: RankThread, function: Callable[[], object], side_by_side: bool) -> object:
+        def job() -> object:
+            time.sleep(0.02 * (thread.rank == late[0]))
+            return function()
+
+        return compute(turn, thread, job, side_by_side)
+
+    monkeypatch.setattr(Turns, "compute", slowed)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # a worker a rank at once
+    seen = []
+    for late[0] in (-1, 0, 1):
+        seen.append(reports("zigzag", P, 32, "native", schedule, heads=4))
+    assert seen[0] == seen[1] == seen[2]

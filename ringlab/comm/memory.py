@@ -55,16 +55,18 @@ class MemoryMeter:
         if storage._cdata not in self._storages:
             self._remember(storage, 0)
 
-    def release(self, tensor: AnyTensor) -> int:
-        """Return the bytes of `tensor`, which are counted no longer: its memory goes to another rank."""
-        with self._lock:
-            _, nbytes = self._storages.pop(tensor.untyped_storage()._cdata, (None, 0))
-            self.live_bytes -= nbytes
-            return nbytes
+    def counted(self, tensor: AnyTensor) -> int:
+        """Return the bytes that are counted for the memory of `tensor`."""
+        return self._storages.get(tensor.untyped_storage()._cdata, (None, 0))[1]
 
-    def adopt(self, tensor: AnyTensor, nbytes: int) -> None:
-        """Count `nbytes` for the memory of `tensor`, which another rank has released."""
-        self._remember(tensor.untyped_storage(), nbytes)
+    def trade(self, gone: AnyTensor, come: AnyTensor, nbytes: int) -> None:
+        """Count `nbytes` for the memory of `come`, which another rank made, in place of that of `gone`."""
+        with (
+            self._lock
+        ):  # both at once: a computation of this rank may be under way, and its peak is to be exact
+            self.live_bytes -= self.counted(gone)
+            self._storages.pop(gone.untyped_storage()._cdata, None)
+            self._remember(come.untyped_storage(), nbytes)
 
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

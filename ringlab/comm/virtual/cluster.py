@@ -231,13 +231,13 @@ class _Scheduler:
     def _swap(self, send: Half, receive: Half) -> None:
         """Swap the memory of the two ends, and the count of its bytes."""
         sender, receiver = self.meters[send.rank], self.meters[receive.rank]
-        sent, taken = sender.release(send.tensor), receiver.release(receive.tensor)
+        sent, taken = sender.counted(send.tensor), receiver.counted(receive.tensor)
         with torch.no_grad():
             old = receive.tensor.detach()
             receive.tensor.set_(send.tensor)  # type: ignore[call-overload]
             send.tensor.set_(old)  # type: ignore[call-overload]
-        sender.adopt(send.tensor, taken)
-        receiver.adopt(receive.tensor, sent)
+        sender.trade(receive.tensor, send.tensor, taken)
+        receiver.trade(send.tensor, receive.tensor, sent)
 
 
 class _VirtualComm(Comm):
@@ -285,7 +285,7 @@ class _VirtualComm(Comm):
             Half(work, self.rank, where(source, self, "source"), t, i, False, gives)
             for i, t in enumerate(receive)
         ]
-        work.open_ends, work.buffers = list(halves), tuple(receive)
+        work.open_ends, work.buffers, work.sent = list(halves), tuple(receive), tuple(send)
         self.pending.append(work)
         self.scheduler.post(halves)
         return work
@@ -331,6 +331,9 @@ class _VirtualWork(Work):
         self.spans: list[tuple[float, float]] = []
         self.open_ends: list[Half] = []
         self.buffers: tuple[Tensor, ...] = ()
+        self.sent: tuple[
+            Tensor, ...
+        ] = ()  # held until `wait`: else the other rank's pace would set the peak of memory
         self.error: RinglabError | None = None
 
     @property
@@ -349,6 +352,7 @@ class _VirtualWork(Work):
         if not self.done:
             scheduler = self.comm.scheduler
             scheduler.turns.block(scheduler.threads[self.rank], self)
+        self.sent = ()
         if self.error is not None:
             raise self.error
         self.comm.time = max(self.comm.time, self.arrival)
