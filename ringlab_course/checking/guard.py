@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import gc
 import inspect
 import sys
 import textwrap
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
@@ -35,6 +37,29 @@ _BY_OPERATOR = ("decompose", "redispatch")
 """Methods of PyTorch's operators that run a kernel of theirs."""
 
 
+class _NoCollection:
+    """Keeps the garbage collector from starting: what it calls would seem to be called by the learner's function."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._enabled = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._enabled:
+                gc.enable()
+
+
+_no_collection = _NoCollection()
+
+
 class Guard:
     """Raises OffLimitsError in the learner's function that calls what is off limits, whatever name it uses."""
 
@@ -49,11 +74,12 @@ class Guard:
     def watch(self) -> Iterator[None]:
         """Watch the calls of this thread."""
         before = sys.getprofile()
-        sys.setprofile(self._on_call)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+        with _no_collection:
+            sys.setprofile(self._on_call)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, watched in whichever thread it runs."""

@@ -5,6 +5,8 @@ The judge finds the same in the same submissions: neither accepts an answer that
 
 from __future__ import annotations
 
+import gc
+import sys
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -112,6 +114,20 @@ def test_a_package_that_an_exercise_does_without_is_refused() -> None:
     for source in (softmax, method):
         assert "of your own" in one_check(limits, source, np.ones(3))
         assert one_check(OffLimits(), source, np.ones(3)) == ""
+
+
+def test_a_collection_of_garbage_is_no_call_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax registers a callback of the collector; an error raised in it, in mid-collection, may end the process."""
+    monkeypatch.setattr(sys, "unraisablehook", (raised := []).append)
+    space: dict = {"__name__": "jax._src.lib"}
+    exec("def _xla_gc_callback(*args): pass", space)
+    gc.callbacks.append(space["_xla_gc_callback"])
+    garbage = "def f(x):\n    for _ in range(20_000):\n        one = []; one.append(one)\n    return x"
+    try:
+        assert one_check(OffLimits(without=("jax",)), garbage) == ""
+    finally:
+        gc.callbacks.remove(space["_xla_gc_callback"])
+    assert gc.isenabled() and not raised
 
 
 CHANGES = {
