@@ -2,7 +2,8 @@
 
 It lists each stage's checks, misconceptions and hints, each right and wrong answer with a digest of its code, each
 wrong ring with the check that finds it, the tables of cases, every public function, class and method with its module
-and parameters, and the commands with their help.
+and parameters, the commands with their help, the verdict on each wrong answer as it was committed last, and a digest of
+each picture.
 `--compare before.json` prints each line that differs from an earlier inventory.
 """
 
@@ -22,7 +23,18 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 def inventory() -> dict[str, str]:
     """Return one line of text for each thing there is, by a name that says where it belongs."""
-    parts = (exercises, answers, wrong_rings, tables, public_names, commands, clinic, errata)
+    parts = (
+        exercises,
+        answers,
+        wrong_rings,
+        tables,
+        public_names,
+        commands,
+        clinic,
+        errata,
+        verdicts,
+        pictures,
+    )
     return dict(item for part in parts for item in part())
 
 
@@ -144,6 +156,32 @@ def errata() -> Iterator[tuple[str, str]]:
     for group in GROUPS:
         for entry in group.entries:
             yield f"erratum {entry.title}", " ".join(figure.key for figure in entry.figures)
+
+
+def verdicts() -> Iterator[tuple[str, str]]:
+    """Yield for each wrong answer the checks that found it and what each of them said, as the kill matrix has it."""
+    matrix = CHECKOUT / "benchmarks" / "results" / "judge" / "kill_matrix.json"
+    for name, entry in json.loads(matrix.read_text(encoding="utf-8"))["entries"].items():
+        kept = {
+            key: value for key, value in entry.items() if key not in ("submission", "contract", "seconds")
+        }
+        yield f"verdict {name}", json.dumps(kept, sort_keys=True, ensure_ascii=False)
+
+
+def pictures() -> Iterator[tuple[str, str]]:
+    """Yield a digest of each picture in the notebooks and beside the documents."""
+    for path in sorted(path for folder in ("docs", "tools") for path in (CHECKOUT / folder).rglob("*.svg")):
+        yield f"picture {path.relative_to(CHECKOUT)}", hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    for folder in ("notebooks", "exercises", "solutions"):
+        for path in sorted((CHECKOUT / folder).glob("*.ipynb")):
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+            images = [data[kind] for data in outputs for kind in sorted(data) if kind.startswith("image/")]
+            for number, image in enumerate(images):
+                yield (
+                    f"picture {folder}/{path.stem}:{number}",
+                    hashlib.sha256("".join(image).encode()).hexdigest()[:16],
+                )
 
 
 def code_digest(source: str) -> str:
