@@ -132,8 +132,6 @@ THOROUGH = {
     "tests/course/test_extras_needed.py::test_its_notebook": "only here: it starts pytest twice; learners do not run pytest",
     "tests/course/test_kill_matrix.py": AUTHORS,
     "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",
-    "tests/course/test_old_names.py::test_a": "tests/course/test_old_names.py::test_every_import_of",
-    "tests/course/test_old_names.py::test_grading": "tests/course/test_old_names.py::test_every_import_of",
     "tests/course/test_seeds.py::test_on_twenty": "tests/course/test_submissions.py: on one draw",
     "tests/course/test_seeds.py::test_the_judge": ANSWERS,
     "tests/course/test_submissions.py::test_a_right": "tests/course/test_submissions.py::test_the_solution",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from ringlab import moved
 from ringlab.cli.output import finish, print_json, progress_bar, stderr
 from ringlab.errors import RinglabError
 from ringlab_course.cli.grading import Request, UnderWay, above, exit_status, pool_for, stoppable, tell
@@ -85,8 +84,6 @@ def _tell_outcome(job: Job, outcome: Outcome, screen: Console | None) -> None:
     if screen is not None:
         _print_report(screen, _shown(job), outcome.report)
     _keep_progress(outcome.report)
-    known = moved.notices(moved.MOVED)
-    tell([f"{_shown(job)}: {note}" for note in outcome.report["notes"] if note in known])
 
 
 def _keep_progress(report: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from ringlab import moved
 from ringlab_course.judge import commands
 from ringlab_course.judge.processes import waited_seconds
 
@@ -54,7 +53,7 @@ class _TooSlow(BaseException):
 def load(
     cells: Sequence[str], functions: Sequence[str], seconds: float = SECONDS
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the namespace in which `functions` are defined, and notes: what could not be run, old names of modules.
+    """Return the namespace in which `functions` are defined, and notes on what could not be run.
 
     Of all cells only those statements run that define the functions or a name that they need, or that change
     such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of check(), plots and
@@ -84,7 +83,6 @@ def load(
         left -= _own_time() - began if limit else 0
     missing = [name for name in functions if not callable(namespace.get(name))]
     notes += [f"no code cell defines the function {name}" for name in missing]
-    notes += moved.notices()
     return namespace, notes
 
 

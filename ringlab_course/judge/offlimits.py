@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 import ringlab
 from ringlab import layout
 from ringlab.errors import OffLimitsError
-from ringlab.moved import new_name
 from ringlab_course.checking.contract import ATTENTION, Exercise
 
 HOME = Path(ringlab.__file__).resolve().parents[1]
@@ -128,7 +127,6 @@ class OffLimits:
         attention = holds_attention(module, name) or (package == "torch" and is_attention(name))
         if self.closes(package) or (ATTENTION not in self.may_use and attention):
             return True
-        module = new_name(module)
         return is_ours(module) and (not self.keeps(module) or f"{module}.{name}" in self.about)
 
 
@@ -299,11 +297,10 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         attention = ATTENTION not in self.limits.may_use
-        today = new_name(name)
-        absent = is_ours(today) and not self.limits.keeps(today)
+        absent = is_ours(name) and not self.limits.keeps(name)
         absent = absent or self.limits.closes(name.partition(".")[0])
         if absent or (attention and any(name == gone or name.startswith(f"{gone}.") for gone in _GONE)):
-            return self._absent(name, HOME.joinpath(*today.split(".")))
+            return self._absent(name, HOME.joinpath(*name.split(".")))
         if attention and name == "torch" and not self._torch_closed:
             self._torch_closed = True
             return _then(self._found(name, path, target), lambda module: _close_torch())

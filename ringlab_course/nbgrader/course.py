@@ -15,7 +15,6 @@ from ringlab_course.builder.sources import SOLUTION_ONLY, Target, cells_hash, is
 _BEGIN = re.compile(r"^(?P<indent>[ \t]+)# BEGIN SOLUTION (?P<task>.*)$", re.MULTILINE)
 CONFIG_NAME = "nbgrader_config.py"
 MARK = "ringlab_course.nbgrader.converters.Judged"
-OLD_MARK = "ringlab.course.nbgrader.converters.Judged"
 CONFIG = f"""\
 # Scores come from ringlab's judge, in its sandbox; nbgrader itself runs nothing that learners hand in.
 # Written by `ringlab nbgrader config`. Keep these three settings together: each is needed.
@@ -38,7 +37,7 @@ def write_config(folder: Path) -> Path:
     path = folder / CONFIG_NAME
     if path.exists():
         text = path.read_text(encoding="utf-8")
-        if MARK in text or OLD_MARK in text:
+        if MARK in text:
             return path
         remedy = f"add to it what `ringlab nbgrader config --show` prints: {path}"
         raise CourseError(f"no {CONFIG_NAME} yet, or one with ringlab's settings", "one without them", remedy)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import nbformat
 import pytest
@@ -121,16 +119,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
     made.autograde(judge)
     return made
-
-
-def test_a_configuration_from_before_the_move_names_the_same_classes() -> None:
-    from traitlets.utils.importstring import import_item
-
-    names = re.findall(r"ringlab_course\.nbgrader\.converters\.\w+", CONFIG)
-    assert len(names) == 3
-    todays = [import_item(name) for name in names]
-    with patch.dict(sys.modules):  # an old name that stays imported would be noted in tests that come later
-        assert [import_item(name.replace("ringlab_course", "ringlab.course")) for name in names] == todays
 
 
 def test_what_was_earned_is_written_in_words_that_are_escaped(folder: Folder) -> None:
