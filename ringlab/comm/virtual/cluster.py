@@ -145,6 +145,8 @@ class _Scheduler:
             self.streams.join()
             for thread in self.threads:
                 thread.abandon()
+            for comm in self.comms:
+                comm.spent.clear()
         try:
             self._raise_failures()
             results = [thread.result for thread in self.threads]
@@ -206,6 +208,7 @@ class _Scheduler:
 
     def _complete(self, send: Half, receive: Half) -> None:
         problem = mismatch(send, receive)
+        self.comms[send.rank].spent.append(send.tensor)
         start = max(send.work.posted, receive.work.posted)
         arrival = start + self.cluster.costs.message(send.rank, receive.rank, send.tensor.nbytes)
         for end in (send, receive):
@@ -247,6 +250,9 @@ class _VirtualComm(Comm):
         self.time = 0.0
         self.count = 0
         self.pending: list[_VirtualWork] = []
+        self.spent: list[Tensor] = []
+        """Tensors that have been sent, held until this rank goes on: freed in the middle of its computation, at another
+        rank's pace, they would make its peak of memory a matter of chance."""
 
     def now(self) -> float:
         return self.time
@@ -275,6 +281,7 @@ class _VirtualComm(Comm):
         gives: bool,
     ) -> Work:
         self._only_in_the_program("exchange")
+        self.spent.clear()
         work = _VirtualWork(self, tag, self.count, to, source)
         self.count += 1
         halves = [
@@ -285,7 +292,7 @@ class _VirtualComm(Comm):
             Half(work, self.rank, where(source, self, "source"), t, i, False, gives)
             for i, t in enumerate(receive)
         ]
-        work.open_ends, work.buffers, work.sent = list(halves), tuple(receive), tuple(send)
+        work.open_ends, work.buffers = list(halves), tuple(receive)
         self.pending.append(work)
         self.scheduler.post(halves)
         return work
@@ -301,7 +308,9 @@ class _VirtualComm(Comm):
             with torch.set_grad_enabled(grad), self.scheduler.watch(self.rank), inside_modes(modes):
                 return function(*args, **kwargs)
 
+        self.spent.clear()
         result = turns.compute(thread, job, getattr(function, "side_by_side", False))
+        self.spent.clear()
         self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
         return result
 
@@ -348,11 +357,12 @@ class _VirtualWork(Work):
         if self in self.comm.pending:
             self.comm.pending.remove(self)
         self.comm._only_in_the_program("wait")
+        self.comm.spent.clear()
         self.comm.scheduler.give(self)
         if not self.done:
             scheduler = self.comm.scheduler
             scheduler.turns.block(scheduler.threads[self.rank], self)
-        self.sent = ()
+        self.comm.spent.clear()
         if self.error is not None:
             raise self.error
         self.comm.time = max(self.comm.time, self.arrival)
