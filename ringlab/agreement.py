@@ -141,7 +141,7 @@ def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], valida
         return cut()
     found, described, error = None, "", None
     try:
-        found, described = cut(), ", ".join(f"{name} {_hash(x)}" for name, x in arrays.items())
+        found, described = cut(), " ".join(f"{name}={_hash(x)}" for name, x in arrays.items())
     except Exception as raised:
         error = raised
     devices = (x.device for x in arrays.values() if isinstance(x, torch.Tensor) and not x.is_meta)
@@ -150,14 +150,15 @@ def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], valida
 
 
 def _hash(x: Any) -> str:
-    """Return the shape, the dtype and a hash of the values of a tensor or of what numpy makes an array of."""
-    values = (
-        x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        if isinstance(x, torch.Tensor)
-        else np.asarray(x)
-    )
+    """Return in one word the dtype, the shape and a hash of the values of a tensor or of what numpy makes an array of."""
+    if isinstance(x, torch.Tensor):
+        whole = x.detach().cpu().contiguous()
+        values = whole.view(-1).view(torch.uint8).numpy() if x.numel() else np.empty(0)
+    else:
+        values = np.asarray(x)
     dtype = x.dtype if isinstance(x, torch.Tensor) else values.dtype
-    return f"{tuple(np.shape(x))} {dtype} #{hashlib.sha256(values.tobytes()).hexdigest()[:12]}"
+    shape = "×".join(map(str, np.shape(x)))
+    return f"{dtype}({shape})#{hashlib.sha256(values.tobytes()).hexdigest()[:12]}"
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:

@@ -184,7 +184,7 @@ def _to_four_axes(name: str, x: Any) -> str:
 def _to_fitting_heads(H: int, K: int) -> str:
     """Return the likely remedy for K key/value heads that do not divide H query heads."""
     if H and K and K % H == 0:
-        return "q and k may be in each other's place: q has the more heads"
+        return "q has at least as many heads as k: were the two swapped?"
     fitting = ", ".join(str(n) for n in range(1, H + 1) if H % n == 0)
     return f"k and v with as many heads as divide {H}: {fitting}" if H else "tensors with heads on axis 1"
 

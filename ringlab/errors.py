@@ -6,6 +6,7 @@ Code that needs an optional package calls `require_package` first, so that the e
 from __future__ import annotations
 
 import importlib.util
+import re
 
 
 class RinglabError(Exception):
@@ -30,11 +31,20 @@ class RinglabError(Exception):
         return type(self), (self.needed, self.got, self.remedy)
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the text of an error in one line.
+
+    >>> in_one_line(WorldSizeError("a rank from 0 to 3", "rank=4", "count ranks from 0"))
+    'needed: a rank from 0 to 3; got: rank=4; remedy: count ranks from 0'
+    """
+    return " ".join(re.sub(r"\n\s*(got|remedy): ", r"; \1: ", str(error)).split())
+
+
 class MissingExtraError(RinglabError, ImportError):
     """A package that an extra of ringlab installs is missing; `remedy` is the command that installs it."""
 
     def __str__(self) -> str:  # one line is enough for a missing package
-        return f"needed: {self.needed}; got: {self.got}; remedy: {self.remedy}"
+        return re.sub(r"\n\s*", "; ", super().__str__())
 
 
 class ShapeError(RinglabError, ValueError):

@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     ),
     "two axes": (put("q", lambda q: q[0, 0]), ShapeError, "q[None, None]"),
     "packed": (put("q", lambda q: torch.stack([q] * 3)), ShapeError, "unbind"),
-    "q for k": (lambda x: x.update(q=x["k"], k=x["q"], v=x["q"]), ShapeError, "in each other's place"),
+    "q for k": (lambda x: x.update(q=x["k"], k=x["q"], v=x["q"]), ShapeError, "were the two swapped"),
     "without data": (everything(lambda t: t.to("meta")), DeviceError, "tensors with data"),
     "no layout": (put("layout", lambda _: "zigzag"), LayoutError, "zigzag(S, P)"),
     "an unknown block": (put("block", lambda _: "fast"), BackendError, "'fast'"),

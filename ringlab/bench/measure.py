@@ -13,6 +13,7 @@ from ringlab.bench.device import FLUSHES, Device, new_memory_is_nan
 from ringlab.bench.interleaved import Times, Turn, interleaved, speed_ratio, statistics_of
 from ringlab.bench.problem import CONVENTION, Inputs, Problem, draw, redraw
 from ringlab.bench.reference import Reference, Verdict, judge, reference, sample
+from ringlab.errors import in_one_line
 
 METHOD = {
     "clock": "CUDA events around each run; medians over rounds in which every contender runs once, in turn",
@@ -80,7 +81,7 @@ class Bench:
                 again = judge(contender.join(turn.run(turn.prepare())), self.expected)
             return again if again.refusal else verdict
         except Exception as error:  # a kernel that cannot run must not keep the others from being timed
-            reason = " ".join(str(error).split()) or "no reason given"
+            reason = in_one_line(error) or "no reason given"
             return Verdict({}, {}, f"{type(error).__name__}: {reason[:300]}")
 
     def _report(self, of: str, verdicts: dict[str, Verdict], times: Times, pairs: Pairs) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,6 +40,7 @@ from ringlab.conformance.target import (
 )
 from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
+from ringlab.temporary import TemporaryFolder
 
 ResultOf: TypeAlias = Callable[..., Any]
 _IN_A_ROW = 3  # calls that may fail one after the other on one number of ranks; each costs new processes
@@ -140,7 +140,7 @@ class Calls(Generic[C, R]):
         """Make cases up to the first that fails; return how many were made."""
         failure: Exception = RuntimeError("a rank left no result")
         arguments = (P, self.target, self.result, cases, self.seed, self.limit)
-        with tempfile.TemporaryDirectory(prefix="ringlab-check-") as name:
+        with TemporaryFolder(prefix="ringlab-check-") as name:
             try:
                 launch(_program, *arguments, name, timeout=2 * self.limit * len(cases), memory=False)
             except Exception as error:

@@ -12,7 +12,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from ringlab.conformance.perform import (
 )
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
 from ringlab.conformance.target import Claims
+from ringlab.temporary import TemporaryFolder
 
 START_SECONDS = 120.0
 """Seconds for a child to start Python and torch and to connect its ranks, on a busy machine."""
@@ -115,7 +115,7 @@ class ChildProcess:
 
     def __init__(self, module: str, job: dict[str, Any], surroundings: dict[str, str]) -> None:
         self.alive = True
-        self._temporary = tempfile.TemporaryDirectory(prefix="ringlab-check-")
+        self._temporary = TemporaryFolder(prefix="ringlab-check-")
         self.folder = Path(self._temporary.name)
         (self.folder / "job.pickle").write_bytes(cloudpickle.dumps(job))
         (self.folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))

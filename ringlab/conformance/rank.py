@@ -21,6 +21,7 @@ from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
 from ringlab.conformance.target import GROUPS, CannotCall, Target, as_axes, call, from_axes, tensors_of
 from ringlab.conformance.uses import USES
+from ringlab.errors import in_one_line
 
 Tensors = dict[str, Tensor]
 _LONGEST = 600  # characters of an error
@@ -337,8 +338,9 @@ def trouble_of(error: BaseException) -> Trouble:
     cause = error.__cause__ if type(error).__name__.endswith("FailedError") else None
     if cause is not None:
         return trouble_of(cause)
-    text = " ".join(str(error).split())
-    return Trouble(RAISED, f"{type(error).__name__}: {text[:_LONGEST]}", isinstance(error, CannotCall))
+    return Trouble(
+        RAISED, f"{type(error).__name__}: {in_one_line(error)[:_LONGEST]}", isinstance(error, CannotCall)
+    )
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

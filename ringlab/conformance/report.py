@@ -129,7 +129,7 @@ def badge(report: Report) -> str:
     fields = {
         "schemaVersion": 1,
         "label": f"ringlab {ringlab.__version__}",
-        "message": f"{passed}, {time.strftime('%Y-%m-%d')}",
+        "message": f"{passed} · {time.strftime('%Y-%m-%d')}",
     }
     fields["color"] = "brightgreen" if report.ok else "red"
     return json.dumps(fields) + "\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from ringlab.conformance.script_call import CALLS, Code, call_lines, expression,
 from ringlab.conformance.target import RING, Target, parameters
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
+from ringlab.temporary import TemporaryFolder
 
 _SECONDS = 120.0
 """Seconds for a script: one small run, and the import of torch on a busy machine."""
@@ -71,7 +71,7 @@ def attach_nothing(report: Report, kind: str) -> None:
 
 def _lacks(text: str) -> str:
     """Run the script as its reader would, and return why it shows no wrong value, "" if it shows one."""
-    with tempfile.TemporaryDirectory(prefix="ringlab-script-") as name:
+    with TemporaryFolder(prefix="ringlab-script-") as name:
         path = Path(name) / "counterexample.py"
         path.write_text(text, encoding="utf-8")
         surroundings = dict(

@@ -314,16 +314,17 @@ def _check_call(function: Callable[..., Any], known: Collection[str]) -> None:
         raise BackendError(
             "parameters for q, k and v (or qkv, or q and kv), by these names or as the first that are required",
             f"{name}({', '.join(written(function)) or ''})",
-            "functools.wraps on its decorator, or a function that names its parameters and calls it",
+            "a function that names these parameters and calls it"
+            + (", or functools.wraps on its decorator" if hasattr(function, "__qualname__") else ""),
         )
     filled = {*tensor_names(function), *known}
     missing = [each.name for each in there if _requires(each) and each.name not in filled]
     if missing:
-        one = missing[0]
+        one, this = missing[0], name if hasattr(function, "__qualname__") else "it"
         raise BackendError(
             f"a value for every parameter that {name} requires",
             f"none for {', '.join(missing)}, which a plain call of attention does not have",
-            f"Target({name}, options={{{one!r}: …}}), functools.partial({name}, {one}=…), or a default",
+            f"Target({this}, options={{{one!r}: …}}), functools.partial({this}, {one}=…), or a default",
         )
 
 

@@ -173,7 +173,7 @@ class Hardware:
         """Return the dense peak in FLOP/s. Raises: CostError for a dtype that it does not compute in."""
         if dtype not in self.flops_per_s:
             needed = f"a dtype that {self.name} computes in: {', '.join(self.flops_per_s)}"
-            raise CostError(needed, repr(dtype), units.nearest(dtype, self.flops_per_s))
+            raise CostError(needed, repr(dtype), f"for example {next(iter(self.flops_per_s))}")
         return self.flops_per_s[dtype]
 
     def link(self, source_rank: int, to_rank: int) -> Link:

@@ -128,7 +128,7 @@ class LayerMask:
             raise MaskError(
                 "position ids handed to attention, where they are compared with this rank's tokens",
                 f"none from {layer}",
-                f"give the model position_ids from ringlab.hf.shard_batch; if it had them, its layers keep them back: {ALONE}",
+                f"give the model position_ids from ringlab.hf.shard_batch; where layers do not hand them on, {ALONE}",
             )
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
             got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__

@@ -64,7 +64,7 @@ def attends_by_itself(kind: type[PreTrainedModel]) -> bool:
 def _own_attention(name: str) -> BackendError:
     return BackendError(
         "a model whose layers take their attention from transformers' AttentionInterface",
-        f"{name}, whose layers compute their own",
+        f"{name}, whose layers compute attention themselves",
         ALONE,
     )
 
@@ -130,7 +130,7 @@ def _refusal(model: PreTrainedModel) -> RinglabError | None:
         return BackendError(
             f"a class whose name ends in {', '.join(PER_TOKEN)}: its head looks at each token by itself",
             name,
-            "run its base model over the ring, and let the ranks agree on what is pooled: the last token is on one of them",
+            "run its base model over the ring, and apply the head to the hidden states of all ranks",
         )
     return None
 
@@ -146,7 +146,11 @@ def _over_tokens(module: nn.Module) -> tuple[str, str, str] | None:
     """Return needed, got and remedy if a module, or a child that it may use without a call, combines or counts tokens."""
     owner = type(module).__name__
     if "Pool" in owner:
-        return _MIXED, owner, "make the model with add_pooling_layer=False, and pool over the ranks"
+        return (
+            _MIXED,
+            owner,
+            "make the model without it, as by add_pooling_layer=False, and pool over the ranks",
+        )
     for name, child in (("", module), *module._modules.items()):
         if isinstance(child, conv._ConvNd) and any(size != 1 for size in child.kernel_size):
             return _MIXED, f"a {type(child).__name__} over {child.kernel_size} in {owner}", ALONE

@@ -98,7 +98,9 @@ def loss_share(
     """
     if not count > 0:
         raise TrainingError(
-            "a count of labels above zero, that of all ranks", f"{count}", "leave such batches out"
+            "a count of labels above zero, that of all ranks",
+            f"{count}",
+            "leave such batches out, on every rank",
         )
     logits, flat = logits.to(state_dtype(logits.dtype)).flatten(0, 1), labels.flatten()
     if weights is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from ringlab.bench.device import machine
 from ringlab.errors import CourseError
+from ringlab.temporary import TemporaryFolder
 from ringlab_course.bench.four_ranks import FOUND, PHASES, FourRanks, Watched, rss_kib
 from ringlab_course.checking.wrong_answers import wrong_answers
 from ringlab_course.gradebook.collect import handed_in
@@ -116,7 +116,7 @@ def measure(
     judge: Callable[[Path], Any] = Watched,
 ) -> dict[str, Any]:  # fmt: skip
     """Grade these notebooks and return rates, times and memory; `judge(folder)` returns the grader."""
-    with tempfile.TemporaryDirectory(prefix="ringlab-bench-") as folder:
+    with TemporaryFolder(prefix="ringlab-bench-") as folder:
         notes = Path(folder, "notes")
         notes.mkdir()
         for number, (text, _) in enumerate(submissions):

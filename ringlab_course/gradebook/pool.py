@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringlab.errors import CourseError, RinglabError
+from ringlab.errors import CourseError, RinglabError, in_one_line
 from ringlab_course.gradebook.versions import contract_version, digest_of
 
 Judge = Callable[..., Any]
@@ -108,7 +108,7 @@ class Here:
 
 def one_line(error: BaseException) -> str:
     """Return an error as a line of bounded length."""
-    text = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+    text = ": ".join(filter(None, (type(error).__name__, in_one_line(error))))
     return "".join(c if c.isprintable() else "�" for c in text[:1000])
 
 

@@ -256,9 +256,14 @@ class Gradebook:
         and for a learner or an exercise that the book does not know. Who handed in nothing, or could
         not be graded, gets an entry by it.
         """
-        for what, text in (("a reason for the override", reason), ("who overrides", by)):
+        for what, text, option in (
+            ("a reason", reason, "--reason"),
+            ("the name of an instructor", by, "--by"),
+        ):
             if not text.strip():
-                raise CourseError(what, "nothing", "it is kept with the score")
+                raise CourseError(
+                    f"{what} for the override", "nothing", f"{option}=…; it is kept with the score"
+                )
         if score is not None and not (math.isfinite(score) and 0 <= score <= 1e6):
             raise CourseError("a score of 0 or more", repr(score))
         if not (self._knows("learner", learner) and self._knows("exercise", exercise)):

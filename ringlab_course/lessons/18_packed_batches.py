@@ -253,7 +253,7 @@ print("a hundred documents of one token:", shortest.length, "tokens with padding
 # %% [markdown]
 # Here 1 %, but a row of one-token documents grows 16-fold. The padding is needed only because all ranks use one list of bounds, divided by P.
 # The other way keeps each token's **place in the row**: two places and the row's bounds decide whether a query sees a key. ringlab works like this, in any layout and
-# for any lengths, here on three ranks, whose shards are uneven. (A block is the keys of one rank, for the queries of one.)
+# for any lengths, here on three ranks, whose shards are uneven. (A block: the keys of one rank, as the queries of one rank see them.)
 
 
 # %%
@@ -416,7 +416,7 @@ compare("18.loss", factor)
 # and by batch. The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
 # over all ranks, once, before anybody divides.** Padding has no labels, so it does not count.
 #
-# Packing can also change, unnoticed, who has *one vote*: a token or a document. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
+# Packing can also change, unnoticed, what counts as *one vote* in the loss: a token, or a document. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
 # line counts each *document* once instead, as in some losses of reinforcement learning. The packed loss must keep the choice:
 
 # %%

@@ -57,7 +57,7 @@ def seen(evidence: str) -> str:
 
     No bound either: it is measured on the plainest implementation, so its digits are this machine's.
     """
-    text = " ".join(evidence.split()).partition("; worst: ")[0].partition(" remedy: ")[0]
+    text = " ".join(evidence.split()).partition("; worst: ")[0].partition("; remedy: ")[0]
     text = _RUNS.sub(r"in \1 of the \2 runs on P = \3; first: ", text)
     return _PLACE.sub(
         lambda found: f"error {'NaN' if found[2] == 'nan' else found[1]} beyond its bound (", text

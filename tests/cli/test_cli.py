@@ -349,7 +349,10 @@ def attend(q, k, v, ring):
 """
 
 
-def test_a_command_that_is_told_to_end_leaves_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_told_to_end_or_killed_leaves_no_folder(
+    end: signal.Signals, tmp_path: Path
+) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     (tmp_path / "waits.py").write_text(WAITS)
@@ -360,5 +363,9 @@ def test_a_command_that_is_told_to_end_leaves_no_folder(tmp_path: Path) -> None:
             assert running.poll() is None
             time.sleep(0.05)
         assert any(folder.iterdir())
-        running.terminate()
-    assert running.returncode == 128 + signal.SIGTERM and [*folder.iterdir()] == []
+        running.send_signal(end)
+    assert running.returncode == (128 + end if end == signal.SIGTERM else -end)
+    deadline = time.monotonic() + 60
+    while any(folder.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [*folder.iterdir()] == []

@@ -316,7 +316,7 @@ def test_the_plugin_skips_what_does_not_apply_and_stays_out_of_other_runs(tmp_pa
 def test_a_badge_says_version_verdict_and_date() -> None:
     drawn = json.loads(badge(made()))
     assert drawn["label"] == f"ringlab {ringlab.__version__}" and drawn["color"] == "red"
-    assert re.fullmatch(r"1 of 2 quick checks, \d{4}-\d\d-\d\d", drawn["message"])
+    assert re.fullmatch(r"1 of 2 quick checks · \d{4}-\d\d-\d\d", drawn["message"])
     right = made()
     right.findings = right.findings[:1]
     assert json.loads(badge(right))["color"] == "brightgreen"

@@ -254,9 +254,9 @@ def refusal(**asked: Any) -> CostError | None:
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen2.5-7b", "gpt3-175b"])
 def test_every_setting_of_degrees_is_planned_or_refused_with_a_remedy(name: str, purpose: str) -> None:
     planned, commands = 0, set()
-    for nodes, batch in ((1, 1), (3, 1), (8, 6)):
+    for nodes, batch, tokens in ((1, 1, 131072), (3, 1, 131072), (8, 6, 131072), (512, 8, 1024)):
         for number, degrees in enumerate(degrees_asked()):
-            asked = {"model": name, "tokens": 131072, "hardware": "h100", "nodes": nodes, "batch": batch}
+            asked = {"model": name, "tokens": tokens, "hardware": "h100", "nodes": nodes, "batch": batch}
             asked |= {"purpose": purpose, **degrees}
             error = refusal(**asked)
             if error is not None:

@@ -284,6 +284,9 @@ def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(name: str) -> None:
     assert [type(error) for error in found] == [AgreementError, own, AgreementError], found
     if own is AgreementError:
         assert all("give all ranks of a ring the same batch" in error.remedy for error in found)
+        assert all("=" in error.got.rpartition("they differ in: ")[2] for error in found), (
+            "which array differs"
+        )
 
 
 def test_a_ring_cuts_what_its_ranks_number_cuts() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,8 @@ def many_exchanges(ring: Ring, scale: Tensor) -> dict[str, Any]:
     results: dict[str, Any] = {"two": ring.shift(scale * ring.rank, torch.full((5,), ring.rank))}
     results["ragged"] = ring.shift(x, length=lengths[ring.previous])
     results["empty"] = ring.shift(torch.zeros(1, 0, 3))
+    none = torch.from_numpy(np.zeros(0, np.int64))  # its stride is 0
+    results["empty of NumPy"] = ring.shift(none), ring.all_gather(none, [(0,)] * ring.world_size)
     results["half"] = ring.shift(x[:, :2].bfloat16())
     first, second = ring.post(scale + ring.rank), ring.post(scale - ring.rank, tag="other")
     results["waited in reverse"] = (*second.wait(), *first.wait())

@@ -19,7 +19,7 @@ HEAD = """\
 
 `make docs` writes this page from the commands' own help; `ringlab COMMAND --help` prints the same in a terminal. The
 commands live in `.venv/bin`: run `. .venv/bin/activate` first. With `--json` a command prints one object (`kernels`: a
-list) and nothing else on standard output. The exit status is 1 if something is wrong, and 2 for an invalid request.
+list) and nothing else on standard output. The exit status is 1 if something is wrong, and 2 for a command line that cannot be read.
 """
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FLOORS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("words", ("ringlab.errors", "ringlab.types", "ringlab.edits")),
+    ("words", ("ringlab.errors", "ringlab.types", "ringlab.edits", "ringlab.temporary")),
     ("tokens and numbers", ("ringlab.checkout", "ringlab.oracle", "ringlab.arrays", "ringlab.layout", "ringlab.lengths", "ringlab.mask", "ringlab.scores",
      "ringlab.tile", "ringlab.pieces", "ringlab.plan", "ringlab.merge")),
     ("one block, one message", ("ringlab.blocks", "ringlab.comm")),

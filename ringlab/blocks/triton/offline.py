@@ -13,7 +13,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any
 
 from ringlab.blocks.triton.configs import COMPILED, KERNELS, SCORES, Config, Row, choose, render, table
 from ringlab.errors import BackendError
+from ringlab.temporary import TemporaryFolder
 
 # Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles programs that need
@@ -180,7 +180,7 @@ def compile_all(
         return found
 
     count = max(1, min(processes, len(jobs)))
-    with tempfile.TemporaryDirectory(prefix="ringlab-kernels-") as cache, _children(count, cache) as children:
+    with TemporaryFolder(prefix="ringlab-kernels-") as cache, _children(count, cache) as children:
         for child in children:
             idle.put(child)
         with ThreadPoolExecutor(count) as pool:

@@ -372,6 +372,8 @@ class _VirtualWork(Work):
 def _copy_alone(source: Tensor, into: Tensor) -> None:
     """Copy on this thread only: torch would wake its OpenMP team, to spin beside other ranks' computations."""
     source, into = source.detach(), into.detach()
+    if not into.numel():  # NumPy's empty arrays have stride 0, which no view as bytes may have
+        return
     if all(
         x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()
         for x in (source, into)

@@ -94,10 +94,12 @@ def candidates(request: Request) -> list[Degrees]:
     _check_products(request)
     found = list(_enumerate(request))
     if not found:
+        opened = _opened(request)
+        candidates(opened)  # if no degrees would do, its error says why
         raise CostError(
             f"degrees with {_product(request)}, cp = ring × ulysses",
             _asked(request),
-            f"leave some of them open: {_opened(request).command()}",
+            f"leave some of them open: {opened.command()}",
         )
     fitting = [each for each in found if each.cp <= request.tokens]
     if not fitting:
@@ -265,11 +267,13 @@ def _check_products(request: Request) -> None:
     gpus = request.stage_gpus
     if (whole and product != gpus) or gpus % product:
         others = (request.dp or 1) * (request.tp or 1)
+        left = gpus // others
+        inside = [f"--{name}" for name in ("ring", "ulysses") if left % (getattr(request, name) or 1)]
         given = others > 1 and gpus % others == 0
         raise CostError(
             f"{_product(request)} ({request.nodes} × {request.machine.ranks_per_node})",
             f"{_asked(request)}, product {product * request.pp}",
-            f"cp={gpus // others} with this dp and tp"
+            f"cp={left} with this dp and tp" + (f", without {' and '.join(inside)}" if inside else "")
             if given
             else f"degrees that divide {gpus}: {', '.join(map(str, divisors(gpus)))}",
         )

@@ -159,7 +159,7 @@ def test_who_was_ill_or_could_not_be_graded_gets_an_entry_by_an_instructors_word
         (5, "", "x", "ada", "a reason"),
         (5, "  \n", "x", "ada", "a reason"),
         (None, "", "x", "ada", "a reason"),
-        (5, "r", " ", "ada", "who"),
+        (5, "r", " ", "ada", "instructor"),
         (-1, "r", "x", "ada", "0 or more"),
         (float("nan"), "r", "x", "ada", "0 or more"),
         (float("inf"), "r", "x", "ada", "0 or more"),
