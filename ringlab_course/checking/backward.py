@@ -128,7 +128,7 @@ class Problem:
 
     @cached_property
     def deltas(self) -> list[np.ndarray]:
-        """rowsum(dO ∘ O) of every rank."""
+        """rowsum(dO ⊙ O) of every rank."""
         pairs = zip(self.douts, self.outs, strict=True)
         return [(oracle.float64(dout) * oracle.float64(out)).sum(-1) for dout, out in pairs]
 

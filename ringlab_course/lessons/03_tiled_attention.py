@@ -410,7 +410,7 @@ print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]
 
 # %%
 delta = (dout * full_out).sum(-1)
-print("delta is rowsum(P∘dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
+print("delta is rowsum(P⊙dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
 
 # %% [markdown]
 # ## 8 · The backward, written
@@ -497,7 +497,7 @@ show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan)
 #
 # ## 9 · Final means final
 #
-# In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P∘dP) of the tile. The
+# In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P⊙dP) of the tile. The
 # formula is the same, but the sum runs over the tile's keys only.
 
 # %% tags=["nbval-ignore-output"]

@@ -590,11 +590,11 @@ compare("17.kept", "stays the same" if growth < 1.1 else grown)
 # So we decide ourselves which arrays are kept and which are sent. `jax.custom_vjp` takes a backward of our own in place of
 # the derived one. We build it in three parts.
 #
-# First the terms. They are lesson 09's formulas: the weights W again, from scores and lse, then dS = W ∘ (dO Vᵀ −
+# First the terms. They are lesson 09's formulas: the weights W again, from scores and lse, then dS = W ⊙ (dO Vᵀ −
 # delta). A row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
 #
 # One thing is new: our ring returns lse as well, so a loss may depend on it, and a gradient dlse comes in. As ∂lse/∂s = W,
-# it adds W ∘ dlse: dS = W ∘ (dO Vᵀ − delta + dlse). So we pass delta − dlse where lesson 09 passed delta.
+# it adds W ⊙ dlse: dS = W ⊙ (dO Vᵀ − delta + dlse). So we pass delta − dlse where lesson 09 passed delta.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):

@@ -325,7 +325,7 @@ DELTA_STAGE = Stage(
     ),
     misconceptions=DELTA,
     checks=(
-        Check("rows", 1, "visible", "rowsum(dO ∘ O)", _check_delta),
+        Check("rows", 1, "visible", "rowsum(dO ⊙ O)", _check_delta),
         Check("bfloat16", 1, "visible", "a bfloat16 dO: delta is still float32", _check_delta_bfloat16),
     ),
 )  # fmt: skip

@@ -28,13 +28,13 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 09.delta · One number per row
 #
-# `dout` is the gradient of the loss with respect to `out`; both are (B, H, L, D). Return delta = rowsum(dO ∘ O),
+# `dout` is the gradient of the loss with respect to `out`; both are (B, H, L, D). Return delta = rowsum(dO ⊙ O),
 # of shape (B, H, L), in the dtype of `out`. `out` is float32 or float64; `dout` may be bfloat16.
 
 
 # %% grade="09.delta"
 def row_delta(dout, out):
-    """Return rowsum(dO ∘ O) in the dtype of out."""
+    """Return rowsum(dO ⊙ O) in the dtype of out."""
     # BEGIN SOLUTION one number per row
     return (dout.to(out.dtype) * out).sum(-1)
     # END SOLUTION

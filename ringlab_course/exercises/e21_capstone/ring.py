@@ -379,7 +379,7 @@ BACKWARD_STAGE = _stage(
     helpers=("attend_block",),
     hints=(
         "Which sums stay at home? Which travel, and with which block? Which two numbers per row give a block's weights and their gradient?",
-        "delta = rowsum(dO ∘ O) once, in float32. A block's weights are e^(score − lse) with the lse you are given. dQ adds up at home; dK and dV go on "
+        "delta = rowsum(dO ⊙ O) once, in float32. A block's weights are e^(score − lse) with the lse you are given. dQ adds up at home; dK and dV go on "
         "with their block in float32, one hop later than it, and make P hops.",
         r"$P = e^{sQK^\top - \mathrm{lse}}$, $\;dS = P\circ(dO\,V^\top - \delta)$, $\;dQ \mathrel{+}= s\,dS\,K$, $\;dK_o \mathrel{+}= s\,dS^\top Q$, $\;dV_o \mathrel{+}= P^\top dO$",
     ),
