@@ -43,7 +43,7 @@ def test_the_table_lists_nothing_that_is_gone() -> None:
         ("ringlab.blocks.naive", "from ringlab import attention"),
         ("ringlab.comm.ring", "from ..schedules import ring"),
         ("ringlab.comm.ring", "from .. import viz"),
-        ("ringlab.conformance.tolerance", "from ringlab.viz import ring_view"),
+        ("ringlab.conformance.tolerance", "from ringlab.viz import gantt"),
         ("ringlab.viz.gantt", "from ringlab_course.notebook import predictions"),
     ],
 )

@@ -79,7 +79,7 @@ with Gradebook(Path("class.db")):
 CALLS_NEED_AN_EXTRA = {
     "import ringlab.hf": "hf",
     "from ringlab.viz import style; style.styled().__enter__()": "figures",
-    "from ringlab.viz import layout_view; layout_view.player()": "lab",
+    "from ringlab_course.figures import layout_view; layout_view.player()": "lab",
     "from ringlab.viz import gantt; gantt.live('a run').__enter__()": "lab",
     "import ringlab_course; ringlab_course.hint('01.attention')": "lab",
     "import ringlab_course; ringlab_course.predict('key', 'How many?', answer=1)": "lab",
