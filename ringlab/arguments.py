@@ -1,6 +1,6 @@
 """The arguments of `ring_attention` on one rank, and the first two stages of a call: to check and to describe them.
 
-Nothing here communicates. `check_arguments` raises the error of this rank's arguments or returns the `Call`;
+Nothing here communicates. `check_arguments` raises the error of this rank's arguments or returns the `ScheduledCall`;
 `describe_arguments` returns a text that must be equal on all ranks.
 """
 
@@ -29,8 +29,7 @@ from ringlab.mask import Mask
 from ringlab.modes import autocast_dtype
 from ringlab.pieces import check_position_ids
 from ringlab.schedules import get_schedule
-from ringlab.schedules.call import Call
-from ringlab.schedules.protocol import Schedule
+from ringlab.schedules.protocol import Schedule, ScheduledCall
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 
 
@@ -67,8 +66,8 @@ class Arguments:
     position_ids: Any = None
 
 
-def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
-    """Return the schedule and the call that this rank asks for, with every default filled in.
+def check_arguments(given: Arguments) -> ScheduledCall:
+    """Return the call that this rank asks for, with every default filled in.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError for a wrong one.
     """
@@ -92,21 +91,22 @@ def check_arguments(given: Arguments) -> tuple[Schedule, Call]:
     schedule.check(*heads, given.ring.world_size)
     sinks = _resolve_sinks(given.sinks, schedule)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
-    return schedule, Call(
-        given.ring,
-        given.layout,
-        block,
-        mask,
-        scale,
-        heads,
-        given.return_lse,
-        rules,
-        given.validate,
+    return ScheduledCall(
+        ring=given.ring,
+        layout=given.layout,
+        schedule=schedule,
+        block=block,
+        mask=mask,
+        scale=scale,
+        heads=heads,
+        wants_lse=given.return_lse,
+        rules=rules,
+        validate=given.validate,
         sinks=sinks,
     )
 
 
-def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
+def describe_arguments(given: Arguments, call: ScheduledCall) -> str:
     """Return a text that must be equal on all ranks. Layouts add a digest, as their names may be equal by chance."""
     q, k, v = given.q, given.k, given.v
     rules = call.rules
@@ -122,7 +122,7 @@ def describe_arguments(given: Arguments, schedule: Schedule, call: Call) -> str:
     options = f"{_describe_mask(call.mask)} scale={given.scale}{ruled} block={call.block.name}"
     options += "" if given.sinks is None else " sinks"
     layout = f"{call.layout!r} #{_digest(repr(call.layout.ranks))}"
-    return f"{layout} {sizes} {options} schedule={schedule.name} gradients={grad}"
+    return f"{layout} {sizes} {options} schedule={call.schedule.name} gradients={grad}"
 
 
 def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:

@@ -1,12 +1,12 @@
 """`ring_attention`: attention over a sequence that is spread over the ranks of a ring.
 
-Its stages, in call order:
+`_attend` is the list of its stages. One `ScheduledCall` goes from each to the next:
 
-1. check     this rank's arguments, and fill in every default             `ringlab.arguments`
-2. agree     with all ranks on the call; a wrong one raises on all        `ringlab.agreement`
-3. record    the block backend that computes, in the trace                `ringlab.blocks`
-4. forward   blocks arrive, rows attend to them, (out, lse) is saved      `ringlab.schedules`
-5. backward  blocks arrive again, their gradients return to the owners    `ringlab.schedules.block_schedule`
+validate   this rank's arguments, with every default filled in               `ringlab.arguments`
+agree      with all ranks on the call; a wrong one raises on all             `ringlab.agreement`
+plan       a name for the call, and the block backend, which the trace keeps `ringlab.schedules.call`
+run        blocks arrive, and rows attend to them                            `ringlab.schedules`
+save       what backward needs; it agrees, runs and returns gradients        `_RingAttention`
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ringlab.agreement import agree, checked_over
 from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
-from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
@@ -35,8 +34,7 @@ from ringlab.modes import (
     without_autocast,
     witness,
 )
-from ringlab.schedules.call import Call
-from ringlab.schedules.protocol import Gradients, Schedule
+from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.types import KeyValue, Query, Sinks, Travelling, Value
 
 
@@ -152,27 +150,21 @@ def ring_attention(
     >>> torch.allclose(out.double(), torch.from_numpy(ringlab.oracle.attention(q, k, v, causal=True).out), atol=1e-5)
     True
     """
-    attend = _outside_graphs if torch.compiler.is_compiling() else _attend
-    return attend(
-        q, k, v, ring, layout, causal, mask, scale, softcap, dropout, seed, sinks, block, schedule,
-        return_lse, validate, position_ids,
+    given = Arguments(
+        q=q, k=k, v=v, ring=ring, layout=layout, causal=causal, mask=mask, scale=scale, softcap=softcap,
+        dropout=dropout, seed=seed, sinks=sinks, block=block, schedule=schedule, return_lse=return_lse,
+        validate=validate, position_ids=position_ids,
     )  # fmt: skip
+    return _outside_graphs(given) if torch.compiler.is_compiling() else _attend(given)
 
 
-def _attend(q: Any, k: Any, v: Any, *options: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what `ring_attention` returns, for its arguments in its order."""
-    given = Arguments(*as_autocast(q, k, v), *options)
-
-    def check() -> tuple[tuple[Schedule, Call], str]:
-        refuse_transforms(given.q, given.k, given.v)
-        chosen = check_arguments(given)
-        return chosen, describe_arguments(given, *chosen) if given.validate else ""
-
-    chosen_schedule, call = checked_over(given.ring, check, given.q, given.validate)
-    call = named(call)
-    record_block(given, call)
-    qkv, sinks = (given.q, given.k, given.v), given.sinks
-    out, lse = apply_attention(*qkv, chosen_schedule, call, *(() if sinks is None else (sinks,)))
+def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `ring_attention` returns: its stages, one after the other."""
+    q, k, v = as_autocast(given.q, given.k, given.v)
+    given = replace(given, q=q, k=k, v=v)
+    call = checked_over(given.ring, partial(validate, given), q, given.validate)
+    call = plan_call(call, given.block)
+    out, lse = run(call, q, k, v, *(() if given.sinks is None else (given.sinks,)))
     return (out, lse) if given.return_lse else out
 
 
@@ -183,78 +175,95 @@ As torch.compiler.disable, but without loading the compiler, two seconds, in pro
 """
 
 
-def named(call: Call) -> Call:
-    """Return the call with a name of its own on all ranks."""
-    return replace(
-        call, name=call.ring.comm.name_call()
-    )  # counted in every call: the ranks' counts must not differ
+def validate(given: Arguments) -> tuple[ScheduledCall, str]:
+    """Return the call that this rank asks for, and a description of it that must be equal on all ranks.
+
+    Raises: GradientError inside transforms of torch, and the errors of `check_arguments`.
+    """
+    refuse_transforms(given.q, given.k, given.v)
+    call = check_arguments(given)
+    return call, describe_arguments(given, call) if given.validate else ""
 
 
-def record_block(given: Arguments, call: Call) -> None:
-    """Record in the trace the block that computes, if the caller did not name it."""
-    if choice := block_choice(given.block, call.block, call.rules.requirements):
-        call.ring.comm.chose(*choice)
+def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
+    """Return the call with a name of its own, equal on all ranks. The trace keeps the block if `block` did not name it."""
+    call.record_block(block)
+    return replace(call, name=call.ring.comm.name_call())  # in every call: the ranks' counts must not differ
 
 
-def apply_attention(
-    q: Query, k: Travelling, v: Travelling, schedule: Schedule, call: Call, *weights: Float[Tensor, "..."]
+def run(
+    call: ScheduledCall, q: Query, k: Travelling, v: Travelling, *weights: Float[Tensor, "..."]
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion.
 
     lse is empty where nobody asked for it and it would have to be sent.
     """
-    cause = witness(q, k, v, *weights)
-    out, lse = _RingAttention.apply(q, k, v, schedule, call, cause, *weights)
+    out, lse = _RingAttention.apply(call, witness(q, k, v, *weights), q, k, v, *weights)
     return out, lse
 
 
 class _RingAttention(torch.autograd.Function):
-    """The differentiable part: the schedule's forward and backward, and the tensors saved between them."""
+    """The differentiable part of a call: run and save; in backward, agree, run, and let nobody differentiate again."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Query,
-        k: Tensor,
-        v: Tensor,
-        schedule: Schedule,
-        call: Call,
-        empty: Tensor | None,
-        *weights: Tensor,
+        ctx: Any, call: ScheduledCall, anchor: Tensor | None, q: Query, k: Tensor, v: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        with without_autocast(q.device.type):
-            out, lse, saved = schedule.forward(call, q.detach(), k.detach(), v.detach())
-        ctx.save_for_backward(*saved, empty, *weights)  # the weights, so that autograd notices if they change
-        ctx.saved_count = len(saved)
-        ctx.schedule, ctx.call = schedule, call
-        ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
-        # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
-        out = out.clone() if out._is_view() else out
-        if call.wants_lse:
-            lse = lse.clone()  # the caller may change it, and backward needs it as it is
-        else:
-            ctx.mark_non_differentiable(lse)
-        ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
-        return out, lse
+        result = run_forward(call, q, k, v)
+        return _save(ctx, call, anchor, result, weights)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        given, call = ctx.no_gradient() if dout is None else dout, ctx.call
-        tensors = ctx.saved_tensors  # once: a checkpoint unpacks them at each look
-        saved, empty = tensors[: ctx.saved_count], tensors[ctx.saved_count]
-        with torch.no_grad(), without_autocast(given.device.type):
-            agree_on_backward(call, given.device)
-            if call.expansion is not None:
-                call = replace(call, expansion=call.expansion.begin_backward())
-            made = Gradients(*ctx.schedule.backward(call, saved, given.contiguous(), dlse))
-            of_weights = () if call.expansion is None else call.expansion.weight_gradients()
-            gradients = tuple(x.to(given.dtype) for x in (*made[:3], *of_weights))
-        gradients += () if made.dsinks is None else (made.dsinks,)
-        dq, dk, dv, *rest = differentiable_once(gradients, empty, dout, dlse)
-        return dq, dk, dv, None, None, None, *rest
+        call, anchor, saved = _load(ctx)
+        given = ctx.no_gradient() if dout is None else dout
+        agree_on_backward(call, given.device)
+        gradients = run_backward(call, saved, given, dlse)
+        return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
 
-def agree_on_backward(call: Call, device: torch.device) -> None:
+def run_forward(call: ScheduledCall, q: Query, k: Tensor, v: Tensor) -> ForwardResult:
+    """Return (out, lse, tensors to save) of this rank's rows."""
+    with without_autocast(q.device.type):
+        return ForwardResult(*call.schedule.forward(call, q.detach(), k.detach(), v.detach()))
+
+
+def _save(
+    ctx: Any, call: ScheduledCall, anchor: Tensor | None, result: ForwardResult, weights: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Save what backward needs, and return (out, lse), which the caller may write into."""
+    out, lse, saved = result
+    ctx.call, ctx.saved_count = call, len(saved)
+    ctx.save_for_backward(*saved, anchor, *weights)  # the weights, so that autograd notices if they change
+    ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
+    ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
+    if not call.wants_lse:
+        ctx.mark_non_differentiable(lse)
+    # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
+    out = out.clone() if out._is_view() else out
+    return out, lse.clone() if call.wants_lse else lse  # backward needs lse as it is
+
+
+def _load(ctx: Any) -> tuple[ScheduledCall, Tensor | None, tuple[Tensor, ...]]:
+    """Return what `_save` saved: the call, the anchor, and the tensors of the schedule."""
+    tensors = ctx.saved_tensors  # once: a checkpoint unpacks them at each look
+    return ctx.call, tensors[ctx.saved_count], tensors[: ctx.saved_count]
+
+
+def agree_on_backward(call: ScheduledCall, device: torch.device) -> None:
     """Return once all ranks go back through the same call. Raises: AgreementError if they do not."""
     if call.validate:
-        agree(call.ring.comm, f"backward through {call.name}", None, device)
+        with torch.no_grad():
+            agree(call.ring.comm, f"backward through {call.name}", None, device)
+
+
+def run_backward(
+    call: ScheduledCall, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v and of the weights of `run`."""
+    with torch.no_grad(), without_autocast(dout.device.type):
+        if call.expansion is not None:
+            call = replace(call, expansion=call.expansion.begin_backward())
+        made = Gradients(*call.schedule.backward(call, saved, dout.contiguous(), dlse))
+        of_weights = () if call.expansion is None else call.expansion.weight_gradients()
+        gradients = tuple(x.to(dout.dtype) for x in (made.dq, made.dk, made.dv, *of_weights))
+    return gradients if made.dsinks is None else (*gradients, made.dsinks)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringlab.agreement import checked_over
 from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
-from ringlab.attention import apply_attention, named, record_block
+from ringlab.attention import plan_call, run
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
@@ -19,9 +19,8 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
-from ringlab.schedules.protocol import Schedule
+from ringlab.schedules.protocol import Schedule, ScheduledCall
 from ringlab.types import Query
 
 
@@ -74,26 +73,26 @@ def latent_attention(
     keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
     values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
     given = Arguments(
-        q, keys, values, ring, layout, causal, mask, scale, None, 0.0, None, None, block, schedule,
-        return_lse, validate,
+        q=q, k=keys, v=values, ring=ring, layout=layout, causal=causal, mask=mask, scale=scale, softcap=None,
+        dropout=0.0, seed=None, sinks=None, block=block, schedule=schedule, return_lse=return_lse, validate=validate,
     )  # fmt: skip
     weights = w_k, w_v
 
-    def check() -> tuple[tuple[Schedule, Call], str]:
+    def check() -> tuple[ScheduledCall, str]:
         refuse_transforms(q, latent, k_rope, *weights)
         _check_latent(q, latent, k_rope, *weights)
-        chosen, call = check_arguments(given)
-        if not isinstance(chosen, BlockSchedule):
+        call = check_arguments(given)
+        if not isinstance(call.schedule, BlockSchedule):
             needed = "a schedule in which whole blocks or rows travel"
-            raise BackendError(needed, f"schedule='{chosen.name}', which deals heads", "schedule='ring'")
+            raise BackendError(
+                needed, f"schedule='{call.schedule.name}', which deals heads", "schedule='ring'"
+            )
         sizes = _describe_latent(latent, k_rope, *weights)
-        return (chosen, call), describe_arguments(given, chosen, call) + sizes if validate else ""
+        return call, describe_arguments(given, call) + sizes if validate else ""
 
-    chosen, call = checked_over(ring, check, q, validate)
-    record_block(given, call)
-    expansion = LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1])
-    call = replace(named(call), expansion=expansion)
-    out, lse = apply_attention(q, latent[:, None], k_rope[:, None], chosen, call, *weights)
+    call = plan_call(checked_over(ring, check, q, validate), block)
+    call = replace(call, expansion=LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1]))
+    out, lse = run(call, q, latent[:, None], k_rope[:, None], *weights)
     return (out, lse) if return_lse else out
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.ring import Ring
@@ -65,6 +66,11 @@ class Call:
         rank = self.ring.rank if rank is None else rank
         rows, keys = (self.layout.positions(owner) for owner in (rank, origin))
         return self.rules.of_tile(rows, keys)
+
+    def record_block(self, asked: str | Block) -> None:
+        """Record in the trace the block that computes, if the caller, who asked for `asked`, did not name it."""
+        if choice := block_choice(asked, self.block, self.rules.requirements):
+            self.ring.comm.chose(*choice)
 
     @property
     def distances(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ The default schedule, `RingSchedule`, inherits both from `BlockSchedule`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Shaped
@@ -70,6 +71,13 @@ class Schedule(Protocol):
         saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledCall(Call):
+    """A call with the schedule that runs it: it goes from stage to stage of `ring_attention`."""
+
+    schedule: Schedule
 
 
 class GradientReturn(Protocol):
