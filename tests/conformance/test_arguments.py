@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ringlab import plain_ring, ring_attention
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.measuring import expected
-from ringlab.conformance.mutants import FILES, MUTANTS, read
+from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import Report, check, smaller_runs
 from ringlab.conformance.runs import JOINT, Run, inputs, joint_of, sinks_of
@@ -73,15 +72,6 @@ def test_an_argument_that_is_honoured_passes(name: str) -> None:
     report = quick(mended(name), only=(MUTANTS[name].found_by,))
     assert failed(report) == {}
     assert report.findings[-1].applies and "refused" not in report.findings[-1].evidence
-
-
-def test_every_argument_has_a_wrong_ring_and_most_are_mended_here() -> None:
-    (file,) = [path for path in FILES if path.stem == "arguments"]
-    finders = {mutant.found_by for mutant in read(file)}
-    assert finders == {each.name for each in (*ARGUMENT_CHECKS, *DROPOUT_CHECKS)}
-    assert {MUTANTS[name].found_by for name in MENDED} == finders - {
-        "window", "soft cap", "documents", "dropout", "cross-attention"
-    }  # fmt: skip
 
 
 def test_ringlabs_own_ring_drops_as_it_says() -> None:

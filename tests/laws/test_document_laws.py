@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -70,22 +69,6 @@ def test_tiles_compute_these_scores_and_no_others(lengths: Lengths, P: int) -> N
     assert computed == scores(layout, lengths)
 
 
-def document_major(lengths: Lengths, P: int) -> Layout:
-    """Each document's chunks in zig-zag order, document after document, and then P equal stretches of that."""
-    order = np.concatenate([np.zeros(0, int), *starts_and_chunks(lengths, P)])
-    parts = np.array_split(order, P)
-    return Layout(len(order), P, "document-major", tuple(tuple(Run(int(i), 1, 1) for i in p) for p in parts))
-
-
-def starts_and_chunks(lengths: Lengths, P: int) -> list[np.ndarray]:
-    found, start = [], 0
-    for length in lengths:
-        chunks = np.array_split(np.arange(start, start + length), 2 * P)
-        found += [chunks[i] for rank in range(P) for i in (rank, 2 * P - 1 - rank)]
-        start += length
-    return found
-
-
 def all_left_to_one(lengths: Lengths, P: int) -> Layout:
     """What a document's length leaves over goes to rank 0: a bias that grows with the number of documents."""
     layout = per_document(lengths, P)
@@ -119,9 +102,7 @@ EXAMPLES = [((17, 5, 40), 2), ((16, 16), 2), ((3, 3, 3, 3, 3, 3, 3), 2)]
     ("law", "mutant"),
     [
         (law_every_token_has_one_owner, one_rank_twice),
-        (law_every_token_has_one_owner, document_major),
         (law_equal_shares_of_each_document, zigzag_of_all),
-        (law_equal_shares_of_each_document, document_major),
         (law_what_is_left_is_spread, all_left_to_one),
     ],
 )
@@ -169,20 +150,6 @@ def test_packed_documents_are_balanced(mix: str) -> None:
         layout = per_document(lengths, RANKS)
         assert imbalance(layout, lengths) <= 1.0001
         assert max(layout.lengths) - min(layout.lengths) < 2 * RANKS
-
-
-def test_other_layouts_are_not() -> None:
-    """What they are compared with: the whole sequence dealt, and documents dealt but laid out document by document."""
-    found: dict[str, list[float]] = {"contiguous": [], "zigzag": [], "document-major": []}
-    for seed, mix in itertools.product(range(4), ("log-normal", "long log-normal", "zipf")):
-        lengths = mixes(seed)[mix]
-        found["contiguous"].append(imbalance(contiguous(TOKENS, RANKS), lengths))
-        found["zigzag"].append(imbalance(zigzag(TOKENS, RANKS), lengths))
-        mask, order = Mask(documents=lengths), np.concatenate(starts_and_chunks(lengths, RANKS))
-        parts = [int((mask.position_ids(part) + 1).sum()) for part in np.array_split(order, RANKS)]
-        found["document-major"].append(max(parts) * RANKS / sum(parts))
-    assert min(map(min, found.values())) > 1.4
-    assert min(map(max, found.values())) > 2.9
 
 
 # Position ids.

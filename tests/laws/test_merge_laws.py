@@ -125,12 +125,6 @@ def weigh(a: Partial, b: Partial, lse: Tensor) -> Tensor:
     return a.out * torch.exp(a.lse - lse).unsqueeze(-1) + b.out * torch.exp(b.lse - lse).unsqueeze(-1)
 
 
-def sigmoid_form(a: Partial, b: Partial) -> Partial:
-    """out1 − sigmoid(lse2 − lse1)(out1 − out2): NaN for two rows that have seen nothing."""
-    weight = torch.sigmoid(b.lse - a.lse).unsqueeze(-1)
-    return Partial(a.out - weight * (a.out - b.out), a.lse - torch.nn.functional.logsigmoid(a.lse - b.lse))
-
-
 def unguarded(a: Partial, b: Partial) -> Partial:
     """The textbook line, with −inf − (−inf) in it."""
     lse = torch.logaddexp(a.lse, b.lse)
@@ -158,21 +152,6 @@ def keeps_the_larger(a: Partial, b: Partial) -> Partial:
     return Partial(total, lse)
 
 
-def log_of_one_plus_exp(a: Partial, b: Partial) -> Partial:
-    """lse1 + log(1 + exp(lse2 − lse1)) overflows for a far larger lse2."""
-    lse = a.lse + torch.log(1 + torch.exp(b.lse - a.lse))
-    return Partial(weigh(a, b, lse), lse)
-
-
-def newest_wins(a: Partial, b: Partial) -> Partial:
-    return merge(a, b) if bool((b.lse <= a.lse).all()) else b
-
-
-def state_in_bfloat16(a: Partial, b: Partial) -> Partial:
-    merged = merge(a, b)
-    return Partial(merged.out.bfloat16().double(), merged.lse.bfloat16().double())
-
-
 A, B, C = partial_of(0.3, [1.0, -2.0]), partial_of(-1.1, [4.0, 0.5]), partial_of(2.0, [-3.0, 7.0])
 FAR = partial_of(750.0, [2.0, 2.0])
 ONES = [(A,), (B,), (IDENTITY,)]
@@ -184,24 +163,11 @@ SPLITS = [(Shape(1, 2, 1, 3, 6, 4), [2, 4], seed, 1.0) for seed in range(3)]
 @pytest.mark.parametrize(
     ("law", "mutant", "examples"),
     [
-        (law_identity, average, ONES),
-        (law_identity, sigmoid_form, ONES),
         (law_identity, unguarded, ONES),
-        (law_identity, log_of_one_plus_exp, ONES),
-        (law_identity, state_in_bfloat16, ONES),
         (law_commutative, rescales_only_the_new, TWOS),
-        (law_commutative, newest_wins, TWOS),
-        (law_commutative, log_of_one_plus_exp, TWOS),
         (law_associative, average, THREES),
         (law_lies_between, keeps_the_larger, TWOS),
-        (law_associative, state_in_bfloat16, THREES),
-        (law_lies_between, adds_without_rescaling, TWOS),
-        (law_any_split_is_attention, average, SPLITS),
-        (law_any_split_is_attention, adds_without_rescaling, SPLITS),
         (law_any_split_is_attention, rescales_only_the_new, SPLITS),
-        (law_any_split_is_attention, keeps_the_larger, SPLITS),
-        (law_any_split_is_attention, newest_wins, SPLITS),
-        (law_any_split_is_attention, state_in_bfloat16, SPLITS),
     ],
 )
 def test_the_law_notices(law: Callable[..., None], mutant: Merge, examples: list[Any]) -> None:

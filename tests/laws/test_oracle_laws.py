@@ -11,28 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws.broken_rings import (
-    BottomRight,
-    DropsFromLse,
-    HeadsAveraged,
-    HeadsInTurn,
-    IgnoresScale,
-    KeepsAll,
-    KeepsAllBackward,
-    LeaksToBlindRows,
-    Log2,
-    MasksWithALargeNumber,
-    NoCapBackward,
-    NoDelta,
-    NoMaximum,
-    NoScaleInKeys,
-    Oracle,
-    Plain,
-)
+from ringlab import oracle
 from tests.laws.draw import SEEDS, Shape, refute, shapes
 
 EPSILON = float(np.finfo(np.float64).eps)
 Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Oracle:
+    """What the laws hold to account; mutants override a method."""
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> oracle.Result:
+        return oracle.attention(q, k, v, **options)
+
+    def gradients(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> oracle.Gradients:
+        return oracle.gradients(q, k, v, dout, **options)
 
 
 def problem(shape: Shape, seed: int) -> Problem:
@@ -211,6 +204,93 @@ def test_nan_and_loud_logits(shape: Shape, seed: int, token: int, loudness: floa
     law_survives_loud_logits(Oracle(), shape, seed, loudness)
 
 
+# Oracles with one thing wrong.
+
+
+class Plain(Oracle):
+    """softmax(scale·qkᵀ)v with the mask as an additive number, and its gradient; overridden below."""
+
+    hidden_score = -math.inf
+    subtract_top = True
+
+    def heads(self, kv: np.ndarray, group: int) -> np.ndarray:
+        return np.repeat(kv, group, axis=1)
+
+    def visible(self, q: np.ndarray, k: np.ndarray, causal: bool, mask: np.ndarray | None) -> np.ndarray:
+        shape = (q.shape[2], k.shape[2])
+        return (
+            np.ones(shape, bool)
+            & (True if mask is None else mask)
+            & (np.tri(*shape, dtype=bool) if causal else True)
+        )
+
+    def weights(
+        self, q: np.ndarray, k: np.ndarray, causal: bool, mask: Any, scale: float | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        k = self.heads(k, q.shape[1] // k.shape[1])
+        scores = np.where(self.visible(q, k, causal, mask), scale * q @ k.swapaxes(2, 3), self.hidden_score)
+        top = scores.max(-1, keepdims=True) if self.subtract_top else np.zeros((*scores.shape[:-1], 1))
+        top = np.where(np.isfinite(top), top, 0.0)
+        powers = np.exp(scores - top)
+        total = powers.sum(-1, keepdims=True)
+        return powers / np.where(total == 0, 1.0, total), (np.log(total) + top).squeeze(-1)
+
+    def attention(
+        self, q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, scale: Any = None
+    ) -> oracle.Result:
+        with np.errstate(all="ignore"):
+            weights, lse = self.weights(q, k, causal, mask, scale)
+            return oracle.Result(weights @ self.heads(v, q.shape[1] // k.shape[1]), lse)
+
+
+class NoMaximum(Plain):
+    subtract_top = False
+
+
+class BottomRight(Plain):
+    def visible(self, q: Any, k: Any, causal: bool, mask: Any) -> np.ndarray:
+        sees = np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
+        return super().visible(q, k, False, mask) & (sees if causal else True)
+
+
+class HeadsInTurn(Plain):
+    """Query head h reads head h % K."""
+
+    def heads(self, kv: np.ndarray, group: int) -> np.ndarray:
+        return np.tile(kv, (1, group, 1, 1))
+
+
+class NoDelta(Oracle):
+    """dS = p·dP, without taking the row's mean off."""
+
+    def gradients(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> oracle.Gradients:
+        out = oracle.attention(q, k, v, **{name: x for name, x in options.items() if name != "dlse"}).out
+        options["dlse"] = options.get("dlse", 0.0) + (dout * out).sum(-1)
+        return super().gradients(q, k, v, dout, **options)
+
+
+class NoCapBackward(Oracle):
+    def gradients(
+        self, q: Any, k: Any, v: Any, dout: Any, softcap: Any = None, **options: Any
+    ) -> oracle.Gradients:
+        return super().gradients(q, k, v, dout, **options)
+
+
+class DropsFromLse(Oracle):
+    """Keys that are dropped are masked: the others share what they had."""
+
+    def attention(self, q: Any, k: Any, v: Any, factors: Any = None, **options: Any) -> oracle.Result:
+        return super().attention(q, k, v, mask=None if factors is None else factors > 0, **options)
+
+
+class LeaksToBlindRows(Oracle):
+    def gradients(
+        self, q: Any, k: Any, v: Any, dout: Any, mask: Any = None, **options: Any
+    ) -> oracle.Gradients:
+        return super().gradients(q, k, v, dout, **options)
+
+
 SHAPES = [Shape(1, 4, 2, 5, 6, 4), Shape(2, 2, 1, 3, 5, 4), Shape(1, 1, 1, 4, 2, 4)]
 DEFINITION = [
     (shape, 0, causal, masked, 2.0)
@@ -226,21 +306,12 @@ SLOPE = [(shape, 0, causal, False) for shape in SHAPES for causal in (True, Fals
 @pytest.mark.parametrize(
     ("law", "mutant", "examples"),
     [
-        (law_equals_the_definition, MasksWithALargeNumber(), DEFINITION),
         (law_equals_the_definition, BottomRight(), DEFINITION),
         (law_equals_the_definition, HeadsInTurn(), DEFINITION),
-        (law_equals_the_definition, IgnoresScale(), DEFINITION),
-        (law_equals_the_definition, Log2(), DEFINITION),
         (law_gradient_is_the_slope, NoDelta(), SLOPE),
-        (law_gradient_is_the_slope, NoScaleInKeys(), SLOPE),
-        (law_gradient_is_the_slope, HeadsAveraged(), SLOPE),
         (law_gradient_is_the_slope, NoCapBackward(), MORE),
-        (law_gradient_is_the_slope, KeepsAllBackward(), MORE),
-        (law_caps_and_drops, KeepsAll(), CAPPED),
         (law_caps_and_drops, DropsFromLse(), CAPPED),
         (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.nan)]),
-        (law_hidden_keys_do_not_matter, Plain(), [(SHAPES[0], 0, math.inf)]),
-        (law_a_blind_row_is_zero, MasksWithALargeNumber(), [(SHAPES[0], 0)]),
         (law_a_blind_row_is_zero, LeaksToBlindRows(), [(SHAPES[0], 0)]),
         (law_a_nan_reaches_who_sees_it, Plain(), [(SHAPES[0], 0, 3)]),
         (law_survives_loud_logits, NoMaximum(), [(SHAPES[0], 0, 1e4)]),

@@ -18,6 +18,7 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from tests.laws.draw import Shape, tensors
+from tests.philox import factors
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Problem:
     seed: int = 0
     through_lse: bool = False
     Dv: int = 0
+    softcap: float | None = None
+    dropout: float = 0.0
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, v and dout, whole."""
@@ -46,6 +49,11 @@ class Problem:
         shape = self.B, self.H, self.layout.S
         return torch.randn(shape, generator=random, dtype=torch.float64) if self.through_lse else None
 
+    def scoring(self) -> dict[str, Any]:
+        """Return what the oracle must know beside the tensors."""
+        kept = factors(self.B, self.H, self.layout.S, self.dropout, self.seed) if self.dropout else None
+        return {"mask": self.mask, "softcap": self.softcap, "factors": kept}
+
 
 def program(
     ring: Ring, problem: Problem, schedule: Any, return_lse: bool = True, block: str = "naive"
@@ -55,6 +63,7 @@ def program(
     *qkv, dout = layout.shard(problem.tensors(), ring.rank)
     q, k, v = (x.requires_grad_() for x in qkv)
     how: dict[str, Any] = {"mask": problem.mask, "schedule": schedule, "block": block}
+    how |= {"softcap": problem.softcap, "dropout": problem.dropout, "seed": problem.seed}
     if not return_lse:
         out = ring_attention(q, k, v, ring=ring, layout=layout, **how)
         return out.detach(), *torch.autograd.grad(out, (q, k, v), dout)
@@ -77,9 +86,9 @@ def solve(problem: Problem, schedule: Any, block: str = "naive") -> Results:
 def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
     """Fail unless every error is within the bound derived for this problem."""
     whole = problem.dlse()
-    dlse = None if whole is None else whole.numpy()
-    true = truth(*problem.tensors(), mask=problem.mask, dlse=dlse)
-    allowed = bounds(*problem.tensors(), mask=problem.mask, dlse=dlse, true=true)
+    how = problem.scoring() | {"dlse": None if whole is None else whole.numpy()}
+    true = truth(*problem.tensors(), **how)
+    allowed = bounds(*problem.tensors(), true=true, **how)
     measured = errors(results, true)
     wrong = {name: (measured[name], allowed[name]) for name in NAMES if not measured[name] <= allowed[name]}
     assert not wrong, f"(error, allowed) {wrong}"

@@ -60,12 +60,6 @@ def refused(ring: Ring, case: Case, block: str, schedule: str) -> RinglabError |
 TABLE = [(case, block, s) for block in blocks() for s in schedules() for case in cases_of(s, block)]
 
 
-def test_every_schedule_meets_every_case_and_block() -> None:
-    for schedule in schedules():
-        met = {(case, block) for case, block, its in TABLE if its == schedule}
-        assert {case for case, _ in met} == set(covering()) and {block for _, block in met} == set(blocks())
-
-
 @pytest.mark.parametrize(("case", "block", "schedule"), sorted(TABLE, key=str), ids=str)
 def test_virtual_ranks(case: Case, block: str, schedule: str) -> None:
     if kind := refusal(case, schedule):
