@@ -1,4 +1,4 @@
-"""The virtual cluster: deterministic, strict, and clear about what went wrong."""
+"""The virtual cluster: deterministic, strict, and clear about what went wrong; the clocked one is as strict."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
+from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.protocol import side_by_side
 from ringlab.comm.trace import Exchange
 from ringlab.comm.virtual.cluster import Costs
@@ -25,6 +27,9 @@ from ringlab.errors import (
     UnreceivedError,
     WorldSizeError,
 )
+
+each_cluster = pytest.mark.parametrize("cluster", [VirtualCluster, ClockedCluster])
+"""Of these, one computes with data and one with shapes; both are as strict."""
 
 
 def go_round(ring: Ring, length: int = 3) -> torch.Tensor:
@@ -93,13 +98,14 @@ def test_waiting_for_a_rank_that_has_finished_is_a_deadlock() -> None:
     ],
     ids=["shape", "dtype", "tag"],
 )
-def test_ends_that_do_not_fit_name_both_ranks(change, told) -> None:
+@each_cluster
+def test_ends_that_do_not_fit_name_both_ranks(cluster: Any, change, told) -> None:
     def program(ring: Ring) -> None:
         tensor, tag = change(torch.zeros(2), ring.rank)
         ring.shift(tensor, tag=tag)
 
     with pytest.raises(MismatchError, match=told) as caught:
-        VirtualCluster(2).run(program)
+        cluster(2).run(program)
     assert "rank 0" in str(caught.value) and "rank 1" in str(caught.value)
 
 
@@ -113,7 +119,8 @@ def test_keys_and_values_in_another_order_do_not_pass_silently() -> None:
         VirtualCluster(2).run(program)
 
 
-def test_a_rank_that_dies_is_named_and_its_peers_are_told() -> None:
+@each_cluster
+def test_a_rank_that_dies_is_named_and_its_peers_are_told(cluster: Any) -> None:
     told: dict[int, str] = {}
 
     def program(ring: Ring) -> None:
@@ -126,33 +133,37 @@ def test_a_rank_that_dies_is_named_and_its_peers_are_told() -> None:
             raise
 
     with pytest.raises(RankFailedError, match="rank 2 raised KeyError") as caught:
-        VirtualCluster(4).run(program)
+        cluster(4).run(program)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert set(told) == {1, 3}  # both ends of rank 0 were with living ranks
+    # Both ends of rank 0 were with living ranks; on the clocked cluster a send does not wait.
+    assert set(told) == ({1, 3} if cluster is VirtualCluster else {3})
     assert all("rank 2" in text and "KeyError" in text for text in told.values())
 
 
-def test_the_packages_own_errors_come_out_as_they_are() -> None:
+@each_cluster
+def test_the_packages_own_errors_come_out_as_they_are(cluster: Any) -> None:
     def program(ring: Ring) -> None:
         raise ShapeError("x", "y")
 
     with pytest.raises(ShapeError) as caught:
-        VirtualCluster(2).run(program)
+        cluster(2).run(program)
     assert caught.value.__notes__ == ["raised on rank 0 of 2"]
 
 
-def test_an_exchange_nobody_waits_for_is_an_error() -> None:
+@each_cluster
+def test_an_exchange_nobody_waits_for_is_an_error(cluster: Any) -> None:
     with pytest.raises(UnreceivedError, match="rank 1 never waited for exchange 0"):
-        VirtualCluster(2).run(lambda ring: ring.post(torch.zeros(2)) and None)
+        cluster(2).run(lambda ring: ring.post(torch.zeros(2)) and None)
 
 
-def test_a_message_nobody_takes_is_an_error() -> None:
+@each_cluster
+def test_a_message_nobody_takes_is_an_error(cluster: Any) -> None:
     def program(ring: Ring) -> None:
         if ring.rank == 0:
             ring.comm.exchange(send=(torch.zeros(2),), to=1, tag="stray")
 
     with pytest.raises(UnreceivedError, match="rank 0 sends float32.*to rank 1.*'stray'"):
-        VirtualCluster(2).run(program)
+        cluster(2).run(program)
 
 
 def test_no_thread_is_left_behind() -> None:
@@ -195,16 +206,17 @@ def test_other_computations_run_one_at_a_time_and_draw_the_same_numbers() -> Non
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-def test_a_computation_may_compute_but_not_communicate() -> None:
+@each_cluster
+def test_a_computation_may_compute_but_not_communicate(cluster: Any) -> None:
     def nested(ring: Ring) -> int:
         return ring.compute("outer", lambda: ring.compute("inner", lambda: 7))
 
     def talks(ring: Ring) -> None:
         ring.compute("outer", lambda: ring.shift(torch.zeros(1)))
 
-    assert VirtualCluster(2).run(nested).results == [7, 7]
+    assert cluster(2).run(nested).results == [7, 7]
     with pytest.raises(CommError, match=r"not inside it"):
-        VirtualCluster(2).run(talks)
+        cluster(2).run(talks)
 
 
 def test_backward_after_the_run_is_an_error_not_a_hang() -> None:
@@ -277,17 +289,19 @@ def test_an_exception_in_a_computation_reaches_the_rank() -> None:
 
 
 @pytest.mark.parametrize("P", [0, -1, 1.5, "4"])
-def test_impossible_sizes(P) -> None:
+@each_cluster
+def test_impossible_sizes(cluster: Any, P) -> None:
     with pytest.raises(WorldSizeError):
-        VirtualCluster(P)
+        cluster(P)
 
 
-def test_a_peer_outside_the_cluster() -> None:
+@each_cluster
+def test_a_peer_outside_the_cluster(cluster: Any) -> None:
     def program(ring: Ring) -> None:
         ring.comm.exchange(send=(torch.zeros(1),), to=7)
 
     with pytest.raises(WorldSizeError, match="to=7"):
-        VirtualCluster(2).run(program)
+        cluster(2).run(program)
 
 
 class SlowRankOne(Costs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,48 +108,6 @@ EXAMPLES = [((17, 5, 40), 2), ((16, 16), 2), ((3, 3, 3, 3, 3, 3, 3), 2)]
 )
 def test_the_law_notices(law: Callable[..., None], mutant: Maker) -> None:
     refute(law, per_document, mutant, EXAMPLES)
-
-
-# The goal, on mixes of lengths as they occur, 128k tokens on 8 ranks.
-
-TOKENS, RANKS = 1 << 17, 8
-
-
-def filled(draw: Callable[[], float]) -> Lengths:
-    """Documents until the sequence is full; the last is cut."""
-    lengths: list[int] = []
-    room = TOKENS
-    while room > 0:
-        lengths.append(min(room, max(1, int(draw()))))
-        room -= lengths[-1]
-    return tuple(lengths)
-
-
-@cache
-def mixes(seed: int) -> dict[str, Lengths]:
-    draw = np.random.default_rng(seed)
-    return {
-        "log-normal": filled(lambda: draw.lognormal(6.5, 1.3)),
-        "long log-normal": filled(lambda: draw.lognormal(8.5, 1.0)),
-        "zipf": filled(lambda: min(32768, 16 * draw.zipf(1.5))),
-        "chats": filled(lambda: draw.integers(10, 300)),
-        "shorter than two chunks": filled(lambda: draw.integers(1, 2 * RANKS)),
-    }
-
-
-def imbalance(layout: Layout, lengths: Lengths) -> float:
-    """The most work of a rank over the mean."""
-    of_ranks = scores(layout, lengths)
-    return max(of_ranks) * len(of_ranks) / sum(of_ranks)
-
-
-@pytest.mark.parametrize("mix", mixes(0))
-def test_packed_documents_are_balanced(mix: str) -> None:
-    for seed in range(4):
-        lengths = mixes(seed)[mix]
-        layout = per_document(lengths, RANKS)
-        assert imbalance(layout, lengths) <= 1.0001
-        assert max(layout.lengths) - min(layout.lengths) < 2 * RANKS
 
 
 # Position ids.

@@ -28,7 +28,7 @@ from ringlab.schedules.mesh import rows_of_ranks
 from ringlab.schedules.ring import RingSchedule
 from tests.comm.test_ring import assert_rows_and_columns, rows_and_columns
 from tests.laws.draw import MAKERS
-from tests.schedules import test_cache, test_decode, test_exact, test_sinks
+from tests.schedules import test_cache, test_decode, test_exact
 from tests.schedules.problems import Problem, assert_equals_the_oracle, solve
 
 
@@ -101,7 +101,7 @@ def test_a_rank_has_the_key_value_head_of_each_of_its_query_heads(K: int, ranks:
 
 
 def on_four(ring: Ring) -> tuple[Any, list[tuple[Tensor, ...]]]:
-    return rows_and_columns(ring), test_exact.solve_all(ring) + test_sinks.solve_all(ring)
+    return rows_and_columns(ring), test_exact.solve_all(ring)
 
 
 def test_rows_columns_and_schedules() -> None:

@@ -1,4 +1,4 @@
-"""Attention sinks: every schedule and block against the oracle, the gradient of the sinks too, and what is refused.
+"""Attention sinks: tests/schedules/test_exact.py holds them to the oracle; here is what they cost, and what is refused.
 
 They count once, whatever the number of ranks and blocks; bytes and memory are those of attention without them.
 """
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ringlab import VirtualCluster, ring_attention
@@ -29,27 +27,12 @@ from ringlab.errors import (
     RinglabError,
     ShapeError,
 )
-from ringlab.layout import Layout, striped, zigzag
-from ringlab.mask import Mask
+from ringlab.layout import Layout, zigzag
 from ringlab.merge import Partial, sink_partial, with_sinks
 from ringlab.schedules import block_schedule
 from ringlab.schedules.ring import RingSchedule
 from tests.laws.draw import Shape, refute, tensors
-from tests.schedules.sinks import (
-    HOW,
-    Problem,
-    law_equals_the_oracle,
-    problems,
-    program,
-    run,
-    true_gradient_of_sinks,
-)
-
-
-@settings(max_examples=60)
-@given(problems(), st.sampled_from(HOW))
-def test_ring_attention_with_sinks(problem: Problem, how: tuple[str, str]) -> None:
-    law_equals_the_oracle(problem, *how)
+from tests.schedules.problems import Problem, hold, out_and_lse, run, true_gradient_of_sinks
 
 
 def counted_on_every_rank(partial: Partial, sinks: Tensor) -> Partial:
@@ -74,9 +57,9 @@ def test_the_law_notices(
 ) -> None:
     def law(function: Callable[..., Any], problem: Problem) -> None:
         monkeypatch.setattr(block_schedule, right.__name__, function)
-        law_equals_the_oracle(problem, "naive", "ring")
+        hold(problem, "ring")
 
-    refute(law, right, wrong, [(Problem(zigzag(8, 2), seed=seed),) for seed in range(3)])
+    refute(law, right, wrong, [(Problem(zigzag(8, 2), 4, 2, seed=seed, sinks=1.0),) for seed in range(3)])
 
 
 def test_a_sink_is_merged_like_any_partial_and_one_of_minus_infinity_is_none() -> None:
@@ -89,33 +72,17 @@ def test_a_sink_is_merged_like_any_partial_and_one_of_minus_infinity_is_none() -
     assert sink_partial(torch.tensor([1.0, 2.0]), rows).lse.unique().tolist() == [1.0, 2.0]
 
 
-JOBS = [
-    (Problem(zigzag(13, 4), dropout=0.3, through_lse=True), "naive", "ring"),
-    (Problem(striped(16, 4), dtype=torch.float32), "native", "ulysses"),
-    (Problem(zigzag(16, 4), Mask(window=5), dtype=torch.bfloat16, Dv=3), "blockwise", "hybrid(ulysses=2)"),
-]
-
-
-def solve_all(ring: Ring) -> list[tuple[Tensor, ...]]:
-    return [program(ring, *job) for job in JOBS]
-
-
-def test_the_jobs_of_processes_are_right() -> None:
-    for job in JOBS:
-        law_equals_the_oracle(*job)
-
-
 def test_the_gradient_of_sinks_is_that_of_the_loss() -> None:
     """The formula of the truth itself, by differences."""
-    problem = Problem(zigzag(8, 2), through_lse=True, dropout=0.3)
+    problem = Problem(zigzag(8, 2), 4, 2, through_lse=True, dropout=0.3, sinks=1.0)
     dout, dlse = problem.tensors()[3].double().numpy(), problem.dlse().numpy()  # type: ignore[union-attr]
 
     def loss(sinks: np.ndarray) -> float:
-        out, lse = problem.out_and_lse(sinks)
+        out, lse = out_and_lse(problem, sinks)
         return float((dout * out).sum() + (dlse * lse).sum())
 
     steps = 1e-5 * np.eye(4)
-    sinks = problem.sinks().double().numpy()
+    sinks = problem.scoring()["sinks"]
     found = [(loss(sinks + step) - loss(sinks - step)) / 2e-5 for step in steps]
     assert np.allclose(found, true_gradient_of_sinks(problem)[0], rtol=1e-6, atol=1e-8)
 
@@ -123,7 +90,7 @@ def test_the_gradient_of_sinks_is_that_of_the_loss() -> None:
 @pytest.mark.parametrize("block", ["native", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lower_precisions(block: str, dtype: torch.dtype) -> None:
-    law_equals_the_oracle(Problem(zigzag(16, 2), dtype=dtype), block, "ring")
+    hold(Problem(zigzag(16, 2), 4, 2, dtype=dtype, sinks=1.0), "ring", block)
 
 
 SIZES = {"B": 2, "H": 4, "K": 2, "D": 4, "dtype": "float32"}
@@ -131,11 +98,11 @@ SIZES = {"B": 2, "H": 4, "K": 2, "D": 4, "dtype": "float32"}
 
 def test_sinks_send_nothing() -> None:
     """Neither lse nor its gradient travels for them, under any schedule."""
-    problem = Problem(zigzag(16, 2), dtype=torch.float32)
+    problem = Problem(zigzag(16, 2), 4, 2, B=2, dtype=torch.float32, sinks=1.0)
     formulas = {"ring": ring_traffic, "ulysses": ulysses_traffic}
     for schedule, formula in formulas.items():
-        sent = {e.rank: 0 for e in run(problem, "native", schedule, False).trace.exchanges()}
-        for each in run(problem, "native", schedule, False).trace.exchanges():
+        sent = {e.rank: 0 for e in run(problem, schedule, "native", False).trace.exchanges()}
+        for each in run(problem, schedule, "native", False).trace.exchanges():
             sent[each.rank] += each.bytes_sent
         expected = sum(
             formula(Attention(**SIZES), 16, 2, backward=back).total_bytes for back in (False, True)
@@ -150,11 +117,11 @@ def test_the_backward_of_native_stays_native(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("blockwise computes")
 
     monkeypatch.setattr(Blockwise, "backward", never)
-    problem = Problem(zigzag(16, 2), dtype=torch.float32)
+    problem = Problem(zigzag(16, 2), 4, 2, dtype=torch.float32, sinks=1.0)
     for schedule in ("ring", "ulysses"):
-        assert not list(run(problem, "native", schedule).trace.choices())
+        assert not list(run(problem, schedule, "native").trace.choices())
     with pytest.raises(RankFailedError, match="blockwise computes"):
-        run(replace(problem, through_lse=True), "native", "ring")
+        run(replace(problem, through_lse=True), "ring", "native")
 
 
 def once(ring: Ring, shards: list[Any], layout: Layout, sinks: Tensor | None, schedule: str) -> None:
