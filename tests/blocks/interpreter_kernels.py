@@ -74,21 +74,6 @@ def arithmetic(x, y, out, n, OPERATION: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def function(x, out, OPERATION: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(x + i)
-    if OPERATION == "exp2":
-        c = tl.exp2(a)
-    if OPERATION == "log2":
-        c = tl.log2(a)
-    if OPERATION == "exp":
-        c = tl.exp(a)
-    if OPERATION == "log":
-        c = tl.log(a)
-    tl.store(out + i, c)
-
-
-@triton.jit
 def fused(x, y, z, out, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))

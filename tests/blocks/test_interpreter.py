@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
 
 from ringlab.blocks.triton import interpreter as repairs
 from ringlab.errors import BackendError
@@ -81,17 +80,6 @@ def test_the_check_notices_that_its_repair_is_missing(
         assert own is inspect.unwrap(own)
 
 
-@pytest.mark.parametrize("at", ("3.6.0", "3.7.1", "3.8.0", "3.9.0"))
-def test_no_function_is_replaced_twice(at: str) -> None:
-    places = [(e.owner, e.function) for e in repairs.REPAIRS if e.needed(at)]
-    assert len(places) == len(set(places))
-
-
-@pytest.mark.parametrize("at", ((3, 6), (3, 7), (3, 8), (3, 9)))
-def test_every_repair_is_needed_by_some_version(at: tuple[int, int]) -> None:
-    assert any(e.since in (at, (0, 0)) for e in repairs.REPAIRS)
-
-
 def test_again_changes_nothing(interpreter: ModuleType) -> None:
     def functions() -> list[object]:
         return [getattr(e.place(interpreter), e.function) for e in repairs.REPAIRS]
@@ -99,51 +87,6 @@ def test_again_changes_nothing(interpreter: ModuleType) -> None:
     before = functions()
     assert repairs.repair() and repairs.repair()
     assert functions() == before
-
-
-def test_right_as_they_are(checks: dict[str, Callable[[], None]]) -> None:
-    """What needs no repair, and must not be broken by one: float32 and float16 by the bit."""
-    from tests.blocks.interpreter_checks import FP16, FP32, FP64, computed, converted, floats, same
-
-    for dtype in (FP32, FP16):
-        x, y = floats(dtype, seed=1), floats(dtype, seed=2)
-        for name in ("add", "sub", "mul", "div"):
-            assert same(computed(name, x, y), getattr(torch, name)(x, y)), f"{name} in {dtype}"
-        assert same(computed("maximum", x, y), torch.maximum(x, y), zeros_alike=True)
-        for name in ("lt", "le", "eq", "ne"):
-            assert same(computed(name, x, y, torch.bool), getattr(torch, name)(x, y)), f"{name} in {dtype}"
-        assert same(computed("where", x, y), torch.where(x > y, x, y))
-    for source, target in ((FP32, FP16), (FP16, FP32), (FP32, FP64), (FP64, FP32), (FP64, FP16)):
-        x = floats(FP32).to(source)
-        assert same(converted(x, target), x.to(target)), f"{source} to {target}"
-    whole = torch.arange(-70000, 70000, 7, dtype=torch.int32)
-    assert same(converted(whole, FP32), whole.float())
-    assert same(converted(whole.float() / 8, torch.int32), (whole.float() / 8).to(torch.int32))
-
-
-@pytest.mark.parametrize("name", ("exp2", "log2", "exp", "log"))
-def test_functions_of_float32(name: str, interpreter: ModuleType) -> None:
-    """Within two units in the last place of the exact value, −inf and NaN as in torch."""
-    from tests.blocks.interpreter_kernels import function
-
-    x = torch.linspace(-120, 120, 4096) if name.startswith("exp") else torch.logspace(-37, 38, 4096)
-    x[:4] = torch.tensor([-torch.inf, torch.inf, torch.nan, 0.0])
-    out = torch.empty_like(x)
-    function[(1,)](x, out, OPERATION=name, BLOCK=4096)
-    exact = getattr(torch, name)(x.double())
-    whole = torch.isfinite(exact) & (exact.abs() < torch.finfo(torch.float32).max)
-    assert torch.equal(out[~whole].nan_to_num(7), exact[~whole].float().nan_to_num(7))
-    unit = torch.finfo(torch.float32).eps * exact.abs().clamp(min=torch.finfo(torch.float32).tiny)
-    assert ((out - exact).abs() <= 2 * unit)[whole].all()
-
-
-def test_a_float16_product_is_added_in_float32(interpreter: ModuleType) -> None:
-    from tests.blocks.interpreter_kernels import product
-
-    x = torch.full((16, 64), 200.0, dtype=torch.float16)
-    out = torch.empty(16, 16)
-    product[(1,)](x, x.T.contiguous()[:, :16].contiguous(), out, M=16, N=16, K=64)
-    assert (out == 64 * 200.0**2).all()  # 2 560 000, where float16 ends at 65 504
 
 
 def test_a_foreign_interpreter_is_refused_and_left_as_it_is() -> None:

@@ -26,18 +26,3 @@ def test_a_mutant_dies(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(package, "kernels", wrong, raising=False)
     with pytest.raises(AssertionError):
         CHECKS[mutant.dies_in]()
-
-
-@pytest.mark.parametrize(
-    ("function", "old", "message"),
-    (
-        ("right", "absent", "got: 0 times"),
-        ("right", "twice", "got: 2 times"),
-        ("gone", "", "a function gone"),
-    ),
-)
-def test_a_change_that_does_not_apply_once_is_an_error(function: str, old: str, message: str) -> None:
-    text = "@triton.jit\ndef right(x):\n    twice = x\n    return twice\n\n\n@triton.jit\ndef other():\n    absent\n"
-    with pytest.raises(ValueError, match=message):
-        mutated(text, Mutant("", function, old, "changed", ""))
-    assert mutated(text, Mutant("", "other", "absent", "x", "")) == text.replace("absent", "x")

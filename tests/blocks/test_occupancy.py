@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config
+from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.occupancy import clocks_per_score, resident_programs
 from ringlab.blocks.triton.offline import Compiled, Job
 
@@ -40,32 +37,6 @@ def compiled(arch: str, warps: int, registers: int, shared: int, columns: int = 
 def test_programs_of_an_sm(found: Compiled, programs: int) -> None:
     assert resident_programs(found) == programs
     assert (clocks_per_score(found) == float("inf")) == (programs == 0)
-
-
-@st.composite
-def results(draw: st.DrawFn) -> Compiled:
-    arch, D = draw(st.sampled_from(COMPILED)), draw(st.sampled_from([64, 128, 256]))
-    slot = Slot(draw(st.sampled_from(KERNELS)), D, "16-bit", "ieee")
-    config = draw(st.sampled_from(candidates(slot, arch)))
-    numbers = draw(st.integers(32, 255)), draw(st.integers(0, 400)), draw(st.integers(0, 200 * 1024))
-    return Compiled(slot.job(arch, config), *numbers, UNITS[arch], 8)
-
-
-@given(results(), st.integers(0, 100), st.integers(0, 50_000), st.integers(1, 400))
-def test_more_registers_memory_or_spills_never_make_a_score_faster(
-    found: Compiled, registers: int, shared: int, spills: int
-) -> None:
-    now = clocks_per_score(found)
-    assert now <= clocks_per_score(replace(found, registers=min(255, found.registers + registers)))
-    assert now <= clocks_per_score(replace(found, shared_bytes=found.shared_bytes + shared))
-    assert now <= clocks_per_score(replace(found, spill_bytes=found.spill_bytes + spills))
-
-
-@given(results())
-def test_no_score_is_faster_than_the_matrix_units(found: Compiled) -> None:
-    job = found.job
-    flops = {"forward_step": 4, "backward_dq": 6, "backward_dkv": 8}[job.kernel] * job.head_dim
-    assert clocks_per_score(found) > flops / {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}[job.arch]
 
 
 def test_a_second_program_hides_the_waits_of_the_first() -> None:

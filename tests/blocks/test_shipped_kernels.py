@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import itertools
 import json
@@ -19,8 +18,6 @@ from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, choose, tab
 from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jobs_of
 from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
-from tests.blocks.kernel_mutants import source
-from tests.blocks.kernel_variants import VARIANTS
 
 pytestmark = pytest.mark.needs_triton
 
@@ -71,41 +68,6 @@ def test_the_budgets_hold(shipped: dict[Job, Compiled], arch: str) -> None:
     broken = {f"{job.kernel} {job.step} D={job.head_dim} {job.dtype} {job.config}": found.broken()
               for job, found in shipped.items() if job.arch == arch and found.broken()}  # fmt: skip
     assert broken == {}
-
-
-def test_no_spills_in_forward_and_dq_at_64_and_128(shipped: dict[Job, Compiled]) -> None:
-    """Said once more without the checker that the command uses."""
-    asked = [found for job, found in shipped.items() if job.kernel in ("forward_step", "backward_dq")
-             and job.head_dim in (64, 128) and job.dtype == "bfloat16" and not (job.scores or job.window)]  # fmt: skip
-    assert len(asked) == 48, "2 kernels, 2 head dims, 3 architectures, 4 kinds of step"
-    assert all(found.spill_bytes == 0 for found in asked)
-
-
-def test_the_guide_says_what_the_variants_show() -> None:
-    rows = json.loads((FILE.parent / "variants.json").read_text(encoding="utf-8"))["rows"]
-    by_name = {(row["variant"], row["arch"], row["kernel"], row["head_dim"]): row for row in rows}
-
-    def beside(variant: str, figure: str) -> list[int]:
-        pairs = [(row, by_name["shipped", *key[1:]]) for key, row in by_name.items() if key[0] == variant]
-        return sorted(row[figure] - shipped[figure] for row, shipped in pairs)
-
-    more = beside("persistent grid", "registers")
-    assert len(more) == 12 and more[:2] == [0, 5] and more[-1] == 78
-    assert sum(spilled > 0 for spilled in beside("persistent grid", "spill_bytes")) == 4
-    assert beside("persistent grid", "instructions")[0] > 0
-    fewer = [-n for n in beside("tensor descriptors", "registers") if n < -9]
-    assert (len(fewer), fewer[-1], fewer[0]) == (7, 20, 41)
-    assert sum(n > 0 for n in beside("tensor descriptors", "instructions")) == 11
-    strides = beside("constant strides", "registers")
-    assert (sum(n > 0 for n in strides), sum(n < 0 for n in strides), len(strides)) == (5, 10, 18)
-    assert beside("constant strides", "instructions")[-1] < 0
-
-
-def test_variants_of_the_kernels_apply_to_their_text() -> None:
-    changed = {name: change(source()) for name, (change, _) in VARIANTS.items()}
-    assert len(set(changed.values())) == 3 and changed["constant strides"] == changed["shipped"] == source()
-    for text in changed.values():
-        ast.parse(text)
 
 
 def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
