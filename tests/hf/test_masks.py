@@ -83,13 +83,8 @@ def longer_window(window: int | None, documents: tuple[int, ...], causal: bool) 
     return understood(window and window + 1, documents, causal)
 
 
-def one_document(window: int | None, documents: tuple[int, ...], causal: bool) -> np.ndarray:
-    return understood(window, (sum(documents),), causal)
-
-
-@pytest.mark.parametrize("mutant", [longer_window, one_document])
-def test_the_law_notices(mutant: Any) -> None:
-    refute(law_reads_what_is_meant, understood, mutant, [(3, (4, 6)), (None, (4, 6)), (2, (5,))])
+def test_the_law_notices() -> None:
+    refute(law_reads_what_is_meant, understood, longer_window, [(3, (4, 6))])
 
 
 def somewhere(*_: Any) -> bool:

@@ -11,23 +11,26 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from ringlab import VirtualCluster, contiguous, launch, per_document, zigzag
+from ringlab import VirtualCluster, contiguous, launch, per_document, ring_attention, zigzag
 from ringlab.comm.ring import Ring
+from ringlab.hf import attention
 from ringlab.layout import Layout
+from ringlab.mask import Mask
 from tests.hf.models import (
     FAMILIES,
     IGNORE,
-    MUTANTS,
     Batch,
-    Mutant,
     alone,
     batch_of,
     bounds,
@@ -171,21 +174,13 @@ def test_dropout_draws_alike_however_the_sequence_lies() -> None:
     assert errors(another, one)["loss"] > 1000 * allowed["loss"] < errors(one, true)["loss"]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_wrong_adapter_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batch_of(S, documents=DOCUMENTS)
-    mutant.spoil(monkeypatch)
-    assert beyond(qwen2(), zigzag(S, 3), batch, shard=mutant.shard) != []
+def without_windows(*tensors: Tensor, mask: Mask, **options: Any) -> Any:
+    return ring_attention(*tensors, mask=replace(mask, window=None), **options)
 
 
-def test_a_padding_mask_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: padding at the beginning, which every token would see."""
-    batch = padded()
-    assert batch.attention_mask is not None
-    batch.attention_mask = batch.attention_mask.flip(1)
-    batch.labels[batch.attention_mask == 0] = IGNORE
-    monkeypatch.setattr("ringlab.hf.batch._check_padding", lambda *_: None)
-    assert beyond(llama(), zigzag(S, 3), batch) != []
+def test_a_wrong_adapter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "ring_attention", without_windows)
+    assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS)) != []
 
 
 def test_the_bounds_are_those_of_float32() -> None:

@@ -19,10 +19,8 @@ from ringlab.conformance.tolerance import FACTOR, relative_error
 from ringlab.errors import AgreementError, LayoutError, MaskError, ShapeError, WorldSizeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.merge import Partial
 from ringlab.nn import Context, ContextParallelAttention, FeedForward, ModelConfig
 from ringlab.nn.attention import rotate, rotation
-from ringlab.schedules import block_schedule
 from tests.laws.draw import LAYOUTS, SEEDS
 from tests.nn.ways import gradients_of_a_step
 
@@ -90,26 +88,6 @@ def law_sinks_count_once(layout: Layout, seed: int, Dv: int | None, block: str =
 @given(layout=LAYOUTS, seed=SEEDS, Dv=st.sampled_from([None, 3, 10]))
 def test_sinks_count_once(layout: Layout, seed: int, Dv: int | None) -> None:
     law_sinks_count_once(layout, seed, Dv)
-
-
-def test_sinks_that_count_on_every_rank_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = block_schedule.with_sinks
-    law_sinks_count_once(zigzag(8, 2), 0, None)
-
-    def on_every_rank(partial: Partial, sinks: Tensor) -> Partial:
-        return right(right(partial, sinks), sinks)
-
-    monkeypatch.setattr(block_schedule, "with_sinks", on_every_rank)
-    with pytest.raises(AssertionError):
-        law_sinks_count_once(zigzag(8, 2), 0, None)
-
-
-def test_gradients_of_sinks_that_are_summed_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the ring reduces them and the training loop does so again."""
-    right = block_schedule.sink_gradient
-    monkeypatch.setattr(block_schedule, "sink_gradient", lambda *args: 2 * right(*args))
-    with pytest.raises(AssertionError):
-        law_sinks_count_once(zigzag(8, 2), 0, None)
 
 
 @pytest.mark.parametrize("Dv", [6, 3, 10])

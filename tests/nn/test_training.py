@@ -1,4 +1,4 @@
-"""The loss curve is the same wherever the sequence lies: a short run here, 200 steps in the committed figure.
+"""The loss curve is the same wherever the sequence lies.
 
 Batches are a function of their number, so that the number is the position in the data.
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
-import math
 import platform
 import re
 from dataclasses import replace
@@ -24,31 +22,15 @@ from ringlab import VirtualCluster, launch
 from ringlab.errors import BackendError, DeviceError, LayoutError, MaskError, TrainingError
 from ringlab.nn import Degrees, Recipe, text, train
 from ringlab.nn import training as module
-from ringlab.nn.text import library
-from tools.loss_curves import ALONE, RECIPE, RINGS, curves, differences
+from tools.loss_curves import ALONE, RECIPE, curves, differences
 
-FIGURE = json.loads(
-    (Path(__file__).parents[2] / "benchmarks/results/nn/loss-curves.json").read_text(encoding="utf-8")
-)
 ALIKE = 1e-5  # relative, in float32: the goal
 SHORT = replace(RECIPE, steps=12)
-
-
-def test_the_committed_curves_are_alike_and_fall() -> None:
-    found = FIGURE["curves"]
-    assert found.keys() == {ALONE, *RINGS} and Recipe.of(FIGURE["recipe"]) == RECIPE
-    assert all(len(curve) == 200 for curve in found.values())
-    assert differences(found) == FIGURE["largest_relative_difference"]
-    assert all(difference <= ALIKE for difference in differences(found).values())
-    assert abs(found[ALONE][0] - math.log(256)) < 0.2  # all bytes almost alike at first
-    assert sum(found[ALONE][-10:]) / 10 < 3.2
 
 
 def test_curves_are_alike_here() -> None:
     found = curves(SHORT)
     assert all(difference <= ALIKE for difference in differences(found).values()), differences(found)
-    if FIGURE["text"]["sha256"] == library().digest:  # of this Python
-        assert differences({ALONE: FIGURE["curves"][ALONE][:12], "here": found[ALONE]})["here"] <= ALIKE
 
 
 def test_a_wrong_reduction_leaves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One step's loss and gradients over a ring: the right way, and the usual mistakes as data.
+"""One step's loss and gradients over a ring.
 
 Programs that run on processes as well; those import them from here.
 """
@@ -6,7 +6,7 @@ Programs that run on processes as well; those import them from here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,83 +71,32 @@ def shifted_then_sharded(tokens: Tensor, ignored: Tensor, context: Context) -> T
     return context.shard(labels)
 
 
-def sharded_then_shifted(tokens: Tensor, ignored: Tensor, context: Context) -> Tensor:
-    labels = next_tokens(context.shard(tokens))
-    labels[context.shard(ignored)] = IGNORE
-    return labels
-
-
-def by_the_global_count(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
-    return loss_share(logits, labels, valid_tokens(labels, ring))
-
-
-def by_the_local_count(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-
-
-def mean_of_local_means(logits: Tensor, labels: Tensor, ring: Ring) -> Tensor:
-    return by_the_local_count(logits, labels, ring) / ring.world_size
-
-
 def mean_gradients(model: nn.Module, ring: Ring) -> None:
+    """A mistake: the mean over ranks in place of the sum."""
     sum_gradients(model, ring)
     for parameter in model.parameters():
         parameter.grad /= ring.world_size
 
 
-def own_gradients(model: nn.Module, ring: Ring) -> None:
-    """Each rank keeps its own."""
+def step(
+    ring: Ring,
+    layout: Layout,
+    tokens: Tensor,
+    ignored: Tensor,
+    config: ModelConfig = CONFIG,
+    reduce: Callable[..., None] = sum_gradients,
+) -> tuple[float, Gradients]:
+    """Return what a rank has at the end: the loss of all ranks and the gradients."""
+    context = Context(ring, layout, block="naive")
+    model, labels = model_of(config), shifted_then_sharded(tokens, ignored, context)
+    share = loss_share(model(context.shard(tokens), context), labels, valid_tokens(labels, ring))
+    share.backward()
+    reduce(model, ring)
+    return float(summed(share.detach(), ring)), gradients_of(model)
 
 
-def global_positions(context: Context) -> Tensor:
-    return context.positions
-
-
-def counted_from_zero(context: Context) -> Tensor:
-    return torch.arange(len(context.positions))
-
-
-def counted_from_the_ranks_before(context: Context) -> Tensor:
-    return sum(context.layout.lengths[: context.ring.rank]) + torch.arange(len(context.positions))
-
-
-@dataclass(frozen=True)
-class Way:
-    """How labels, loss, gradients and positions are made on a rank."""
-
-    __name__: str
-    labels: Callable[..., Tensor] = shifted_then_sharded
-    share: Callable[..., Tensor] = by_the_global_count
-    reduce: Callable[..., None] = sum_gradients
-    positions: Callable[..., Tensor] = global_positions
-
-    def program(
-        self, ring: Ring, layout: Layout, tokens: Tensor, ignored: Tensor, config: ModelConfig = CONFIG
-    ) -> tuple[float, Gradients]:
-        context = Context(ring, layout, block="naive")
-        context.__dict__["positions"] = self.positions(context)
-        model = model_of(config)
-        share = self.share(model(context.shard(tokens), context), self.labels(tokens, ignored, context), ring)
-        share.backward()
-        self.reduce(model, ring)
-        return float(summed(share.detach(), ring)), gradients_of(model)
-
-    def __call__(self, layout: Layout, tokens: Tensor, ignored: Tensor) -> list[tuple[float, Gradients]]:
-        """What each rank has at the end."""
-        cluster = VirtualCluster(layout.P, memory=False)
-        return cluster.run(self.program, layout, tokens, ignored).results
-
-
-RIGHT = Way("right")
-MUTANTS = (
-    replace(RIGHT, __name__="mean over ranks", reduce=mean_gradients),
-    replace(RIGHT, __name__="no reduction", reduce=own_gradients),
-    replace(RIGHT, __name__="mean of local means", share=mean_of_local_means),
-    replace(RIGHT, __name__="sum of local means", share=by_the_local_count),
-    replace(RIGHT, __name__="local positions", positions=counted_from_zero),
-    replace(RIGHT, __name__="positions after the ranks before", positions=counted_from_the_ranks_before),
-    replace(RIGHT, __name__="labels shifted after sharding", labels=sharded_then_shifted),
-)
+def on_virtual_ranks(layout: Layout, *args: Any, **options: Any) -> list[tuple[float, Gradients]]:
+    return VirtualCluster(layout.P, memory=False).run(partial(step, **options), layout, *args).results
 
 
 def gradients_of_a_step(

@@ -64,32 +64,12 @@ def no_linear_cost(lengths: list[int], P: int, capacity: int, costs: SequenceCos
     return assign(lengths, P, capacity, replace(costs, token_s=0.0))
 
 
-def no_communication(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> Assignment:
-    """Takes hops for free, and so spreads every sequence over all ranks."""
-    return assign(
-        lengths,
-        P,
-        capacity,
-        SequenceCosts(
-            costs.token_s, tuple(replace(p, hop_bytes=0, home_bytes=0, hops=0) for p in costs.passes)
-        ),
-    )
-
-
-def each_alone(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> Assignment:
-    """Each sequence alone in a micro-batch, on all ranks."""
-    return Assignment(
-        tuple(lengths), P, capacity, tuple((Placement(i, n, 0, P),) for i, n in enumerate(lengths))
-    )
-
-
 UNEVEN = ([900, 30, 40, 20, 10, 700, 60, 50, 35, 25, 45, 15], 4, 400), COSTS
 MANY = ([300, 300, 300, 300, *[12] * 300], 8, 2000), replace(COSTS, token_s=1e-4)
 
 
-@pytest.mark.parametrize("mutant", [no_linear_cost, no_communication, each_alone])
-def test_the_law_notices_what_is_left_out(mutant: Assign) -> None:
-    refute(law_no_slower, assign, mutant, [UNEVEN, MANY])
+def test_the_law_notices_what_is_left_out() -> None:
+    refute(law_no_slower, assign, no_linear_cost, [UNEVEN, MANY])
 
 
 def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:

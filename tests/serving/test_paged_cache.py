@@ -128,32 +128,17 @@ def frees_shared_pages(self: BlockTables, sequence: int) -> None:
     del self.lengths[sequence]
 
 
-def forgets_to_count(self: BlockTables, sequence: int, length: int | None = None) -> int:
-    new = self.add()
-    self.lengths[new] = self.lengths[sequence] if length is None else length
-    self.pages[new] = self.pages[sequence][: self._pages_of(self.lengths[new])]
-    return new
-
-
-MUTANTS: dict[str, tuple[Any, str, Any]] = {
-    "a page is freed while another sequence has it": (BlockTables, "free", frees_shared_pages),
-    "a fork does not count": (BlockTables, "fork", forgets_to_count),
-    "a shared page is written to": (BlockTables, "_writes_to_shared", lambda self, sequence: False),
-    "a copy has no content": (PagedCache, "_extend", lambda self, names, new: self.tables.extend(names, new) and None),
-    "pages are never freed": (BlockTables, "free", lambda self, sequence: (self.pages.pop(sequence), self.lengths.pop(sequence))),
-    "positions are those of this rank": (
-        PagedCache, "_positions", lambda self, start, stop, rank: np.arange(start, stop),
-    ),
-    "tokens lie one slot further": (
-        PagedCache, "_slots", lambda self, start, n: range(self._held(start + 1, self.ring.rank), self._held(start + n + 1, self.ring.rank)),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_law_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "function", "mutant"),
+    [
+        (BlockTables, "free", frees_shared_pages),
+        (BlockTables, "_writes_to_shared", lambda self, sequence: False),
+    ],
+    ids=["a page is freed while another sequence has it", "a shared page is written to"],
+)
+def test_the_law_notices(owner: Any, function: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     law(EXAMPLE, 2, 2, 1)
-    monkeypatch.setattr(*MUTANTS[name])
+    monkeypatch.setattr(owner, function, mutant)
     with pytest.raises(RankFailedError) as caught:
         law(EXAMPLE, 2, 2, 1)
     assert isinstance(caught.value.__cause__, AssertionError)
