@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from ringlab.cli import app, output
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
 from tests import needs
-from tests.bench.test_measure import Scripted
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -170,25 +168,6 @@ def test_a_bench_of_gpus_without_one_is_an_error_with_the_remedy_and_status_1(wo
     assert "remedy" in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("words", "cases"), [(("kernels", "--mask", "full"), 2), (("ring", "--emulated", "2"), 2)], ids=str
-)
-def test_a_bench_of_gpus_reports_and_writes_its_cases(words, cases: int, monkeypatch, tmp_path: Path) -> None:
-    """On a scripted device, which computes on this CPU and says one second of everything."""
-    for room in ("kernels", "emulated_ring"):
-        monkeypatch.setattr(f"ringlab.bench.{room}.Cuda", Scripted)
-    sizes = ("--tokens", "64", "--heads", "2", "--head-dim", "16", "--rounds", "1", "--blocks", "native")
-    output = tmp_path / "new folder" / "result.json"
-    status, out, _ = call("bench", *words, *sizes, "--json", "--output", str(output))
-    found = json.loads(out)
-    assert status == 0 and found["ok"] and len(found["cases"]) == cases
-    assert json.loads(output.read_text()) == found
-    status, out, _ = call("bench", *words, *sizes)
-    assert status == 0 and "1000.000 ms" in out and "1.00 of flash" in out and "cudnn" in out
-    status, out, _ = call("bench", *words, *sizes, "--blocks", "nonesuch")
-    assert status == 1 and "not timed: BackendError" in out
-
-
 def test_a_mask_that_does_not_exist_is_a_wrong_call() -> None:
     assert call("bench", "kernels", "--mask", "diagonal")[0] == 2
 
@@ -274,53 +253,6 @@ def test_doctor_shows_remedies_as_they_are(monkeypatch) -> None:
         monkeypatch.setattr(doctor_module, more, dict)
     out = flat(call("doctor")[1])
     assert "pipinstall'ringlab[hf]'" in out and out.count(flat(ODD)) >= 4 and "✗" in out
-
-
-def test_tables_show_names_and_reasons_as_they_are(monkeypatch, capsys) -> None:
-    from ringlab.blocks.triton import configs
-    from ringlab.cli import check, kernels, plan_bounds, plan_output, train_output, tune, verify
-    from ringlab.conformance.findings import Finding as Checked
-    from ringlab.conformance.findings import Report
-    from ringlab.cost.hardware import hardware
-    from ringlab.cost.models import model
-    from ringlab.cost.planner import Request, plan
-
-    mine = replace(model("llama3-8b"), name=ODD, title=ODD, source=ODD)
-    machine = replace(hardware("h100"), name=ODD, title=ODD)
-    errors = dict.fromkeys(("out", "lse", "dq", "dk", "dv"), 0.5)
-    job = SimpleNamespace(
-        transport=ODD, block="naive", case=SimpleNamespace(layout="zigzag", dtype="float32")
-    )
-    row = replace(configs.table("sm_90")[0], reason=ODD)
-    report = Report(ODD, "ring", "virtual", True, 0, 30.0, [Checked(ODD, ODD, False, ODD, 0.1)])
-    case = {"pass": ODD, "tokens": 1, "measured_s": 1.0, "predicted_s": 1.0, "relative_error": 0.0}
-    calibrated = {
-        "title": ODD,
-        "block_times": {},
-        "link": ODD,
-        "cases": [case],
-        "worst_relative_error": 0.0,
-        "hardware_file": ODD,
-    }
-    trained = {
-        "ranks": 1, "degrees": None, "transport": ODD, "resumed_from": 0, "steps": 1, "of": 1, "text": ODD, "recipe": {},
-        "first_loss": 1.0, "last_loss": 1.0, "losses": [1.0], "seconds": 1.0, "bytes_per_second": 1.0, "files": {ODD: ODD},
-    }  # fmt: skip
-    monkeypatch.setattr(configs, "table", lambda arch: [row])
-    monkeypatch.setattr(plan_bounds, "model", lambda name: mine)
-    monkeypatch.setattr(plan_bounds, "hardware", lambda name: machine)
-    shows = {
-        "verify": lambda: output.people.print(verify._table([Finding(job, errors, errors)])),
-        "check": lambda: output.people.print(check._table(report, {ODD: ODD})),
-        "kernels": lambda: kernels._print_tables(("sm_90",), (row.kernel,), False),
-        "plan": lambda: plan_output.show(plan(Request(mine, 131072, machine))),
-        "plan --list": lambda: plan_bounds.show_tables(False),
-        "calibrate": lambda: tune._print(calibrated),
-        "train": lambda: train_output.show(trained),
-    }
-    for name, show in shows.items():
-        show()
-        assert flat(ODD) in flat(capsys.readouterr().out), name
 
 
 def test_a_progress_bar_shows_its_task_as_it_is(capsys) -> None:

@@ -115,31 +115,3 @@ def test_tuning_without_a_gpu_says_so_with_the_remedy(monkeypatch) -> None:
     )
     assert "remedy" in err
     assert call("tune", "--head-dim", "96")[0] == 2
-
-
-def test_tuning_writes_the_table_where_it_is_told(monkeypatch, tmp_path: Path) -> None:
-    import torch
-
-    from ringlab.bench import tune as tuning
-
-    class Track:
-        def race(self, slot, listed, rounds):
-            return {config: 0.001 * (1 + number) for number, config in enumerate(listed)}
-
-    monkeypatch.setattr(tuning, "Gpu", lambda tokens, heads: Track())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(offline, "compile_all", scripted())
-    monkeypatch.setattr(tuning.tune, "__defaults__", (31, 2, "", scripted(), 32))
-    before = (configs.TABLES / "sm_90.toml").read_bytes()
-    path = tmp_path / "new.toml"
-    chosen = ("--kernel", "forward_step", "--head-dim", "64", "--dtype", "16-bit")
-    status, out, _ = call("tune", *chosen, "--output", str(path), "--json")
-    told = json.loads(out)
-    assert status == 0 and told["file"] == str(path) and len(told["rows"]) == 1
-    changed = [
-        now
-        for old, now in zip(configs.table("sm_90"), configs.read(path), strict=True)
-        if old.reason != now.reason
-    ]
-    assert len(changed) == 1 and "ms forward" in changed[0].reason
-    assert (configs.TABLES / "sm_90.toml").read_bytes() == before

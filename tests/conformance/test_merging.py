@@ -32,17 +32,6 @@ def each_of(outs: Tensor, lses: Tensor) -> list[Partial]:
     return [Partial.identity(outs[0]), *parts]
 
 
-def one_after_the_other(outs: Tensor, lses: Tensor) -> Merged:
-    whole = reduce(merge, each_of(outs, lses))
-    return whole.out.to(outs.dtype), whole.lse
-
-
-def from_the_total(outs: Tensor, lses: Tensor) -> Merged:
-    total = torch.logsumexp(lses, 0)
-    weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0)).unsqueeze(-1)
-    return (weights * outs.to(lses.dtype)).sum(0).to(outs.dtype), total
-
-
 def in_pairs(outs: Tensor, lses: Tensor) -> Merged:
     parts = each_of(outs, lses)
     while len(parts) > 1:
@@ -68,7 +57,7 @@ def in_float64(outs: Tensor, lses: Tensor) -> Merged:
     return out.to(outs.dtype), lse.to(lses.dtype)
 
 
-RIGHT = (in_one_go, one_after_the_other, from_the_total, in_pairs, by_differences, in_float64)
+RIGHT = (in_one_go, in_pairs, by_differences, in_float64)
 
 
 def shared(weights: Tensor, outs: Tensor) -> Tensor:
@@ -77,10 +66,6 @@ def shared(weights: Tensor, outs: Tensor) -> Tensor:
 
 def softmax(lses: Tensor) -> Tensor:
     return torch.nan_to_num(lses.softmax(0))
-
-
-def drops_the_last(outs: Tensor, lses: Tensor) -> Tensor:
-    return in_one_go(outs[:-1], lses[:-1])[0] if len(outs) > 1 else outs[0]
 
 
 def in_place(outs: Tensor, lses: Tensor) -> Merged:
@@ -92,23 +77,6 @@ def in_place(outs: Tensor, lses: Tensor) -> Merged:
 def sums_in_the_half_dtype(outs: Tensor, lses: Tensor) -> Tensor:
     weights = softmax(lses).to(outs.dtype).unsqueeze(-1)
     return reduce(torch.add, weights * outs)
-
-
-def softplus_guarded_for_both_only(outs: Tensor, lses: Tensor) -> Merged:
-    lse = lses[0]
-    for new in lses[1:]:
-        both = (lse == -math.inf) & (new == -math.inf)
-        lse = torch.where(both, -math.inf, new + torch.nn.functional.softplus(lse - new))
-    return in_one_go(outs, lses)[0], lse
-
-
-def drops_ranks_with_a_blind_row(outs: Tensor, lses: Tensor) -> Merged:
-    whole = torch.isfinite(lses).flatten(1).all(1)
-    return in_one_go(outs[whole], lses[whole]) if whole.any() else in_one_go(outs, lses)
-
-
-def one_partial_is_returned_as_it_is(outs: Tensor, lses: Tensor) -> Merged:
-    return (outs[0], lses[0]) if len(outs) == 1 else in_one_go(outs, lses)
 
 
 def drops_weights_below(least: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -130,32 +98,20 @@ def from_the_first(outs: Tensor, lses: Tensor) -> Tensor:
 
 WRONG: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Any]]] = {
     "the mean of the ranks": ("values", "out is", lambda outs, lses: outs.mean(0)),
-    "lse added up": ("values", "lse is", lambda outs, lses: (in_one_go(outs, lses)[0], lses.sum(0))),
-    "the largest lse alone": ("values", "lse is", lambda outs, lses: (in_one_go(outs, lses)[0], lses.max(0).values)),
     "base 2 taken for e (sglang 40903)": ("values", "out is", lambda outs, lses: shared(softmax(lses * math.log(2)), outs)),
-    "base e taken for 2 (sglang 33064)": ("values", "out is", lambda outs, lses: shared(softmax(lses / math.log(2)), outs)),
-    "lse in base 2": ("values", "lse is", lambda outs, lses: (in_one_go(outs, lses)[0], in_one_go(outs, lses)[1] / math.log(2))),
-    "weights do not add up to 1": ("values", "out is", lambda outs, lses: shared(torch.exp(lses - lses[0]), outs)),
-    "the last rank is dropped": ("values", "out is", drops_the_last),
-    "weights of the other rank": ("values", "out is", lambda outs, lses: shared(softmax(lses).flip(0), outs)),
     "changes lse in place": ("values", "changed in place", in_place),
     "lse as an array": ("values", "ndarray", lambda outs, lses: (in_one_go(outs, lses)[0], lses[0].numpy())),
-    "float32 for bfloat16": ("dtypes", "of torch.float32", lambda outs, lses: (softmax(lses).unsqueeze(-1) * outs).sum(0)),
     "sums in the half dtype": ("dtypes", "out is", sums_in_the_half_dtype),
     "an empty first rank is NaN": ("empty ranks", "nan", from_the_first),
-    "an empty last rank is NaN": ("empty ranks", "nan", softplus_guarded_for_both_only),
-    "a rank with a blind row is dropped": ("empty ranks", "out is", drops_ranks_with_a_blind_row),
     "a blind row is NaN": ("blind rows", "nan", lambda outs, lses: shared(lses.softmax(0), outs)),
     "a small number for −∞": ("unwritten", "out is", lambda outs, lses: shared(softmax(lses.clamp(min=-60.0)), outs)),
-    "one partial is returned as it is": ("unwritten", "out is 1e+30", one_partial_is_returned_as_it_is),
     "no maximum": ("large lse", "nan", without_a_maximum),
     "weights below 1e-4 are dropped": ("small weights", "out is", drops_weights_below(1e-4)),
     "outs read as if dense": ("strided", "out is", lambda outs, lses: shared(softmax(lses), dense(outs))),
-    "lses read as if dense": ("strided", "out is", lambda outs, lses: shared(softmax(dense(lses)), outs)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("right", RIGHT)
 def test_a_right_merge_passes(right: Callable[..., Any], seed: int) -> None:
     report = check_merge(right, seed=seed)

@@ -6,7 +6,6 @@ Known packages as they are: what the suite finds about them without being told. 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -26,7 +25,7 @@ from ringlab.conformance.loading import load
 from ringlab.conformance.peers import flash_attn, ring_attention_pytorch, ring_flash_attn
 from ringlab.conformance.peers.flash_attn import Kernel, _flash_attn_backward, _flash_attn_forward
 from ringlab.conformance.peers.peer import Peer
-from ringlab.conformance.runner import Finding, Report, check
+from ringlab.conformance.runner import Report, check
 from ringlab.conformance.tolerance import Results, bounds, errors, relative_error, truth
 from ringlab.errors import BackendError
 from tools.conformance import peers as study
@@ -251,39 +250,6 @@ def test_too_few_numbers_say_nothing_about_digits() -> None:
     assert rounded_to(torch.full((100,), 0.5).double().numpy(), "float32") is None
     mixed = torch.cat([few.repeat(3), torch.tensor([1.0 + 2.0**-23]).double()])
     assert rounded_to(mixed.numpy(), "float32") is None
-
-
-def made_up(*failed: str) -> Report:
-    findings = [Finding(n, "", n not in failed, f"evidence of {n}", 0.0) for n in ("loads", "dq", "dk")]
-    return Report("peer:x", "torch.distributed", "gloo", True, 0, 60.0, findings, runs=7)
-
-
-def test_a_study_keeps_version_claims_and_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
-    asked: dict[str, Any] = {}
-
-    def run(target: str, **options: Any) -> Report:
-        asked.update(target=target, **options)
-        return made_up("dq")
-
-    found = study.study(study.STUDIES["ring-flash-attn-float32"], run)
-    assert asked["target"] == "peer:ring-flash-attn" and asked["dtypes"] == ("float32",) and asked["quick"]
-    assert (found["package"], found["version"], found["ok"]) == ("ring-flash-attn", "9.9", False)
-    text = study.page([json.loads(json.dumps(found))])
-    assert "| ring-flash-attn 9.9 | a stand-in for flash-attn's, in float32 on the CPU | dq | 3 |" in text
-    assert "`ringlab check peer:ring-flash-attn --quick --dtypes float32`: 7 runs" in text
-    assert "- **dq**: evidence of dq." in text and "**dk**" not in text
-
-
-def test_what_cannot_run_on_a_cpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = study.study(
-        study.STUDIES["torch-context-parallel-public"], lambda *_, **__: pytest.fail("not run")
-    )
-    assert "needs a GPU" in found["cannot_run"]
-    assert "cannot run on a CPU" in study.page([found])
-    with pytest.raises(BackendError, match="peer:torch-context-parallel"):
-        load("peer:torch-context-parallel-public")
 
 
 def test_the_page_is_made_of_the_committed_file() -> None:

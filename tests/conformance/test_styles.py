@@ -7,14 +7,12 @@ A style is read from its entry, and named if its edit does not apply.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from ringlab import edits
 from ringlab.conformance import checks, styles
-from ringlab.conformance.mutants import MUTANTS, SOURCE
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import ALLOWED, check
 from ringlab.conformance.styles import STYLES, read
@@ -57,15 +55,6 @@ def test_a_fault_in_a_style_is_found(name: str, right: str, wrong: str, found_by
     assert check(faulty, quick=True, only=(found_by,), isolate=False).failed == [found_by]
 
 
-def test_there_are_ten_styles_each_with_a_text_of_its_own() -> None:
-    assert len(STYLES) == len(read(styles.FILE)) == 10
-    texts = Counter(each.source() for each in STYLES.values() if not each.schedule)
-    wrong = {each.source() for each in MUTANTS.values()}
-    assert SOURCE not in texts and set(texts.values()) == {1} and not wrong & {*texts}
-    schedules = Counter(each.schedule for each in STYLES.values() if each.schedule)
-    assert set(schedules.values()) == {1} and not any(each.hunks for each in STYLES.values() if each.schedule)
-
-
 def test_ranks_that_share_out_heads_are_given_heads_that_they_divide() -> None:
     plan = Plan(STYLES["ulysses"].target().claims(), quick=True, seed=0)
     runs = [run for each in checks.CHECKS if each.needs(plan) is None for run in each.runs(plan)]
@@ -73,12 +62,6 @@ def test_ranks_that_share_out_heads_are_given_heads_that_they_divide() -> None:
     assert any(run.K == 1 < run.P for run in runs) and any(1 < run.K < run.P for run in runs)
     uneven = [run for run in runs if run.H % run.P or run.H % run.K or (run.K % run.P and run.P % run.K)]
     assert uneven == []
-
-
-def test_a_style_that_promises_less_says_why() -> None:
-    for name, style in STYLES.items():
-        less = bool(style.allow) or style.target().schedule == "any"
-        assert less == bool(style.lacks), name
 
 
 def test_an_entry_is_read_with_all_that_it_claims() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -17,8 +16,7 @@ from ringlab.comm.virtual.cluster import Costs
 from ringlab.errors import CommError
 from ringlab.plan import work
 from ringlab.viz import gantt
-from ringlab.viz.gantt_chart import Bar, chart, time_unit
-from ringlab.viz.style import png
+from ringlab.viz.gantt_chart import chart, time_unit
 from tests.viz.test_style import illegible
 
 
@@ -57,10 +55,6 @@ def drawn(figure, kind: str, rank: int, panel: int = 0) -> list[tuple[float, flo
     return sorted((round(box.x0, 9), round(box.x1, 9)) for box in boxes)
 
 
-def texts(figure) -> list[str]:
-    return [text.get_text() for ax in figure.axes for text in ax.texts]
-
-
 @pytest.mark.parametrize("make", [contiguous, zigzag])
 def test_every_event_is_a_bar_with_its_times(make) -> None:
     trace = run(make(24, 3), message_s=5e-6)
@@ -79,16 +73,6 @@ def test_every_event_is_a_bar_with_its_times(make) -> None:
         for kind, events in (("forward", computes), ("wait", waits), ("transit", transits), ("still", still)):
             expected = sorted((round(a / scale, 9), round(b / scale, 9)) for a, b in events)
             assert drawn(figure, kind, rank) == expected, (kind, rank)
-
-
-def test_a_moved_event_moves_its_bar_and_no_other_ranks() -> None:
-    trace = run(zigzag(24, 3))
-    late = trace.computes(1)[-1]
-    events = [dataclasses.replace(e, end=2 * e.end) if e is late else e for e in trace.events]
-    moved = gantt.figure(Trace(3, events), until=1e-4)
-    plain = gantt.figure(trace, until=1e-4)
-    assert drawn(moved, "forward", 1) != drawn(plain, "forward", 1)
-    assert drawn(moved, "forward", 0) == drawn(plain, "forward", 0)
 
 
 def test_busy_and_waited_are_the_sums_of_the_trace() -> None:
@@ -113,18 +97,6 @@ def test_nested_computations_count_once(spans) -> None:
     assert one.busy(0) == pytest.approx(covered, abs=1e-9)
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=8))
-def test_messages_of_one_lane_never_overlap(spans) -> None:
-    spans = [(min(span), max(span)) for span in spans]
-    trace = Trace(1, [exchange(0, start, end, end) for start, end in spans])
-    lanes: dict[int, list[Bar]] = {}
-    for bar in chart(trace).bars:
-        lanes.setdefault(bar.lane, []).append(bar)
-    for bars in lanes.values():
-        ordered = sorted(bars, key=lambda bar: (bar.start, bar.end))
-        assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
-
-
 def test_real_clocks_start_at_the_first_event_and_stalls_of_a_GPU_are_waiting() -> None:
     trace = Trace(1, [Compute(0, "attend 0", 100.0, 101.0), exchange(0, 100.0, 101.0, 101.0, stall=0.5)])
     one = chart(trace)
@@ -134,110 +106,16 @@ def test_real_clocks_start_at_the_first_event_and_stalls_of_a_GPU_are_waiting() 
     }  # fmt: skip
 
 
-def test_a_hop_is_as_long_as_its_transit_and_the_slack_can_be_seen() -> None:
-    def program(ring):
-        x = torch.zeros(1)
-        work = ring.post(x)
-        ring.compute("attend 0", torch.abs, x)
-        work.wait()
-
-    class Seconds(Costs):
-        def compute(self, rank, label, args):
-            return 18.0
-
-        def message(self, source, to, nbytes):
-            return 12.0
-
-    one = chart(VirtualCluster(2, costs=Seconds()).run(program).trace)
-    bars = {(bar.kind, bar.start, bar.end) for bar in one.bars if bar.rank == 0}
-    assert bars == {("forward", 0, 18), ("transit", 0, 12), ("still", 12, 18)}
-
-
-def test_an_exchange_is_not_in_transit_between_its_two_messages() -> None:
-    trace = run(contiguous(64, 8))  # messages take no time
-    assert any(e.exposed > 0 for e in trace.exchanges())
-    assert "transit" not in {bar.kind for bar in chart(trace).bars}
-
-
-def test_a_simulated_message_is_in_transit_as_long_as_its_hop() -> None:
-    from ringlab.cost.hardware import hardware
-    from ringlab.cost.simulate import simulate
-    from ringlab.cost.sizes import Attention
-    from ringlab.cost.traffic import hop_s
-
-    sizes, h100 = Attention(causal=False), hardware("h100")
-    trace = simulate(sizes, contiguous(4 * 256, 4), h100).trace()
-    hop = hop_s(sizes, 256, h100.inside.bytes_per_s, h100.inside.latency_s)
-    for event in trace.exchanges():
-        ((begin, arrival),) = event.transit
-        assert arrival - begin == pytest.approx(hop)
-        assert event.posted <= begin and arrival <= event.done
-
-
 def test_control_messages_are_told_apart_and_choices_are_no_bars() -> None:
     trace = Trace(1, [exchange(0, 0, 0, 1, tag="control:agree"), Choice(0, "block='auto'", "native", 1.0)])
     one = chart(trace)
     assert [bar.kind for bar in one.bars] == ["control"] and one.waited(0) == 0
 
 
-def test_labels_are_steps_and_kinds_follow_labels() -> None:
-    labels = {"attend 12": ("forward", "12"), "attend backward 3": ("backward", "3"),
-              "add dkv 3": ("other", "+3"), "delta": ("other", "delta")}  # fmt: skip
-    for label, expected in labels.items():
-        bar = chart(Trace(1, [Compute(0, label, 0.0, 1.0)])).bars[0]
-        assert (bar.kind, bar.short) == expected
-        assert expected[1] in texts(gantt.figure(Trace(1, [Compute(0, label, 0.0, 1.0)])))
-
-
-def test_rows_are_ranks_in_order_with_their_share() -> None:
-    figure = gantt.figure(run(contiguous(32, 4)))
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [f"rank {r}" for r in range(4)]
-    busy = [text for text in texts(figure) if text.endswith("busy")]
-    assert busy == ["16% busy", "44% busy", "72% busy", "100% busy"]
-    assert "58%" in figure.axes[0].get_title(loc="left")
-    assert figure.axes[0].get_ylim() == (4, 0)
-
-
 def test_every_word_can_be_read() -> None:
     traces = [run(contiguous(64, 8)), run(zigzag(64, 8))]
     assert illegible(gantt.compare(traces, ["contiguous", "zig-zag"])) == []
     assert illegible(gantt.figure(run(contiguous(64, 16), message_s=3e-6))) == []
-
-
-def test_a_number_wider_than_its_bar_is_left_out(monkeypatch) -> None:
-    trace = run(contiguous(256, 32))
-    assert illegible(gantt.figure(trace)) == []
-    monkeypatch.setattr(gantt, "_fits", lambda *_: True)
-    assert illegible(gantt.figure(trace)) != []
-
-
-def rows(figure, kind: str, rank: int) -> set[int]:
-    """Return the rows in which the bars of a kind and rank lie."""
-    found = [c for c in figure.axes[0].collections if c.get_gid() == f"{kind} {rank}"]
-    boxes = [path.get_extents() for c in found for path in c.get_paths()]
-    assert all(int(box.y0) == int(box.y1) for box in boxes)
-    return {int(box.y0) for box in boxes}
-
-
-def misplaced(figure, P: int) -> list[int]:
-    """Return the ranks whose bars do not lie in the row that carries their name."""
-    named = [t.get_text() for t in figure.axes[0].get_yticklabels()]
-    return [
-        r
-        for r in range(P)
-        for kind in ("forward", "transit")
-        if rows(figure, kind, r) != {named.index(f"rank {r}")}
-    ]
-
-
-def test_every_rank_lies_in_the_row_with_its_name(monkeypatch) -> None:
-    trace = run(contiguous(32, 4), message_s=1e-6)
-    assert misplaced(gantt.figure(trace), 4) == []
-    right = gantt._draw_rank
-    monkeypatch.setattr(
-        gantt, "_draw_rank", lambda ax, one, rank, place, *rest: right(ax, one, rank, 3 - place, *rest)
-    )
-    assert set(misplaced(gantt.figure(trace), 4)) == {0, 1, 2, 3}
 
 
 def test_a_simulation_is_drawn_like_a_run() -> None:
@@ -267,30 +145,12 @@ def test_a_comparison_has_one_time_axis() -> None:
     assert ends == pytest.approx([chart(trace).makespan / scale for trace in traces])
 
 
-def test_the_line_at_the_end_of_a_run_is_named_where_there_is_one() -> None:
-    early, late = run(zigzag(32, 4)), run(contiguous(32, 4))
-
-    def named(figure) -> bool:
-        return any("end of the run" in text.get_text() for text in figure.legends[0].get_texts())
-
-    assert named(gantt.compare([late, early], ["late", "early"]))
-    assert not named(gantt.compare([early, early], ["one", "the same"]))
-
-
 def test_a_part_of_a_run_has_no_shares_of_the_whole() -> None:
     trace = run(contiguous(32, 4))
     drawn = gantt.figure(trace), gantt.figure(trace, until=chart(trace).makespan / 2)
     whole, part = (figure.axes[0].get_title(loc="left") for figure in drawn)
     assert "ranks compute" in whole and "ranks compute" not in part
     assert "the first" in part
-
-
-def test_until_cuts_the_axis_off() -> None:
-    trace = run(contiguous(32, 4))
-    half = chart(trace).makespan / 2
-    ax = gantt.figure(trace, until=half).axes[0]
-    assert ax.get_xlim()[1] == pytest.approx(half * 1.004 / time_unit(half)[0])
-    assert not [line for line in ax.lines if line.get_xdata()[0] > ax.get_xlim()[1]]
 
 
 def test_many_ranks_are_thinned_and_said_so() -> None:
@@ -301,11 +161,6 @@ def test_many_ranks_are_thinned_and_said_so() -> None:
     assert "16 of 40 ranks" in ax.get_title(loc="left")
     chosen = gantt.figure(trace, ranks=[3, 39]).axes[0]
     assert [t.get_text() for t in chosen.get_yticklabels()] == ["rank 3", "rank 39"]
-
-
-@pytest.mark.parametrize("P", [1, 2, 5, 16])
-def test_any_number_of_ranks_can_be_drawn(P: int) -> None:
-    assert png(gantt.figure(run(contiguous(2 * P, P)))).startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
