@@ -42,9 +42,7 @@ SWEEPS = {
     "tests/hf/test_every_family.py::test_every_family[": 3,
     "tests/site/test_accessible.py::test_a_page_can_be_listened_to[": 4,
     "tests/substrates/test_case_table.py::test_virtual_ranks[": 4,
-    "tests/substrates/test_case_table_triton.py::test_several_programs_and_tiles[": 2,
     "tests/substrates/test_case_table_triton.py::test_virtual_ranks[": 2,
-    "tests/substrates/test_case_table_triton.py::test_virtual_ranks_with_score_rules[": 2,
     "tests/substrates/test_plain_ring.py::test_virtual_ranks[": 3,
 }
 

@@ -74,11 +74,6 @@ def test_an_argument_that_is_honoured_passes(name: str) -> None:
     assert report.findings[-1].applies and "refused" not in report.findings[-1].evidence
 
 
-def test_ringlabs_own_ring_drops_as_it_says() -> None:
-    (_, finding) = quick(ring_attention, only=("dropout",), layouts=("striped", "zigzag")).findings
-    assert finding.ok and finding.applies and "3 runs" in finding.evidence
-
-
 def dropping(change: str = "", seeded: bool = True) -> Any:
     """ringlab's ring, with one fault in how it drops."""
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ringlab import plain_ring, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.target import Target
-from tests.conformance.bad_targets import ring as right_ring
 
 _through_lse = MUTANTS["gradient_of_lse_added"].module().attend
 
@@ -156,12 +154,6 @@ with_options = Target(
     options={"factor": 0.5},
 )
 loss_on_lse = Target(_through_lse)
-
-
-def over_gloo(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]) -> Any:
-    """A ring over torch.distributed with halved dk on rank 0."""
-    k = _ScaledBack.apply(k, dist.get_rank() > 0)
-    return right_ring(q, k, v, causal=causal, positions=positions)
 
 
 def zero_decode(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

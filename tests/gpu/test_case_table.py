@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster
-from ringlab.blocks import known
-from ringlab.conformance.cases import AXES, Case, attend, covering, join, problem
+from ringlab.conformance.cases import Case, attend, covering, join, problem
 from ringlab.conformance.tolerance import NAMES, errors
 from tests.substrates.test_scores import KINDS, beyond, program
 
@@ -34,20 +33,6 @@ SCORED = [
 ]
 
 
-def test_the_table_is_whole() -> None:
-    """This one needs no GPU: no value of an axis may get lost on the way there."""
-    for block in DTYPES:
-        met = [case for name, _, case in TABLE if name == block]
-        for axis in ("layout", "P", "S", "group", "D", "mask"):
-            assert {getattr(case, axis) for case in met} == set(AXES[axis])
-        assert {case.dtype for case in met} == set(DTYPES[block])
-
-
-def test_every_block_for_gpus_is_in_the_table() -> None:
-    """Needs no GPU either. The other two are for reading, and are tested on CPUs."""
-    assert set(known()) == {*DTYPES, "naive", "blockwise"}
-
-
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize(("block", "schedule", "case"), TABLE, ids=str)
 def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
@@ -60,14 +45,6 @@ def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
     measured = errors(results, expected.true)
     wrong = {n: (measured[n], expected.bounds[n]) for n in NAMES if not measured[n] <= expected.bounds[n]}
     assert not wrong, f"{block}, {case}: (error, allowed) {wrong}"
-
-
-def test_every_block_meets_soft_caps_and_dropout() -> None:
-    """Needs no GPU."""
-    assert {(block, kind) for block, _, _, kind in SCORED} == {(b, kind) for b in DTYPES for kind in KINDS}
-    assert {(block, case.dtype) for block, _, case, _ in SCORED} >= {
-        (b, d) for b in DTYPES for d in DTYPES[b]
-    }
 
 
 @pytest.mark.needs_cuda

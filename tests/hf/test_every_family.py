@@ -16,7 +16,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ringlab import VirtualCluster, hf, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import AgreementError, RinglabError
-from ringlab.hf import models
 from ringlab.nn.loss import summed
 
 S, P, VOCABULARY, MOST = 16, 2, 32, 5_000_000
@@ -265,13 +264,3 @@ def test_every_family(part: int) -> None:
     found = {name: faults(name) for name in names}
     assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}
     assert any("equal" in seen.values() for seen, _ in found.values())
-
-
-@pytest.mark.parametrize("name", ["bert", "albert", "roberta", "bart"])
-def test_a_model_that_is_let_pass_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutants: what is looked for in a model's class, modules and outputs is not found."""
-    monkeypatch.setattr(models, "_refusal", lambda _: None)
-    monkeypatch.setattr(models, "_over_tokens", lambda _: None)
-    monkeypatch.setattr(models, "_parts", lambda _: (None, []))
-    _, wrong = faults(name)
-    assert "differs" in wrong.values()

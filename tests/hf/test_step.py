@@ -22,7 +22,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab import VirtualCluster, contiguous, launch, per_document, ring_attention, zigzag
+from ringlab import VirtualCluster, contiguous, per_document, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.hf import attention
 from ringlab.layout import Layout
@@ -41,7 +41,6 @@ from tests.hf.models import (
     over,
     qwen2,
     run,
-    step_over,
     truth,
 )
 from tests.laws.draw import MAKERS, SEEDS
@@ -195,7 +194,6 @@ def test_the_bounds_are_those_of_float32() -> None:
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-UNEVEN = (7, 5, 9)
 SCRIPTS = {
     name: text
     for text, name in re.findall(
@@ -205,17 +203,6 @@ SCRIPTS = {
     )
 }
 SCRIPT = SCRIPTS["train"]
-
-
-def test_two_processes() -> None:
-    config, layout, batch = qwen2(), zigzag(21, 2), batch_of(21, documents=UNEVEN)
-    true = truth(config, batch)
-    allowed = bounds(config, batch, true)
-    results = launch(step_over, 2, config, layout, batch).results
-    for step, virtual in zip(results, over(config, layout, batch), strict=True):
-        assert all(error <= allowed[name] for name, error in errors(step, true).items())
-        assert step.loss == virtual.loss  # bit by bit what virtual ranks have
-        assert all(torch.equal(step.gradients[name], x) for name, x in virtual.gradients.items())
 
 
 def test_the_script_of_the_page(

@@ -135,10 +135,6 @@ def average(a: Partial, b: Partial) -> Partial:
     return Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse))
 
 
-def adds_without_rescaling(a: Partial, b: Partial) -> Partial:
-    return Partial(a.out + b.out, torch.logaddexp(a.lse, b.lse))
-
-
 def rescales_only_the_new(a: Partial, b: Partial) -> Partial:
     lse = torch.logaddexp(a.lse, b.lse)
     fresh = torch.exp(b.lse - lse).nan_to_num(0.0).unsqueeze(-1)

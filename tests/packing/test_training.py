@@ -7,7 +7,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ringlab import launch
 from tests.laws.draw import SEEDS
 from tests.packing.drawn import FORMS, LAYOUT_NAMES, Given, given_batches
 from tests.packing.steps import (
@@ -17,7 +16,6 @@ from tests.packing.steps import (
     batch_of,
     on_virtual_ranks,
     over_the_end_of_documents,
-    step,
 )
 
 ROUNDINGS = 2000 * torch.finfo(torch.float64).eps
@@ -53,12 +51,3 @@ def test_the_law_notices() -> None:
     batch = batch_of(FORMS["padded_cu_seqlens"]([7, 1, 6, 2]).packing, "per_document", 3)
     with pytest.raises(AssertionError):
         law_equals_the_documents_alone(batch, over_the_end_of_documents)
-
-
-def test_processes() -> None:
-    """Two gloo processes give bit by bit what virtual ranks give."""
-    batch = batch_of(FORMS["padded_cu_seqlens"]([7, 1, 0, 6]).packing, "per_document", 2)
-    law_equals_the_documents_alone(batch)
-    results = launch(step, 2, batch, threads=1).results
-    for (loss, gradients), (virtual, expected) in zip(results, on_virtual_ranks(batch), strict=True):
-        assert loss == virtual and all(torch.equal(gradients[name], x) for name, x in expected.items())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
-from ringlab import VirtualCluster, launch
+from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
     AgreementError,
@@ -156,24 +156,6 @@ def test_the_halo_is_what_was_before() -> None:
 
     # Tokens are numbered from 1. Rank 0 owns 1 … 4 and 13 … 16, rank 1 owns 5 … 12; a document begins with 12.
     assert VirtualCluster(2).run(program).results == [[[0, 0, 0], [0, 0, 12]], [[2, 3, 4]]]
-
-
-JOBS = [
-    Convolution(contiguous(5, 3), dtype=torch.float32),
-    Convolution(zigzag(20, 3), documents=(9, 11)),
-    HALF,
-]
-
-
-def of_rank_all(ring: Ring, jobs: list[Convolution]) -> list[tuple[Tensor, ...]]:
-    return [of_rank(ring, job) for job in jobs]
-
-
-def test_processes_give_the_same_bits() -> None:
-    one = VirtualCluster(3, memory=False).run(of_rank_all, JOBS).results
-    other = launch(of_rank_all, 3, JOBS, threads=1).results
-    for a, b in zip(one, other, strict=True):
-        assert all(torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
 
 
 def call(ring: Ring, change: dict[str, Any]) -> Any:

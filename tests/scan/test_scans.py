@@ -16,7 +16,6 @@ from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Trace
 from ringlab.conformance.scan_cases import attend_to
-from ringlab.cost import scan_traffic as cost
 from ringlab.cost.scan_traffic import (
     LinearAttention,
     attend_flops,
@@ -26,13 +25,11 @@ from ringlab.cost.scan_traffic import (
     rounds,
     scan_traffic,
 )
-from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import ring_traffic
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, zigzag
 from ringlab.scan import chain as module
 from ringlab.scan import chunk, stretch
-from ringlab.scan.chain import SCANS, Element, Hops, Plan, chain, plan_passing
+from ringlab.scan.chain import SCANS, Element, Hops, chain, plan_passing
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.halo import short_convolution
 from ringlab.scan.passing import Passage, pass_states
@@ -100,15 +97,9 @@ def halves_only(count: int) -> Hops:
     return module.doubling(count)[:-1] if count > 2 else module.doubling(count)
 
 
-def triples(count: int) -> Hops:
-    """Distances 1, 3, 9: the passages of a round leave gaps."""
-    return [[(i - d, i) for i in range(d, count)] for d in (1, 3, 9) if d < count]
-
-
-@pytest.mark.parametrize(("mutant", "scan"), [(halves_only, "doubling"), (triples, "doubling")])
-def test_the_law_notices(mutant: Callable[[int], Hops], scan: str) -> None:
+def test_the_law_notices() -> None:
     elements = tuple(Element(rank, (slice(0, 1),), False) for rank in range(6))
-    refute(law_every_element_hears_of_all_before_it, SCANS[scan], mutant, [(elements,)])
+    refute(law_every_element_hears_of_all_before_it, SCANS["doubling"], halves_only, [(elements,)])
 
 
 def test_the_zigzag_passes_each_rank_twice_and_the_middle_once() -> None:
@@ -164,22 +155,6 @@ def test_bytes_and_messages(sizes: LinearAttention, P: int, scan: str) -> None:
 def test_bytes_do_not_depend_on_the_length() -> None:
     short, long = (traced(DELTA, contiguous(S, 4), "all-gather") for S in (8, 200))
     assert [short.bytes_sent(rank) for rank in range(4)] == [long.bytes_sent(rank) for rank in range(4)]
-
-
-def test_the_counter_notices_transitions_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that know of everything before them send their transition all the same."""
-    messages = Plan.messages
-    monkeypatch.setattr(Passage, "tensors", property(always_with_a_transition))
-    monkeypatch.setattr(
-        Plan, "messages", lambda self, n: [(j, rank, False) for j, rank, _ in messages(self, n)]
-    )
-    with pytest.raises(AssertionError):
-        assert_as_the_formula_says(DECAY, 3, "all-gather", 2)
-
-
-def always_with_a_transition(self: Passage) -> tuple[Tensor, ...]:
-    factor = self.contribution[..., :1, :1] if self.transition is None else self.transition
-    return factor.contiguous(), self.contribution.contiguous()
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -271,13 +246,6 @@ def test_the_halo_is_three_tokens() -> None:
     assert [trace.bytes_sent(rank) for rank in range(3)] == [once, 2 * once, once]
 
 
-def test_states_beside_blocks() -> None:
-    """Qwen3-Next, 256k tokens on 8 ranks: a softmax layer sends 224 times a relay's bytes, and 18.7 times an all-gather's."""
-    blocks = ring_traffic(Attention(H=16, K=2, D=256), 262_144, 8).total_bytes
-    states = [scan_traffic(LinearAttention(), 8, scan).total_bytes for scan in ("relay", "all-gather")]
-    assert [round(blocks / each, 1) for each in states] == [224.0, 18.7]
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -292,7 +260,3 @@ def test_states_beside_blocks() -> None:
 def test_sizes_that_make_no_sense(bad: Callable[[], Any]) -> None:
     with pytest.raises(CostError):
         bad()
-
-
-def test_the_formulas_know_every_scan() -> None:
-    assert tuple(SCANS) == cost.SCANS

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab import VirtualCluster, latent_attention, launch
+from ringlab import VirtualCluster, latent_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance import cases
 from ringlab.conformance.covering import covering_pairs
 from ringlab.cost.sizes import Attention
 from ringlab.cost.travel import Width, travel_traffic
 from ringlab.errors import AgreementError, BackendError, DtypeError, LayoutError, RinglabError, ShapeError
-from ringlab.layout import contiguous, striped, zigzag
+from ringlab.layout import contiguous, zigzag
 from ringlab.mask import Mask
 from ringlab.schedules.expansion import LatentExpansion
 from tests.laws.draw import MAKERS
-from tests.schedules.latent import Problem, beyond, join, program, solve
+from tests.schedules.latent import Problem, beyond, program, solve
 
 SCHEDULES = ("ring", "allgather", "double-ring(node=1)", "query-ring", "burst", "bidirectional")
 
@@ -70,39 +70,11 @@ def test_the_table_of_cases(chosen: dict[str, Any]) -> None:
     assert not beyond(solve(problem, chosen["schedule"], chosen["block"]), problem)
 
 
-JOBS = [
-    (Problem(zigzag(17, 2), B=2, through_lse=True), "ring", "naive"),
-    (Problem(contiguous(24, 2), dtype=torch.float32, mask=Mask(window=5)), "bidirectional", "native"),
-    (Problem(striped(33, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16), "allgather", "blockwise"),
-    (Problem(zigzag(20, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16, through_lse=True), "burst", "native"),
-    (Problem(zigzag(18, 2), 2, 16, 8, 16, 32, dtype=torch.bfloat16, autocast=True), "ring", "native"),
-]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block", ["blockwise", "native", "triton"])
 def test_lower_precisions(block: str, dtype: torch.dtype) -> None:
     problem = Problem(zigzag(24, 2), 2, 12, 4, 8, 16, dtype=dtype)
     assert not beyond(solve(problem, "ring", block), problem)
-
-
-JOBS += [(problem_of(each), each["schedule"], each["block"]) for each in TABLE if each["P"] == 2]
-
-
-def solve_all(ring: Ring) -> list[tuple[Tensor, ...]]:
-    return [program(ring, *job) for job in JOBS]
-
-
-def test_processes() -> None:
-    """Within the bounds on gloo, and the virtual cluster's results bit for bit."""
-    mine, its = launch(solve_all, 2, threads=1), VirtualCluster(2, memory=False).run(solve_all)
-    for job, shards, same in zip(
-        JOBS, zip(*mine.results, strict=True), zip(*its.results, strict=True), strict=True
-    ):
-        assert not beyond(join(job[0], list(shards)), job[0])
-        assert all(
-            torch.equal(a, b) for x, y in zip(shards, same, strict=True) for a, b in zip(x, y, strict=True)
-        )
 
 
 @pytest.mark.parametrize("schedule", ["ring", "bidirectional"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import ShardedCache, VirtualCluster, launch
+from ringlab import ShardedCache, VirtualCluster
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.conformance.tolerance import FACTOR, relative_error
@@ -102,10 +102,6 @@ def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
     """Four ranks, or two where heads alone are shared: there are two key/value heads."""
     P = 2 if token_ranks == 1 else 4
     assert_layer(VirtualCluster(P, memory=False).run(on_a_grid, token_ranks).results)
-
-
-def test_a_layer_on_processes() -> None:
-    assert_layer(launch(on_a_grid, 4, 2, memory=False).results)
 
 
 def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:

@@ -87,20 +87,6 @@ def test_a_large_tile_draws_by_parts() -> None:
     assert not beyond(case, "both", on_virtual_ranks(case, "blockwise", "ring", "both"))
 
 
-ONE = Case("zigzag", 3, 97, 2, 16, "float64", "packed")
-
-
-def on_processes(ring: Ring) -> tuple[Tensor, ...]:
-    return program(ring, ONE, "naive", "ring", "both")
-
-
-def test_processes() -> None:
-    from ringlab import launch  # late: it needs cloudpickle, which tests/gpu, who take from here, do without
-
-    outcome = launch(on_processes, 3, threads=1, memory=False)
-    assert not beyond(ONE, "both", join(ONE, outcome.results))
-
-
 # What is wrong in places where it can be, each noticed.
 
 

@@ -64,9 +64,3 @@ def traced(program: Callable[..., Compiled]) -> Compiled:
 
     made = program(compiler=partial(torch.compile, backend=backend))
     return replace(made, graphs=len(graphs), breaks=tuple(counters["graph_break"]))
-
-
-def by_inductor(ring: Ring) -> tuple[Compiled, Compiled]:
-    """The step by itself, and by torch's code generator in float64, whose roundings are small beside any mistake."""
-    torch._inductor.config.compile_threads = 1
-    return step(ring, lambda model: model), step(ring, torch.compile)
