@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringlab.comm.processes import windows
 from ringlab.comm.processes.background import Lane
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.trace import Exchange, Trace
@@ -158,55 +157,6 @@ def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda:
     lane.submit(lambda: cuda.launch("no tensors, same stream"), []).wait(60.0)
     assert cuda.log[5] == "stream 1: no tensors, same stream"
     lane.close()
-
-
-def test_symmetric_memory_signals_on_the_gpu_before_the_host_and_waits_after_it(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    class Handle:
-        def get_buffer(self, rank, sizes, dtype, storage_offset=0):
-            calls.append(("get_buffer", rank, sizes, dtype, storage_offset))
-            return torch.zeros(sizes, dtype=dtype)
-
-        def put_signal(self, dst_rank, channel=0, timeout_ms=0):
-            calls.append(("put_signal", dst_rank, channel, timeout_ms))
-
-        def wait_signal(self, src_rank, channel=0, timeout_ms=0):
-            calls.append(("wait_signal", src_rank, channel, timeout_ms))
-
-    class Symmetric:
-        @staticmethod
-        def empty_strided_p2p(size, stride, dtype, device, group_name=None, alloc_id=None):
-            calls.append(("empty", size, stride, dtype, device, group_name))
-            return torch.zeros(size, dtype=dtype)
-
-        @staticmethod
-        def rendezvous(tensor, group_name=None):
-            calls.append(("rendezvous", tensor.shape, group_name))
-            return Handle()
-
-    note = SimpleNamespace(wait=lambda limit: calls.append(("note",)))
-    monkeypatch.setattr("torch._C._distributed_c10d._SymmetricMemory", Symmetric)
-    monkeypatch.setattr(dist, "isend", lambda *_, **__: calls.append(("send note",)) or note)
-    monkeypatch.setattr(dist, "irecv", lambda *_, **__: note)
-    window = windows.SymmetricMemory(64, 1, SimpleNamespace(group_name="g"), 2.0)
-    window.put(0, 8, [torch.zeros(4, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)])
-    window.get(3, 0, [torch.zeros(2, dtype=torch.uint8), torch.zeros(6, dtype=torch.uint8)])
-    window.signal(2, windows.FULL + 1)
-    window.wait(3, windows.FREE)
-    assert calls == [
-        ("empty", (64,), (1,), torch.uint8, torch.device("cuda", 0), "g"),
-        ("rendezvous", (64,), "g"),
-        ("get_buffer", 0, (4,), torch.uint8, 8),
-        ("get_buffer", 3, (2,), torch.uint8, 0),
-        ("get_buffer", 3, (6,), torch.uint8, 2),
-        ("put_signal", 2, 1, 2000),
-        ("send note",),
-        ("note",),
-        ("wait_signal", 3, 2, 2000),
-    ]
 
 
 def test_the_real_symmetric_memory_takes_these_arguments() -> None:
