@@ -54,6 +54,16 @@ def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result")
     return tuple(parts.values())
 
 
+def has_nan(*parts: Any) -> bool:
+    """Return whether an array among `parts` holds NaN; what is no array is left to `compare_with`."""
+    return any(np.isnan(array).any() for array in _floats(parts))
+
+
+def is_finite(*parts: Any) -> bool:
+    """Return whether no array among `parts` holds NaN or an infinity."""
+    return all(np.isfinite(array).all() for array in _floats(parts))
+
+
 def relative_error(got: Any, expected: Any) -> float:
     """Return max |got − expected| over max |expected|, over all parts; inf where NaN or inf differ."""
     left, right = named_arrays(got), named_arrays(expected)
@@ -156,6 +166,11 @@ def to_numpy(array: Any) -> np.ndarray:
         tensor = array.detach().cpu()
         return (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
     return np.asarray(array)
+
+
+def _floats(parts: Iterable[Any]) -> list[np.ndarray]:
+    arrays = [to_numpy(part) for part in parts if hasattr(part, "shape") and hasattr(part, "dtype")]
+    return [array for array in arrays if array.dtype.kind == "f"]
 
 
 def _parts(value: Any) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.positions import (
     Question,
-    expect_owned_once,
     expect_shares,
     first_difference,
     judge,
@@ -30,14 +29,11 @@ from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layou
 from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import chains, dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.layouts import LARGE
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
-    EVEN,
-    FEWEST,
     begins,
     step_work,
     stretches,
-    two_of_each,
 )
-from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import TILES, counts, imbalance
+from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
 
 RANKS = st.sampled_from((1, 2, 3, 8))
 SIDES = st.integers(1, 9)
@@ -94,54 +90,6 @@ def test_stretches_are_counted_document_by_document():
     assert stretches(np.array([6, 0, 3]), [3, 4]) == 2 and stretches(np.zeros(0, np.int64), [3]) == 0
 
 
-@given(
-    st.sampled_from((40, 300, 4000)),  # documents of three tokens have no two equal pieces
-    RANKS,
-    st.integers(0, 2**32 - 1),
-    st.lists(st.integers(1, 20_000), max_size=3),
-)
-@settings(max_examples=20, deadline=None)
-def test_two_pieces_of_every_document_keep_within_what_is_asked(longest, P, seed, long):
-    lengths = np.random.default_rng(seed).integers(1, longest + 1, 2 * FEWEST * P // longest + 8).tolist()
-    lengths += [*long, max(0, FEWEST * P - sum(lengths) - sum(long)) + 1]
-    # From the shortest document to the longest another rank is first.
-    first = np.empty(len(lengths), dtype=np.int64)
-    first[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
-    shares = two_of_each(lengths, P, first=first.tolist())
-    expect_owned_once(shares, sum(lengths), "")
-    work = step_work(shares, lengths)
-    assert work.max(0).sum() * P <= EVEN * work.sum()
-    assert max(map(len, shares)) * P <= EVEN * sum(lengths)
-    assert max(stretches(share, lengths) for share in shares) <= 2
-
-
-@pytest.mark.parametrize(
-    "shares",
-    ([[0, 1], [1, 2]], [[0], [2]], [[0, 1], [3]], [[0, 1], [-1, 2]]),
-    ids=("twice", "lost", "beyond", "below"),
-)
-def test_shares_that_are_no_partition_are_refused(shares):
-    with pytest.raises(Failure, match="position"):
-        expect_owned_once(expect_shares([np.array(share) for share in shares], 2), 3, "S=3")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    (
-        None,
-        3,
-        [np.array([0])],
-        [np.array([0.5]), np.array([1])],
-        [np.array([[0]]), np.array([1])],
-        [[0], [1]],
-    ),
-    ids=str,
-)
-def test_what_is_no_list_of_arrays_of_positions_is_refused(answer):
-    with pytest.raises(Failure):
-        expect_shares(answer, 2)
-
-
 def test_an_empty_array_of_floats_is_refused_and_the_remedy_told():
     with pytest.raises(Failure, match=r"dtype=np\.int64"):
         expect_shares([np.array([0, 1]), np.array([])], 2)
@@ -179,32 +127,6 @@ def test_a_crash_does_not_hide_a_wrong_answer_before_it():
             judge(cases, ask, int.__eq__, lambda answered, wrong: Failure("Wrong.", wrong.example))
 
 
-NONSENSE = {
-    "nothing": None,
-    "text": "x",
-    "a number": 3,
-    "infinity": float("inf"),
-    "an array without axes": np.array(3),
-    "one axis": np.zeros(3),
-    "one axis of integers": np.zeros(2, np.int64),
-    "three axes": np.zeros((2, 2, 2), np.int64),
-    "ragged lists": [[1, 2], [3]],
-    "nothing twice": [None, None],
-    "arrays without axes": [np.array(1), np.array(2)],
-    "objects": np.array([[None, 1], [2, 3]], object),
-    "infinite runs": [(0, 1, float("inf"))],
-    "a negative run": [(0, 1, -5)],
-    "a dictionary": {0: np.zeros(1, np.int64)},
-}
-
-
-@pytest.mark.parametrize("stage", load_exercise("08").stages, ids=lambda stage: stage.id)
-def test_whatever_comes_back_a_check_can_read_it(stage):
-    for name, value in NONSENSE.items():
-        report = run_in_process(stage, {stage.function: lambda *args, value=value: value}, tier="all")
-        assert report.earned == 0 and not any(check.broken for check in report.checks), (name, report)
-
-
 @pytest.mark.parametrize(
     "answer",
     [np.full((100_000, 3), 10**6), [(0, 1, 10**9)] * 3, [(0, 1, 10**9), (0, 1, 3 - 10**9)]],
@@ -221,15 +143,6 @@ def test_runs_that_nobody_could_own_cost_the_judge_no_memory(answer):
         tracemalloc.stop()
     assert report.earned == 0 and not any(check.broken for check in report.checks)
     assert peak < 16 << 20, f"{peak / 2**20:.0f} MiB"
-
-
-def test_chance_is_named_where_the_same_documents_are_dealt_in_two_ways():
-    def pack(lengths, P):
-        return two_of_each(lengths, P, first=np.random.default_rng().integers(0, P, len(lengths)).tolist())
-
-    stage = load_exercise("08").stage("08.packed")
-    checks = {check.id: check for check in run_in_process(stage, {"pack": pack}, seed=1).checks}
-    assert checks["small"].misconception == "left_to_chance"
 
 
 class Slow:
@@ -249,15 +162,6 @@ def test_a_search_that_runs_out_of_time_is_called_a_comparison_of_all_pairs():
         e08_layouts._check_memory(Slow(), np.random.default_rng(0))
     assert failure.value.misconception == "compares_all_pairs"
     assert "131,072" in str(failure.value.counterexample)
-
-
-@pytest.mark.parametrize("mistake", [each for each in TILES if each.name.startswith("assumes_ascending")])
-def test_first_and_last_tokens_are_named_whatever_is_asked_of_them_first(mistake):
-    stage = load_exercise("08").stage("08.tiles")
-    checks = {
-        check.id: check for check in run_in_process(stage, {"tile_counts": mistake.imitate}, seed=1).checks
-    }
-    assert checks["ascending"].ok and checks["seams"].misconception == mistake.name
 
 
 def test_a_difference_after_the_positions_that_are_shown_is_shown():

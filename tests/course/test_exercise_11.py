@@ -13,13 +13,10 @@ import torch
 from ringlab import VirtualCluster, errors, launch
 from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import RankFailedError
-from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.faults import Ended, Faults
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.checking.virtual_ranks import run_virtual
-from ringlab_course.exercises.e11_real_processes import lost as e11_lost
-from ringlab_course.exercises.e11_real_processes import order as e11_order
 from ringlab_course.exercises.e11_real_processes import uneven as e11_uneven
 from ringlab_course.exercises.e11_real_processes.order import HOP
 from tests.course.submissions_of import namespace, submission
@@ -91,68 +88,10 @@ def test_real_processes_keep_what_they_had_when_one_is_killed(capfd: pytest.Capt
         assert seen == [(rank - step) % 4 for step in range(len(seen))] and 1 <= len(seen) <= most[rank]
 
 
-@pytest.mark.parametrize(
-    ("told", "P", "name"),
-    [
-        ("rank 0 waits: rank 0 sends x\nrank 1 waits: rank 1 sends x\ncycle: 0 → 1 → 0", 2, "all_send_first"),
-        ("rank 0 waits: rank 0 expects x\nrank 1 waits: rank 1 expects x\ncycle: 0 → 1 → 0", 2, "all_receive_first"),
-        ("rank 0 waits: rank 0 sends x\nrank 1 waits: rank 1 sends x\ncycle: 0 → 1 → 0", 3, "order_with_a_circle"),
-        ("rank 0 waits: rank 0 expects x\ncycle: none: they wait for a rank that has finished", 2, "leaves_somebody_waiting"),
-        ("rank 0 waits: rank 0 sends x\ncycle: 0 → 0", 1, "sends_to_itself"),
-        ("Default process group has not been initialized", 2, "asks_torch_itself"),
-    ],
-    ids=["send", "receive", "circle", "line", "alone", "torch"],
-)  # fmt: skip
-def test_a_deadlock_is_told_by_what_its_ranks_began_with(told: str, P: int, name: str) -> None:
-    assert e11_order.reason(Crashed("the ranks cannot finish (DeadlockError).", told), P) == name
-
-
-def test_a_wrong_length_is_one_that_nobody_asked_for_or_one_of_another_block() -> None:
-    crash = "the ranks cannot finish (MismatchError)."
-    first, later = (f"rank 0 sends a to rank 1 (exchange {n}, 'x', tensor 0)" for n in (0, 2))
-    assert e11_uneven.reason(Crashed(crash, first), (1, 2)) == "length_unknown"
-    assert e11_uneven.reason(Crashed(crash, later), (1, 2)) == "length_of_another_block"
-    assert e11_uneven.reason(Crashed(crash, first), (2, 2)) is None
-
-
 def test_what_ranks_tell_each_other_of_lengths_is_no_block() -> None:
     run = VirtualCluster(3).run(uneven, (3, 0, 2))
     assert [e11_uneven.blocks_only(run.trace).rounds(rank) for rank in range(3)] == [2, 2, 2]
     assert run.trace.rounds(0) > 2
-
-
-def test_a_rank_named_that_does_not_exist_is_told_so() -> None:
-    parts = torch.zeros(1), torch.zeros(1)
-    for seen, words in (([0, 2], "from 0 to 1"), (["a"], "not a rank"), (7, "a list of ranks")):
-        with pytest.raises(Failure, match=words):
-            e11_lost._read((*parts, seen), 0, 2, "P=2")
-
-
-def losing(caught: str) -> dict[str, object]:
-    """A right answer but for what it catches around the exchange."""
-    code = submission("11/wrong_lost_goes_on_after_the_death").source
-    code = code.replace("except PeerDiedError", f"except {caught}").replace("continue", "break")
-    space: dict[str, object] = {"__name__": "losing"} | vars(errors)
-    exec(code, space)
-    return space
-
-
-@pytest.mark.parametrize(
-    ("caught", "name"),
-    [
-        ("PeerDiedError", None),
-        ("Exception", "swallows_a_mismatch"),
-        ("RinglabError", "swallows_a_mismatch"),
-        ("CommError", "swallows_a_mismatch"),
-        ("(PeerDiedError, MismatchError)", "swallows_a_mismatch"),
-        ("(PeerDiedError, TransportTimeout)", "swallows_a_timeout"),
-    ],
-)
-def test_around_the_exchange_nothing_but_a_death_may_be_caught(caught: str, name: str | None) -> None:
-    stage = load_exercise("11").stage("11.lost")
-    report = run_in_process(stage, losing(caught), tier="all", seed=1)
-    failed = {check.id: check.misconception for check in report.checks if not check.ok}
-    assert failed == ({"other_errors": name} if name else {})
 
 
 def test_a_ring_that_asks_for_lengths_has_no_mismatch_to_let_through() -> None:

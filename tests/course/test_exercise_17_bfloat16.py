@@ -13,42 +13,9 @@ from hypothesis import strategies as st
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e17_ring_in_jax.cases import roundings
 from tests.course.submissions_of import submission
-from tests.course.test_exercise_17 import EXERCISE, SEEDS, plain_with
+from tests.course.test_exercise_17 import EXERCISE, SEEDS
 
 _SHIFTED = "dq, k, v, dk, dv = carry[0], *shift(*carry[1:])"
-WIRES = {
-    "all sums narrow but for the last hop": (
-        (
-            _SHIFTED,
-            "dq = carry[0]; k, v, dk, dv = shift(*(x.astype(q.dtype) for x in carry[1:])); dk, dv = dk.astype(jnp.float32), dv.astype(jnp.float32)",
-        ),
-        "narrow_couriers",
-    ),
-    "dv alone narrow": (
-        (_SHIFTED, "dq, k, v, dk = carry[0], *shift(*carry[1:4]); dv = shift(carry[4].astype(q.dtype))[0].astype(jnp.float32)"),
-        "narrow_couriers",
-    ),
-    "the last hop narrow": (
-        ("(dq, *shift(dk, dv))", "(dq, *shift(dk.astype(q.dtype), dv.astype(q.dtype)))"),
-        "narrow_couriers",
-    ),
-    "K and V wide on their second way": (
-        (
-            _SHIFTED,
-            "dq = carry[0]; k, v, dk, dv = shift(*(x.astype(jnp.float32) for x in carry[1:])); k, v = k.astype(q.dtype), v.astype(q.dtype)",
-        ),
-        "wide_blocks",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.needs_jax
-@pytest.mark.parametrize("name", WIRES)
-def test_what_is_narrow_or_wide_on_a_part_of_its_way_only_is_noticed(name):
-    edit, misconception = WIRES[name]
-    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="visible")
-    (check,) = (check for check in report.checks if check.id == "wire")
-    assert not check.ok and check.misconception == misconception, check
 
 
 LOOP = (
@@ -100,22 +67,6 @@ def test_what_nobody_uses_is_not_on_the_wire():
     """The compiler leaves out a last hop of K and V that nothing comes of."""
     dead = "(dq, *shift(dk, dv))", "(dq, *shift(k, v, dk, dv)[2:])"
     assert of_the_check("17.couriers", "wire", dead).ok
-
-
-ROUNDED = {
-    "dk and dv at every stop": (
-        "return (dq + more[0], k, v, dk + more[1], dv + more[2]), None",
-        "return (dq + more[0], k, v, *((x + y).astype(q.dtype).astype(jnp.float32) for x, y in ((dk, more[1]), (dv, more[2])))), None",
-    ),
-    "what is kept": ("(q, k, v, out, lse)\n\n\ndef backward", "(q, k, v, out.astype(q.dtype), lse)\n\n\ndef backward"),
-}  # fmt: skip
-
-
-@pytest.mark.needs_jax
-@pytest.mark.parametrize("name", ROUNDED)
-def test_what_is_rounded_on_its_way_is_found_by_its_values(name):
-    check = of_the_check("17.couriers", "bfloat16", ROUNDED[name])
-    assert not check.ok and check.misconception == "rounds_on_the_way", check
 
 
 @pytest.mark.needs_jax

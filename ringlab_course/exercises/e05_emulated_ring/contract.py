@@ -13,7 +13,7 @@ import torch
 
 from ringlab import layout as layouts
 from ringlab.layout import Layout
-from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import NAMES
@@ -47,7 +47,7 @@ def _answered(subject: Any, case: Shards) -> Iterator[Answered]:
     results = case.run(subject).results
     for rank, result in enumerate(results):
         out, _ = expect_tuple(result, NAMES)
-        if torch.isnan(torch.as_tensor(out)).any():
+        if has_nan(out):
             raise MISTAKES["nan_in_blind_blocks"].failure(f"{case.text}: rank {rank}")
     yield from answered_ranks(case, results)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
+from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, is_finite, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
@@ -95,7 +95,7 @@ def _compare_finite(subject: Any, cases: Iterable[Shards]) -> None:
     for case in cases:
         results = case.run(subject).results
         for rank, result in enumerate(results):
-            if not all(torch.isfinite(torch.as_tensor(part)).all() for part in expect_tuple(result, NAMES)):
+            if not is_finite(*expect_tuple(result, NAMES)):
                 raise MISTAKES["overflowing_ring"].failure(f"{case.text}: rank {rank}")
         compare_ranks(case, results, FORWARD)
 

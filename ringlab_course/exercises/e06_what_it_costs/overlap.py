@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
@@ -72,7 +71,7 @@ def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 def _answered(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
     for rank, result in enumerate(results):
         parts = expect_tuple(result, NAMES)
-        if case.world_size > 1 and any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
+        if case.world_size > 1 and has_nan(*parts):
             raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
     yield from answered_ranks(case, results)
 

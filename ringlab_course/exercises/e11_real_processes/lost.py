@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import compare_with, expect_tuple, relative_error
+from ringlab_course.checking.answers import compare_with, expect_tuple, has_nan, relative_error
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import EXCHANGES_AFTER_A_DEATH, Ended, Faults
@@ -100,7 +100,7 @@ def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list
     parts, seen = _read(answer, rank, P, text)
     order = [(rank - step) % P for step in range(P)]
     example = f"{text}: rank {rank} returned seen={seen}, it held the blocks of {order[:count]}"
-    if any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
+    if has_nan(*parts):
         raise MISTAKES["merges_what_never_came"].failure(example)
     inside = _inside(case, rank, parts)
     if inside is None:
@@ -180,7 +180,7 @@ def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
     each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))  # exchanges that a step takes
     results = _run(subject, case, Faults(kill=(dead, each * exchange), final=True)).results
     text = f"{case.text}: rank {dead} dies before its exchange {exchange}"
-    if results[dead] != Ended("Killed"):
+    if not isinstance(results[dead], Ended) or results[dead] != Ended("Killed"):
         raise Failure("A rank makes fewer exchanges than there are blocks to fetch.", text)
     counts: dict[int, int] = {}
     for rank in (rank for rank in reversed(range(P)) if rank != dead):

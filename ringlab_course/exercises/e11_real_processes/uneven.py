@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from ringlab.comm.trace import Exchange, Trace
-from ringlab_course.checking.answers import expect_tuple
+from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
@@ -61,7 +60,7 @@ def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
     """Yield what each rank answered. Raises: Failure for NaN, the content of a buffer that nothing has arrived in."""
     for rank, result in enumerate(outcome.results):
         parts = expect_tuple(result, NAMES)
-        if any(torch.isnan(torch.as_tensor(part)).any() for part in parts):
+        if has_nan(*parts):
             raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
     yield from answered_ranks(case, outcome.results)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from ringlab.cost.hardware import hardware
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import least_tokens_hidden
-from ringlab.errors import CostError
 from ringlab_course.figures import decision_map
 from ringlab_course.figures.decision_rules import (
     ALLGATHER,
@@ -143,12 +140,6 @@ def test_heads_that_cannot_be_shared_rule_Ulysses_out() -> None:
     assert ULYSSES in question(MHA, "a100", 32).choices
 
 
-def test_numbers_of_tokens_have_three_digits() -> None:
-    counts = (32, 1023, 1024, 1000 * 1024 - 600, 1000 * 1024, 1020 * 1024, 2**20, 10**7)
-    told = ["32", "1023", "1k", "999k", "0.977M", "0.996M", "1M", "9.54M"]
-    assert [decision_map._tokens(count) for count in counts] == told
-
-
 def test_few_kv_heads_favour_the_all_gather_in_short_shards() -> None:
     asked = question(MQA, "tpu-v4", 8)
     assert asked.best(64, 45e9) == ALLGATHER
@@ -169,45 +160,8 @@ def test_the_line_is_the_threshold_and_the_diamonds_are_the_machines_links() -> 
         assert own[f"H100, {link.name}"] == (hides, link.bytes_per_s)
 
 
-def test_the_legend_says_from_where_on_and_whose_latency() -> None:
-    told = [text.get_text() for text in decision_map.figure().axes[0].get_legend().get_texts()]
-    assert "right of it a ring hides all\nits hops, at 3.4 µs latency" in told
-    assert "NVLink 4: from 991\ntokens per rank on" in told
-    assert "InfiniBand NDR: from 6,647\ntokens per rank on,\nat 14 µs latency" in told
-
-
 def diamonds(ax) -> dict[str, tuple[float, float]]:
     return {line.get_gid(): tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
-
-
-def test_named_points_are_marked_beside_the_links_of_the_maps_latency() -> None:
-    grouped, points = Attention(H=64, K=8), {"short": (2048, 50e9), "long": (65536, 50e9)}
-    options = {"latency_s": hardware("h100").between.latency_s, "hybrids": True, "points": points}
-    drawn = decision_map.figure(grouped, "h100", 16, **options)
-    (ax,) = drawn.axes
-    assert illegible(drawn) == []
-    assert list(diamonds(ax)) == ["H100, InfiniBand NDR"]
-    dots = [tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "o"]
-    assert dots == list(points.values())
-    assert "nothing fits in 85.5 GB" in [text.get_text() for text in ax.get_legend().get_texts()]
-    words = decision_map.describe(grouped, "h100", 16, **options)
-    assert "Marked: short, 2,048 tokens per rank and 50 GB/s." in words
-
-
-def test_the_regions_drawn_are_the_grid() -> None:
-    tokens, rates, best = grid(question())
-    ax = decision_map.figure().axes[0]
-    areas = [c for c in ax.collections if hasattr(c, "levels")]
-    there = [kind for kind in decision_map.LOOKS if (best == kind).any()]
-    assert len(areas) == len(there) == 4
-    for kind, area in zip(there, areas, strict=True):
-        path = area.get_paths()[0]
-        for row in range(2, len(rates) - 2, 11):
-            for column in range(2, len(tokens) - 2, 11):
-                around = best[row - 1 : row + 2, column - 1 : column + 2]
-                if (around == around[1, 1]).all():  # away from edges
-                    inside = path.contains_point((tokens[column], rates[row]))
-                    assert inside == (best[row, column] == kind)
 
 
 def test_names_stand_inside_their_regions() -> None:
@@ -219,93 +173,3 @@ def test_names_stand_inside_their_regions() -> None:
             row = np.abs(np.log(rates / texts[word][1])).argmin()
             assert best[row, column] == kind
     assert {"ring: hidden", "Ulysses exposes less"} <= set(texts)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "machine", "P", "memory"),
-    [
-        (None, "h100", 8, None),
-        (MHA, "a100", 64, None),
-        (MQA, "tpu-v4", 8, None),
-        (Attention(dtype="float8"), "b200", 16, 8e9),
-        (Attention(H=128, K=8, D=256, dtype="float32"), "laptop", 2, 1e6),
-    ],
-)
-def test_every_word_can_be_read(sizes, machine, P, memory) -> None:
-    assert illegible(decision_map.figure(sizes, machine, P, memory_bytes=memory)) == []
-
-
-@pytest.mark.parametrize(("sizes", "machine"), [(None, "h100"), (MHA, "a100"), (MQA, "tpu-v4")])
-def test_each_diamond_stands_beside_its_name(sizes, machine) -> None:
-    (ax,) = decision_map.figure(sizes, machine, 8).axes
-    ax.figure.canvas.draw()
-    beside = {t.get_text(): t.get_window_extent() for t in ax.texts if hasattr(t, "xyann")}
-    assert len(beside) == 2
-    for name, at in diamonds(ax).items():
-        x, y = ax.transData.transform(at)
-        box = beside[name.partition(", ")[2]]
-        assert box.y0 < y < box.y1 and 0 < min(abs(box.x0 - x), abs(box.x1 - x)) < 20
-
-
-def test_a_machine_of_ones_own_is_named() -> None:
-    mine = replace(hardware("h100"), title="Mine", flops_per_s={"bfloat16": 1e13})
-    ax = decision_map.figure(machine=mine).axes[0]
-    assert {name.partition(", ")[0] for name in diamonds(ax)} == {"Mine"}
-    assert "8 × Mine at 6.55 TFLOP/s" in ax.get_title(loc="left")
-
-
-def test_the_words_carry_regions_room_and_machines() -> None:
-    words = decision_map.describe()
-    for part in ("8 × H100 at 648 TFLOP/s", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on",
-                 "Most tokens per rank in 85.5 GB: ring 3.48 million", "H100, NVLink 4 991"):  # fmt: skip
-        assert part in words, words
-
-
-@pytest.mark.parametrize(
-    ("arguments", "needed"),
-    [
-        ({"P": 1}, "P >= 2"),
-        ({"P": 2.5}, "P >= 2"),
-        ({"machine": "h1000"}, "known hardware"),
-        ({"sizes": Attention(dtype="float8"), "machine": "a100"}, "computes in"),
-        ({"latency_s": -1.0}, "latency_s >= 0"),
-        ({"memory_bytes": 0.0}, "memory_bytes > 0"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(arguments, needed) -> None:
-    with pytest.raises(CostError, match=needed):
-        decision_map.figure(**arguments)
-
-
-def test_every_control_changes_the_map() -> None:
-    pytest.importorskip("ipywidgets")
-    box = decision_map.player()
-    (which, ranks), (heads, kv_heads, dim), (dtype, causal) = (row.children for row in box.children[:3])
-    picture = box.children[3]
-    seen = [picture.value]
-
-    def changed(part: str) -> bool:
-        seen.append(picture.value)
-        return len(set(seen)) == len(seen) and part in picture.value
-
-    dtype.value = "float8"
-    assert changed("float8")
-    which.value = "tpu-v4"  # has no float8
-    assert changed("TPU v4") and dtype.value == "bfloat16" and list(dtype.options) == ["bfloat16"]
-    ranks.value = 16
-    assert changed("16 × TPU v4 at")
-    kv_heads.value = 32
-    assert changed("32 query, 32 K/V")
-    heads.value = 8
-    assert changed("8 query, 8 K/V heads") and kv_heads.value == 8
-    dim.value = 64
-    assert changed("heads of 64")
-    causal.value = False
-    assert changed("no mask")
-
-
-def test_without_a_person_the_still_map_is_shown(monkeypatch) -> None:
-    shown = []
-    monkeypatch.setattr(decision_map, "show", lambda figure, alt: shown.append((figure, alt)))
-    decision_map.play()
-    assert "8 × H100 at" in shown[0][1]

@@ -1,17 +1,16 @@
+"""The state that the picture of online softmax shows is the softmax of what was seen."""
+
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab.viz.frontend import FRAMES
-from ringlab_course.figures import online_softmax
-from ringlab_course.figures.online_softmax import describe, example, stream, stream_figure
+from ringlab_course.figures.online_softmax import example, stream, stream_figure
 
 
 def softmax_mean(scores: np.ndarray, values: np.ndarray) -> tuple[float, float]:
@@ -42,11 +41,6 @@ def test_old_shares_shrink_by_the_factor_and_only_by_it() -> None:
         assert after.shares[:-1] == pytest.approx([share * after.factor for share in before.shares])
 
 
-def test_the_example_of_the_lesson_rescales_twice() -> None:
-    steps = stream(*example(), 4)
-    assert sum(step.factor < 1 for step in steps[1:]) == 2
-
-
 def test_blocks_without_a_visible_key_leave_an_empty_state() -> None:
     scores = np.array([-math.inf, -math.inf, 1.0, 2.0])
     first, second = stream(scores, np.array([5.0, 6.0, 7.0, 8.0]), 2)
@@ -61,19 +55,3 @@ def test_the_bars_of_the_figure_are_the_shares(upto: int | None) -> None:
     shown = steps if upto is None else steps[: upto + 1]
     bars = [bar.get_height() for bar in stream_figure(scores, values, 4, upto).axes[1].patches]
     assert bars == pytest.approx([share for step in shown for share in step.shares])
-
-
-def test_the_player_has_a_picture_with_words_for_every_block() -> None:
-    scores, values = example()
-    pictures = online_softmax.pictures(scores, values, 4)
-    for step, picture in zip(stream(scores, values, 4), pictures, strict=True):
-        assert describe([step]) in picture
-
-
-def test_without_a_person_the_run_is_text_and_its_pictures_are_recorded(
-    recorded: list[dict[str, Any]],
-) -> None:
-    scores, values = example()
-    online_softmax.play(scores, values, 4)
-    assert len(recorded[0]["text/plain"].splitlines()) == len(recorded[0][FRAMES]["pictures"]) == 6
-    assert recorded[0][FRAMES]["names"] == ["1", "2", "3", "4", "5", "6"]

@@ -15,6 +15,7 @@ from ringlab.errors import CommError
 from ringlab.merge import Partial, merge
 from ringlab.viz.style import png, rank_colour
 from ringlab_course.figures import ring_counts, ring_view
+from tests.viz.test_style import illegible
 
 
 def attend(q, k, v):
@@ -103,13 +104,6 @@ def test_a_message_from_another_source_changes_who_holds_what() -> None:
     assert "unknown" in ring_view.frames(wrong)[1].describe()
 
 
-def test_a_lost_exchange_shifts_all_that_comes_after() -> None:
-    trace = run(4)
-    broken = without(trace, trace.exchanges(1)[0])
-    assert ring_view.frames(broken) != ring_view.frames(trace)
-    assert not np.array_equal(ring_view.coverage(broken), np.ones((4, 4)))
-
-
 def test_bytes_in_the_picture_follow_the_trace() -> None:
     trace = run(2)
     fatter = replaced(trace, trace.exchanges(0)[0], bytes_sent=999)
@@ -122,18 +116,10 @@ def test_a_ring_that_goes_round_once_too_often_shows_pairs_met_twice() -> None:
     assert np.array_equal(coverage, np.ones((3, 3)) + np.eye(3))
 
 
-def test_a_ring_that_stops_early_shows_pairs_never_met() -> None:
-    assert (ring_view.coverage(run(4, hops=2)) == 0).sum() == 4
-
-
 def test_an_all_gather_is_no_ring() -> None:
     trace = VirtualCluster(3).run(lambda ring: ring.all_gather(torch.ones(2))).trace
     with pytest.raises(CommError, match="one neighbour"):
         ring_view.frames(trace)
-
-
-def test_counts_of_a_right_ring_are_all_one() -> None:
-    assert np.allclose(ring_counts.counts(plain_ring, striped(12, 3)), 1.0)
 
 
 def test_counts_find_a_stale_block_that_the_trace_cannot_show() -> None:
@@ -156,20 +142,6 @@ def test_counts_of_the_causal_package_are_a_triangle() -> None:
     assert np.allclose(ring_counts.counts(causal, layout), np.tril(np.ones((11, 11))))
 
 
-@pytest.mark.parametrize("P", [1, 2, 5, 8])
-def test_every_frame_and_the_strip_can_be_drawn(P: int) -> None:
-    trace = run(P)
-    for picture in (ring_view.still(trace, P - 1), ring_view.strip(trace)):
-        assert png(picture).startswith(b"\x89PNG")
-
-
-def test_the_strip_names_every_block_and_every_step() -> None:
-    figure = ring_view.strip(run(3))
-    texts = [text.get_text() for ax in figure.axes for text in ax.texts]
-    assert [texts.count(f"K/V {origin}") for origin in range(3)] == [3, 3, 3]
-    assert [sum(text.startswith(f"step {step}") for text in texts) for step in range(3)] == [1, 1, 1]
-
-
 def test_a_cells_number_is_its_step_and_its_colour_the_owners() -> None:
     figure = ring_view.still(run(3), 1)
     matrix = figure.axes[1]
@@ -189,3 +161,10 @@ def test_a_trace_without_exchanges_is_one_step() -> None:
     trace = run(1)
     assert not any(isinstance(event, Exchange) for event in trace.events)
     assert [frame.held for frame in ring_view.frames(trace)] == [(0,)]
+
+
+@pytest.mark.parametrize("P", [1, 2, 5, 8])
+def test_every_frame_and_the_strip_can_be_read(P: int) -> None:
+    trace = run(P)
+    for picture in (ring_view.still(trace, P - 1), ring_view.strip(trace)):
+        assert illegible(picture) == []

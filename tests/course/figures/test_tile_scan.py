@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab_course.figures import tile_scan
-from ringlab_course.figures.tile_scan import cell_states, cuts, describe, moments, scan
+from ringlab_course.figures.tile_scan import cell_states, cuts, scan
 
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 20))
 DIRECTIONS = ("forward", "backward")
@@ -51,19 +50,6 @@ def test_every_visible_tile_is_computed_exactly_once(
     assert set(done) == wanted
 
 
-def test_the_forward_keeps_a_query_tile_and_the_backward_a_key_tile() -> None:
-    forward = scan(6, 2, 4, causal=False)
-    backward = scan(6, 2, 4, causal=False, direction="backward")
-    assert [step.q_tile for step in forward.steps] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert [step.k_tile for step in backward.steps] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
-def test_causal_counts() -> None:
-    picture = scan(1024, 128, 64)
-    assert (picture.count("skip"), picture.count("full"), picture.count("diagonal")) == (28, 28, 8)
-    assert len(picture.steps) == 36
-
-
 def test_the_live_set_in_bytes() -> None:
     """t = 128, D = 64, float32: Q, K, V and out are t·D, the scores t·t, lse t."""
     forward = scan(1024, 128, 64).steps[0]
@@ -93,41 +79,3 @@ def test_states_of_the_grid(direction: str) -> None:
         assert states.count("now") == 1
         assert states.count("done") == index
         assert states.count("skip") == picture.count("skip")
-
-
-def test_the_words_carry_the_numbers_of_the_picture() -> None:
-    words = describe(scan(1024, 128, 64), 9)
-    for part in (
-        "step 10 of 36",
-        "query tile 3",
-        "key tile 3",
-        "diagonal",
-        "192.5 KiB",
-        "4,096 KiB",
-        "28 never",
-    ):
-        assert part in words
-
-
-def test_moments_are_steps_of_the_scan() -> None:
-    assert moments(scan(1024, 128, 64)) == (0, 11, 23, 35)
-    assert moments(scan(2, 2, 4)) == (0,)
-
-
-def test_a_slider_moves_the_picture_and_its_words() -> None:
-    pytest.importorskip("ipywidgets")
-    widget = tile_scan.player(S=32, tile=8, D=4)
-    which, (_, slider), picture = (widget.children[0], widget.children[1].children, widget.children[2])
-    before = picture.value
-    slider.value = 5
-    assert picture.value != before and "step 5 of 10" in picture.value
-    which.value = "backward"
-    assert '<img alt="Backward, step 5' in picture.value and "dK so far" in picture.value
-
-
-def test_both_figures_have_a_bar_for_each_live_tensor() -> None:
-    picture = scan(32, 8, 4, direction="backward")
-    for figure in (tile_scan.still(picture, 3), tile_scan.strip(picture)):
-        assert "D = 4, backward" in figure.get_suptitle()
-        bars = figure.axes[-1].containers[0]
-        assert len(bars) == len(picture.steps[3].live)

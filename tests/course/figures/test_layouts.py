@@ -1,24 +1,22 @@
-"""The picture of layouts says whose each token is, and what the position mask makes of each tile."""
+"""Pictures of layouts: whose each token is, what the position mask makes of each tile, and what each rank computes when."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
-from ringlab.errors import LayoutError
+from ringlab.cost.flops import layout_work
 from ringlab.layout import Layout, contiguous, striped, zigzag
 from ringlab.plan import work
-from ringlab.viz.frontend import FRAMES
 from ringlab.viz.style import rank_colour
-from ringlab_course.figures import layout_view
+from ringlab_course.figures import layout_view, load_mosaic
 from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
-from tests.viz.test_style import illegible
+from ringlab_course.figures.load_mosaic import mosaic
 
+THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
 
 
@@ -82,38 +80,12 @@ def test_without_a_mask_all_is_full() -> None:
     assert tiles_of(striped(20, 3), 3, causal=False).count(FULL) == tiles_of(striped(20, 3), 3).kinds.size
 
 
-def boxes(ax, word: str) -> set[tuple[float, ...]]:
-    (collection,) = [c for c in ax.collections if c.get_gid() == word]
-    return {tuple(path.get_extents().extents) for path in collection.get_paths()}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_the_boxes_drawn_are_the_tiles(name) -> None:
-    layout = LAYOUTS[name](26, 3)
-    picture, ax = tiles_of(layout, 4), layout_view.figure([layout], 4).axes[1]
-    for kind, word in layout_view.WORDS.items():
-        b = picture.bounds
-        expected = {(b[j], b[i], b[j + 1], b[i + 1]) for i, j in np.argwhere(picture.kinds == kind)}
-        assert boxes(ax, word) == expected
-    assert ax.get_ylim() == (26, 0) and ax.get_xlim() == (0, 26)
-
-
 def test_no_rank_has_the_colour_of_a_kind_of_tile() -> None:
     """A colour means one thing in one picture; and the kinds differ in lightness, for print."""
     faces = [to_hex(look["facecolor"]).upper() for look in layout_view.LOOKS.values()]
     assert not {rank_colour(rank).upper() for rank in range(8)} & set(faces)
     light = sorted(sum(int(face[i : i + 2], 16) for i in (1, 3, 5)) / 3 for face in faces)
     assert light[1] - light[0] > 60 and light[2] - light[1] > 60
-
-
-def test_a_layout_with_two_ranks_changed_over_is_another_picture() -> None:
-    layout = contiguous(24, 3)
-    wrong = Layout(24, 3, "contiguous", (layout.ranks[1], layout.ranks[0], layout.ranks[2]))
-    right, other = (layout_view.figure([one], 4).axes for one in (layout, wrong))
-    full = layout_view.WORDS[FULL]
-    assert boxes(right[1], full) != boxes(other[1], full)
-    assert [t.get_text() for t in right[0].texts] == ["0", "1", "2"]
-    assert [t.get_text() for t in other[0].texts] == ["1", "0", "2"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -132,67 +104,76 @@ def test_the_strip_gives_every_token_to_its_owner(name) -> None:
         assert owner[int(text.get_position()[0])] == int(text.get_text())
 
 
-def test_pieces_too_thin_to_see_are_named() -> None:
-    figure = layout_view.figure([striped(2048, 4), zigzag(2048, 4)], 128)
-    assert [t.get_text() for t in figure.axes[0].texts] == [
-        "dealt in turn to ranks 0, 1, 2, 3, 0, 1, 2, 3, 0, …"
-    ]
+def cells(ax) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Return the colour of every cell by (rank, column)."""
+    boxes = [p for p in ax.patches if str(p.get_gid()).startswith("cell")]
+    return {(int(p.get_y()), int(p.get_x())): p.get_facecolor()[:3] for p in boxes}
 
 
-@pytest.mark.parametrize(
-    ("S", "P", "tile", "names", "documents"),
-    [
-        (64, 4, 4, ("contiguous", "striped", "zig-zag"), None),
-        (2048, 8, 128, tuple(LAYOUTS)[:4], None),
-        (64, 4, 4, tuple(LAYOUTS)[:4], [10, 30, 4, 20]),
-        (30, 1, 8, ("striped",), None),
-    ],
-)
-def test_every_word_can_be_read(S, P, tile, names, documents) -> None:
-    figure = layout_view.figure([LAYOUTS[n](S, P) for n in names], tile, documents=documents)
-    assert illegible(figure) == []
+def numbers(ax) -> dict[tuple[int, int], str]:
+    """Return the texts inside the axes by (row, column) of the cell they stand in."""
+    return {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in ax.texts}
 
 
-def test_the_words_carry_the_numbers() -> None:
-    words = layout_view.describe([contiguous(64, 4), striped(64, 4)], 4)
-    for part in ("64 tokens on 4 ranks", "tiles of 4 × 4", "first 0, 4, 8, 12", "64 partly masked",
-                 "the busiest rank computes 928, the idlest 160"):  # fmt: skip
-        assert part in words
-    assert "2 documents of 10, 54" in layout_view.describe([striped(64, 4)], 4, documents=[10, 54])
+@pytest.mark.parametrize("tile", [None, 4, (2, 8)])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_cells_are_the_work_of_each_rank_in_each_step(name, tile) -> None:
+    layout = LAYOUTS[name](30, 4)
+    expected = layout_work(layout, True, (tile, tile) if isinstance(tile, int) else tile)
+    shown = numbers(load_mosaic.figure(layout, tile).axes[0])
+    for rank in range(4):
+        for step in range(4):
+            assert shown[rank, step] == str(expected[rank, step])
+        assert shown[rank, 4] == str(expected[rank].sum())
+        assert shown[4, rank] == str(expected[:, rank].max())
+    assert shown[4, 4] == str(expected.max(axis=0).sum())
 
 
-@pytest.mark.parametrize(
-    ("layout", "tile", "documents", "needed"),
-    [
-        (contiguous(8, 2), 0, None, "tile >= 1"),
-        (contiguous(10_000, 2), 128, None, "1 to 8,192 tokens"),
-        (contiguous(1024, 2), 1, None, "at most 256 tiles"),
-        (contiguous(8, 2), 1, [3, 4], "add up to S=8"),
-        (contiguous(8, 2), 1, [], "add up to S=8"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(layout, tile, documents, needed) -> None:
-    with pytest.raises(LayoutError, match=needed):
-        layout_view.figure([layout], tile, documents=documents)
+@given(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 60), st.integers(1, 6))
+def test_the_exact_work_is_the_plans(name, S, P) -> None:
+    layout = LAYOUTS[name](S, P)
+    one = mosaic(layout)
+    plan = [[work(layout, rank, (rank - step) % P) for step in range(P)] for rank in range(P)]
+    assert one.work.tolist() == plan and one.even == S * (S + 1) / 2 / P
+    assert one.ratio >= 1 and one.by_origin().sum() == one.work.sum()
 
 
-def test_sliders_move_the_picture_and_its_words() -> None:
-    pytest.importorskip("ipywidgets")
-    box = layout_view.player(S=32, P=2)
-    (tile, ranks), picture = box.children[0].children, box.children[1]
-    seen = {picture.value}
-    tile.value = 8
-    seen.add(picture.value)
-    ranks.value = 4
-    assert len({*seen, picture.value}) == 3 and "32 tokens on 4 ranks, tiles of 8 × 8" in picture.value
+@given(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 60), st.integers(1, 6), st.integers(1, 9))
+def test_the_mosaic_and_the_picture_of_tiles_agree(name, S, P, tile) -> None:
+    layout = LAYOUTS[name](S, P)
+    assert mosaic(layout, tile).totals.tolist() == tiles_of(layout, tile).computed.tolist()
 
 
-def test_without_a_person_the_picture_of_the_middle_tile_is_shown_and_all_are_recorded(
-    recorded: list[dict[str, Any]],
-) -> None:
-    layout_view.play(S=16, P=2, tiles=(2, 4, 8))
-    (output,) = recorded
-    assert "tiles of 4 × 4" in output["text/plain"]
-    assert output["image/png"] in output[FRAMES]["pictures"][1]
-    for tile, picture in zip(output[FRAMES]["names"], output[FRAMES]["pictures"], strict=True):
-        assert f"tiles of {tile} × {tile}" in picture
+def test_by_origin_has_a_column_for_each_owner() -> None:
+    layout = contiguous(32, 4)
+    ax = load_mosaic.figure(layout, by="origin").axes[0]
+    shown = numbers(ax)
+    assert ax.get_title(loc="left") == "contiguous", "the ratio is that of steps"
+    for rank in range(4):
+        for origin in range(4):
+            assert shown[rank, origin] == str(work(layout, rank, origin))
+
+
+def test_darker_is_more_and_one_scale_holds_for_all_panels() -> None:
+    figure = load_mosaic.figure(THREE)
+    shade = {}
+    for ax, layout in zip(figure.axes, THREE, strict=True):
+        for (rank, step), colour in cells(ax).items():
+            shade.setdefault(int(layout_work(layout)[rank, step]), set()).add(colour)
+    assert all(len(colours) == 1 for colours in shade.values())
+    order = [sum(to_rgb(next(iter(shade[value])))) for value in sorted(shade)]
+    assert order == sorted(order, reverse=True) and len(set(order)) == len(order)
+
+
+def test_titles_give_the_published_ratios() -> None:
+    """S = 32k, P = 8, tile 128: 1.88, 1.031, 1.004: facts, section 2."""
+    layouts = [LAYOUTS[name](32_768, 8) for name in ("contiguous", "striped", "zig-zag")]
+    titles = [ax.get_title(loc="left") for ax in load_mosaic.figure(layouts, 128).axes[:3]]
+    assert [title.split("\n")[1].split(" ×")[0] for title in titles] == ["1.88", "1.03", "1.00"]
+    assert [round(mosaic(layout, 128).ratio, 3) for layout in layouts][1:3] == [1.031, 1.004]
+
+
+def test_nothing_to_compute_is_drawn_as_nothing() -> None:
+    empty = contiguous(2, 4)
+    shown = numbers(load_mosaic.figure(empty).axes[0])
+    assert shown[3, 0] == "0" and np.array(layout_work(empty)).sum() == 3

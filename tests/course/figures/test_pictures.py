@@ -1,0 +1,244 @@
+"""Every picture can be read, says in words what it shows, and refuses what it cannot draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab.conformance.runner import Finding
+from ringlab.cost.hardware import hardware
+from ringlab.cost.sizes import Attention
+from ringlab.errors import CommError, CostError, CourseError, LayoutError
+from ringlab.nn import Degrees
+from ringlab.viz.lanes import Span
+from ringlab_course.catalogue import PAPERS
+from ringlab_course.clinic.suite import KillMatrix
+from ringlab_course.figures import (
+    courier_view,
+    course_ring,
+    decision_map,
+    error_curves,
+    exchanges,
+    kill_matrix,
+    layout_view,
+    load_mosaic,
+    loss_curves,
+    memory_ledger,
+    online_softmax,
+    overlap_view,
+    packed_view,
+    papers,
+    profiler_lanes,
+    ring_step,
+    rounding,
+    scan_view,
+    serving_view,
+    side_by_side,
+    step_report,
+    tile_scan,
+)
+from ringlab_course.figures.layout_tiles import LAYOUTS
+from ringlab_course.figures.memory_ledger import Layer
+from ringlab_course.figures.side_by_side import Job
+from tests.viz.test_style import illegible
+
+A100 = 312e12, 300e9
+MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
+GROUPED = Attention(H=64, K=8)
+KNOWN = [[(rank - step) % 4 + 10 for step in range(4)] for rank in range(4)]
+SEGMENT = striped(64, 4), 1, 3, (9, 16), (0, 8, 15, -1)
+FOUR = ring_step.layouts_at(1024, 4, rank=1, step=1)
+STEPS = {"ring": (3, 180e-6, 100e-6), "rows of 2": (1, 180e-6, 200e-6)}
+DISTANCES = {"contiguous": np.array([[0, np.nan], [1, 0]]), "zigzag": np.array([[0.5, 1], [1, 0]])}
+LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
+MESH = Degrees(dp=2, cp=2, tp=2)
+DOCUMENTS = (3, 1, 4)
+DEALT = [contiguous(8, 2), zigzag(8, 2), striped(8, 2)]
+RIGHT = np.array([1, 2, -100, -100, 5, 6, 7, -100])
+LOST = np.array([1, 2, -100, -100, 5, -100, 7, -100])
+LABELS = DEALT, DOCUMENTS, [RIGHT, LOST, RIGHT], RIGHT
+SEEN = np.tri(8, dtype=bool)
+SHOULD = SEEN & np.equal.outer(*[np.repeat([0, 1, 2], DOCUMENTS)] * 2)
+PLACED = [[[(0, 2.0), (1, 1.0)], [(0, 2.0), (2, 0.5)]]]
+GRIDS = {"grid": [(0, 1, n / 4, 1 / 4) for n in range(4)]}
+LANES = [
+    Span(0, "compute", "a", 0.0, 0.004),
+    Span(0, "copy", "b", 0.003, 0.006),
+    Span(1, "compute", "a", 0.0, 0.010),
+    Span(1, "copy", "b", 0.002, 0.003),
+]
+THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
+LEFT = """
+def ring(x):
+    total = 0
+    for step in range(3):
+        total = add(total, x)
+    return total
+"""
+MESH_SOURCE = "def mesh(x):\n    total = nothing()\n    total = plus(total, x)\n    return total\n"
+JOBS = (Job("begin", ("total = 0",), ("nothing",)), Job("add", ("add(",), ("plus(",)))
+PROGRAMS = ("left", "right"), (LEFT, MESH_SOURCE), JOBS
+CURVES = {"one": [2.0, 1.0], "other": [2.0, 1.5]}
+HOLDS = Finding("x", "asks", True, "saw 1", 0.0, True)
+CHECKS = {"masks": HOLDS, "dq": replace(HOLDS, applies=False), "bytes": replace(HOLDS, ok=False)}
+FOUND = KillMatrix(("ash", "elm"), tuple(CHECKS), {"ash": CHECKS, "elm": CHECKS})
+WRONG = {
+    name: error_curves.curves(name, (1, 4), rows=8) for name in ("sound", "bf16 lse", "bf16 accumulator")
+}
+ROUNDED = rounding.Steps("sum", "additions", "sum", [255.0, 256.0, 257.0], [255.0, 256.0, 256.0])
+
+
+def couriers():
+    """Return the trace of two ranks that send a courier beside each block."""
+
+    def program(ring):
+        dk = torch.ones(2)
+        for step in range(2):
+            ring.compute(f"attend backward {step}", torch.neg, dk)
+            courier = ring.post(dk, tag=f"dkv {step}")
+            blocks = ring.post(dk, tag=f"kv {step}")
+            courier.wait(), blocks.wait()
+
+    return {"a run": VirtualCluster(2).run(program).trace}
+
+
+def of(module, *arguments, figure="figure", words="describe", **options):
+    """Return a picture and its words, which take the same arguments."""
+    return lambda: (
+        getattr(module, figure)(*arguments, **options),
+        getattr(module, words)(*arguments, **options),
+    )
+
+
+def named(module, name, *arguments):
+    return of(module, *arguments, figure=name, words=f"describe_{name}")
+
+
+SCAN = tile_scan.scan(1024, 128, 64)
+SAYS = {
+    "notes": (of(course_ring, KNOWN, figure="draw_notes", words="describe_notes"), ()),
+    "papers": (of(papers, figure="draw_papers", words="describe_papers"), [paper.arxiv for paper in PAPERS]),
+    "shapes": (of(memory_ledger, figure="shapes_figure", words="describe_shapes"), ()),
+    "sharing": (of(memory_ledger, 8, 2, figure="sharing_figure", words="describe_sharing"), ("repeat", "tile")),
+    "ledger": (of(memory_ledger, 131_072, figure="ledger_figure"), ("scores 1.1 TB", "does not fit into a device of 80 GB; the largest S that fits is 24,920.")),
+    "tile scan": (lambda: (tile_scan.still(SCAN, 9), tile_scan.describe(SCAN, 9)), ("step 10 of 36", "query tile 3", "key tile 3", "diagonal", "192.5 KiB", "4,096 KiB", "28 never")),
+    "softmax": (lambda: (online_softmax.stream_figure(*online_softmax.example(), 4), online_softmax.describe(online_softmax.stream(*online_softmax.example(), 4))), ()),
+    "overlap": (of(overlap_view, 512, *A100), ("512 tokens on each of 4 ranks", "312 TFLOP/s, 300 GB/s one way", "Exposed: a hop takes 2.03 × a block", "44% of the time is waiting", "from 1,040 tokens per rank")),
+    "hidden": (of(overlap_view, 4096, *A100), ("Hidden: a hop takes 0.25 × a block",)),
+    "map": (of(decision_map), ("8 × H100 at 648 TFLOP/s", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on", "Most tokens per rank in 85.5 GB: ring 3.48 million", "H100, NVLink 4 991")),
+    "map of rows": (of(decision_map, GROUPED, "h100", 16, hybrids=True), ("a hybrid exposes less on 42%", "hybrid 1.1 million")),
+    "map with points": (of(decision_map, GROUPED, "h100", 16, latency_s=hardware("h100").between.latency_s, hybrids=True, points={"short": (2048, 50e9), "long": (65536, 50e9)}), ("Marked: short, 2,048 tokens per rank and 50 GB/s.",)),
+    "map without Ulysses": (of(decision_map, MHA, "a100", 64), ("Ulysses cannot be used: it needs a Ulysses degree that divides the H=32 query heads",)),
+    "layouts": (of(layout_view, [contiguous(64, 4), striped(64, 4)], 4), ("64 tokens on 4 ranks", "tiles of 4 × 4", "first 0, 4, 8, 12", "64 partly masked", "the busiest rank computes 928, the idlest 160")),
+    "layouts of documents": (of(layout_view, [striped(64, 4)], 4, documents=[10, 54]), ("2 documents of 10, 54",)),
+    "mosaic": (of(load_mosaic, THREE), ("rank 3 computes most, 228, rank 0 least, 36", "36, 64, 64, 64: 228 in all", "1.73 times", "striped, 32 tokens on 4 ranks", "144 in all")),
+    "mosaic of tiles": (of(load_mosaic, contiguous(32, 4), 4), ("tiles of 4 × 4",)),
+    "couriers in time": (lambda: (courier_view.lanes(couriers()), courier_view.describe_lanes(couriers())), ("computes 2 in all", "couriers in transit 1 to 1.5, 2.5 to 3")),
+    "profile": (of(profiler_lanes, {"one": LANES, "other": LANES[:2]}), ("rank 0 computes", "rank 1 computes")),
+    "profile of a rank": (of(profiler_lanes, {"one": LANES}, 1), ("one, over after 10 ms: rank 1 computes 10 ms and copies 1 ms, 0 ms of it exposed.",)),
+    "side by side": (of(side_by_side, *PROGRAMS), ("1, begin. left: total = 0. right: total = nothing().", "2, add. left: total = add(total, x). right: total = plus(total, x).")),
+    "two ways home": (named(side_by_side, "two_ways", 4), ("once more around",)),
+    "ring step": (lambda: (ring_step.grid(FOUR), ring_step.describe_grid(FOUR)), ("striped", "6 full tiles, 4 masked", "6 skipped")),
+    "traffic": (named(step_report, "traffic", LADDER, 4), ()),
+    "segment": (named(step_report, "segment", *SEGMENT), ()),
+    "trade": (named(exchanges, "trade"), ()),
+    "schedules": (named(exchanges, "schedules"), ()),
+    "decode": (named(exchanges, "decode_step", [64, 64, 63]), ()),
+    "steps": (named(exchanges, "steps", STEPS), ()),
+    "losses": (of(loss_curves, CURVES, "Title"), ("other leaves it in step 2.",)),
+    "recorded losses": (lambda: (loss_curves.figure(loss_curves.recorded().curves, "Title"), loss_curves.describe(loss_curves.recorded().curves, "Title")), loss_curves.recorded().curves),
+    "shares of the loss": (named(loss_curves, "shares"), ()),
+    "distances": (named(loss_curves, "distances", DISTANCES), ()),
+    "mesh": (named(loss_curves, "mesh", MESH), ()),
+    "bits": (named(rounding, "bits", 100.4), ("keeps 100.5",)),
+    "a sum that stands still": (named(rounding, "steps", [ROUNDED]), ("ends at 257, the one kept in bfloat16 at 256",)),
+    "faults": (of(error_curves, (1, 4), WRONG, figure="fault_figure", words="describe_faults"), ("bf16 accumulator: plain",)),
+    "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
+    "pairs": (of(packed_view, DEALT[:2], DOCUMENTS), ()),
+    "mistaken": (named(packed_view, "mistaken", SHOULD, SEEN), ("17 are and 0 are lost; 19 pairs are seen that should not be. Wrong queries: 3, 4, 5, 6, 7.",)),
+    "labels": (named(packed_view, "labels", *LABELS), ("contiguous: wrong at no token", "zigzag: wrong at 5;")),
+    "travellers": (named(serving_view, "travellers", 4), ()),
+    "hand over": (named(serving_view, "hand_over", 4), ()),
+    "hand over of one rank": (named(serving_view, "hand_over", 1), ()),
+    "chunk masks": (named(serving_view, "chunk_masks", 5, 3), ()),
+    "shares of tokens": (named(serving_view, "shares", GRIDS), ()),
+    "composition": (named(scan_view, "composition"), ()),
+    "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_picture_can_be_read_and_its_words_carry_its_numbers(name):
+    draw, parts = SAYS[name]
+    figure, words = draw()
+    assert illegible(figure) == []
+    assert len(words) > 20 and not [part for part in parts if part not in words], words
+
+
+OFFERED = {
+    **{f"lesson {lesson}": (course_ring.draw_course, lesson) for lesson in ("00", "05", "17")},
+    **{f"machine {name}": (overlap_view.figure, 1024, *rates) for name, rates in overlap_view.presets().items()},
+    "hops of hours": (overlap_view.figure, 64, 1e16, 1e7, 8),
+    "hops of nothing": (overlap_view.figure, 2**20, 1e10, 3e12, 2),
+    "at the threshold": (overlap_view.figure, 1040, *A100, 16),
+    "map of few heads": (decision_map.figure, MQA, "tpu-v4", 8),
+    "map of little memory": (lambda: decision_map.figure(Attention(dtype="float8"), "b200", 16, memory_bytes=8e9),),
+    "map of a laptop": (lambda: decision_map.figure(Attention(H=128, K=8, D=256, dtype="float32"), "laptop", 2, memory_bytes=1e6),),
+    "ledger of few tokens": (memory_ledger.ledger_figure, 16, Layer(heads=8, itemsize=1)),
+    "ledger of many tokens": (memory_ledger.ledger_figure, 2**24, Layer(heads=128, itemsize=4)),
+    "many layouts": (lambda: layout_view.figure([LAYOUTS[name](2048, 8) for name in tuple(LAYOUTS)[:4]], 128),),
+    "many layouts of documents": (lambda: layout_view.figure([LAYOUTS[name](64, 4) for name in tuple(LAYOUTS)[:4]], 4, documents=[10, 30, 4, 20]),),
+    "layout of one rank": (layout_view.figure, [striped(30, 1)], 8),
+    **{f"mosaic of {P} ranks": (load_mosaic.figure, [LAYOUTS[name](4096 * P, P) for name in tuple(LAYOUTS)[:3]], 128) for P in (1, 5, 12, 40)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_whatever_the_notebooks_and_their_sliders_offer_can_be_read(name):
+    draw, *arguments = OFFERED[name]
+    assert illegible(draw(*arguments)) == []
+
+
+REFUSED = [
+    (CommError, "a rank among", lambda: profiler_lanes.figure({"one": LANES}, rank=2)),
+    (CommError, "a profile with spans", lambda: profiler_lanes.describe({"empty": []})),
+    (CommError, "at most 6 ranks", lambda: courier_view.follow(print, contiguous(14, 7))),
+    (CommError, "each with a token", lambda: courier_view.follow(print, contiguous(2, 3))),
+    (CourseError, "gone", lambda: side_by_side.figure(*PROGRAMS[:2], (Job("x", ("gone",), ("plus",)),))),
+    (CourseError, "gone", lambda: side_by_side.describe(*PROGRAMS[:2], (Job("x", ("add(",), ("gone",)),))),
+    (LayoutError, "tile >= 1", lambda: layout_view.figure([contiguous(8, 2)], 0)),
+    (LayoutError, "1 to 8,192 tokens", lambda: layout_view.figure([contiguous(10_000, 2)], 128)),
+    (LayoutError, "at most 256 tiles", lambda: layout_view.figure([contiguous(1024, 2)], 1)),
+    (LayoutError, "add up to S=8", lambda: layout_view.figure([contiguous(8, 2)], 1, documents=[3, 4])),
+    (LayoutError, "add up to S=8", lambda: layout_view.figure([contiguous(8, 2)], 1, documents=[])),
+    (LayoutError, "at least one layout", lambda: load_mosaic.figure([])),
+    (LayoutError, "at most 64 ranks", lambda: load_mosaic.figure(contiguous(256, 128))),
+    (LayoutError, "by=", lambda: load_mosaic.figure(contiguous(8, 2), by="rank")),
+    (LayoutError, "by=", lambda: load_mosaic.figure(contiguous(8, 2), by="origin", step=1)),
+    (LayoutError, "a step from 0", lambda: load_mosaic.figure(contiguous(8, 2), step=2)),
+    (CostError, "tile", lambda: load_mosaic.figure(contiguous(8, 2), 0)),
+    (CostError, "2 to 16 ranks", lambda: overlap_view.figure(512, *A100, 1)),
+    (CostError, "tokens per rank", lambda: overlap_view.figure(3, *A100, 4)),
+    (CostError, "tokens per rank", lambda: overlap_view.figure(512.5, *A100, 4)),
+    (CostError, "even", lambda: overlap_view.figure(513, *A100, 4, replace(MHA, causal=True))),
+    (CostError, "> 0", lambda: overlap_view.figure(512, 0.0, 300e9)),
+    (CostError, "> 0", lambda: overlap_view.figure(512, 312e12, -1.0)),
+    (CostError, "a machine among", lambda: overlap_view.play(preset="a100")),
+    (CostError, "P >= 2", lambda: decision_map.figure(P=1)),
+    (CostError, "P >= 2", lambda: decision_map.figure(P=2.5)),
+    (CostError, "known hardware", lambda: decision_map.figure(machine="h1000")),
+    (CostError, "computes in", lambda: decision_map.figure(Attention(dtype="float8"), "a100")),
+    (CostError, "latency_s >= 0", lambda: decision_map.figure(latency_s=-1.0)),
+    (CostError, "memory_bytes > 0", lambda: decision_map.figure(memory_bytes=0.0)),
+    (ValueError, "plain, large, sloped, not 'steep'", lambda: error_curves.inputs("steep", 0)),
+]
+
+
+@pytest.mark.parametrize(("error", "needed", "draw"), REFUSED)
+def test_what_cannot_be_drawn_is_refused(error, needed, draw):
+    with pytest.raises(error, match=needed):
+        draw()

@@ -1,0 +1,83 @@
+"""Whatever a function returns, every check can read it: it earns nothing, and no check breaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.checking.reports import run_in_process
+from tests.course.submissions_of import cases
+
+# Not infinity alone: for some inputs of exercise 10 an error is infinite.
+NONSENSE = {
+    "nothing": None,
+    "text": "x",
+    "a number": 3,
+    "not a number": float("nan"),
+    "an array without axes": np.array(3),
+    "one axis": np.zeros(3),
+    "one axis of integers": np.zeros(2, np.int64),
+    "three axes": np.zeros((2, 2, 2), np.int64),
+    "a tensor": torch.zeros(2),
+    "objects": np.array([[None, 1], [2, 3]], object),
+    "an array of texts": np.full((2, 2), "a"),
+    "a set": {1, 2},
+    "a list": [1],
+    "ragged lists": [[1, 2], [3]],
+    "a list of dictionaries": [{}],
+    "a dictionary": {0: np.zeros(1, np.int64)},
+    "a pair of nothing": (None, None),
+    "a pair of texts": ("rank", 2),
+    "a pair of tensors": (torch.zeros(1), torch.zeros(1)),
+    "arrays without axes": [np.array(1), np.array(2)],
+    "a pair of numbers": (float("inf"), 1),
+    "half a number": (1.5, 2),
+    "booleans": (True, False),
+    "a loss and a dictionary": (float("nan"), {"wq": torch.zeros(8, 8)}),
+    "three texts": ("a", "b", "c"),
+    "three numbers": (1, 2, 3),
+    "three shapes": (torch.zeros(1), torch.zeros(2), torch.zeros(3)),
+    "four texts": ("a", "b", "c", "d"),
+    "a tile of text": [(0, "a", 0, 1, True)],
+    "half a row": [(0, 1.5, 0, 1, True)],
+    "rows below none": [(-1, 1, 0, 1, True)],
+    "infinitely many": [(0, float("inf"), 0, 1, True)],
+    "an array in a tile": [(0, 1, 0, 1, np.zeros(2))],
+    "an endless run": [(0, 1, float("inf"))],
+    "a negative run": [(0, 1, -5)],
+    "names that nobody knows": (["else"], 1),
+}
+
+
+@pytest.mark.parametrize("exercise_id", cases(exercise_ids()))
+def test_a_check_can_read_whatever_comes_back(exercise_id):
+    exercise = load_exercise(exercise_id)
+    for stage in exercise.stages:
+        for name, value in NONSENSE.items():
+            space = {stage.function: lambda *args, value=value, **kwargs: value}
+            report = run_in_process(replace(stage, helpers=()), space, tier="all")
+            broken = [check.id for check in report.checks if check.broken]
+            assert (report.earned, broken) == (0, []), (stage.id, name)
+
+
+MESH = {
+    "one array": lambda q: q,
+    "three arrays": lambda q: (q, q, q),
+    "numbers": lambda q: (0.0, 1.0),
+    "the wrong way round": lambda q: (q[..., 0], q),
+    "whole numbers": lambda q: (q.astype(int), q[..., 0].astype(int)),
+    "not a number": lambda q: (q * np.nan, q[..., 0] * np.nan),
+}
+
+
+@pytest.mark.needs_jax
+@pytest.mark.parametrize("name", MESH)
+def test_a_check_of_jax_can_read_what_is_made_of_its_inputs(name):
+    for stage in load_exercise("17").stages:
+        space = {stage.function: lambda q, *args, **kwargs: MESH[name](q)}
+        report = run_in_process(stage, space, tier="all")
+        assert report.earned == 0 and not any(check.broken for check in report.checks), (stage.id, report)
