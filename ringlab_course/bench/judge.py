@@ -28,11 +28,6 @@ EXERCISES = {"numpy": "01", "ring": "05", "eight": "05", "flat": "01"}
 eight and with its other functions; each rank is a worker with torch."""
 WARM = 0.2
 """The share of a process's submissions before its memory counts: caches fill, allocators grow."""
-GOALS = {"numpy": (400, 60), "ring": (100, 10)}
-"""Submissions a minute on two cores, over at least so many."""
-FLAT, FLAT_KIB = 500, 32
-"""Submissions, and the most KiB that memory may grow with each: 16 MiB over all. The system hands memory out in
-pages of 2 MiB, and two of those, early and late, are a slope of 17 KiB already."""
 Tick = Callable[[], None]
 
 
@@ -190,25 +185,3 @@ def memory_of(sizes_kib: Sequence[int]) -> dict[str, Any]:
         "kib_per_submission": None if slope is None else round(float(slope), 2),
         "every_tenth_mib": [round(size / 1024, 1) for size in sizes_kib[::10]],
     }
-
-
-def goals_missed(record: dict[str, Any]) -> list[str]:
-    """Return a line for each goal that a record of `bench_judge` does not meet; those it did not measure among them."""
-    missed = []
-    for kind, (least, count) in GOALS.items():
-        part = record.get(kind, {})
-        if part.get("submissions", 0) < count or part["per_minute"] < least:
-            missed.append(
-                f"{kind}: {least} a minute over {count} submissions, not {part.get('per_minute', 'measured')}"
-            )
-    flat = record.get("flat", {"submissions": 0, "memory": {}})
-    growing = [
-        f"{of} {held['kib_per_submission']} KiB"
-        for of, held in flat["memory"].items()
-        if (held["kib_per_submission"] or 0) > FLAT_KIB
-    ]
-    if flat["submissions"] < FLAT or growing:
-        missed.append(
-            f"flat: memory over {FLAT} submissions; growing with each: {', '.join(growing) or 'not measured'}"
-        )
-    return missed

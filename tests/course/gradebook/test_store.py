@@ -188,16 +188,6 @@ def test_the_deadline_of_the_exercise_goes_before_that_of_all() -> None:
             book.set_policy(None, due="tomorrow")
 
 
-def test_readers_see_whole_results_while_a_run_writes(tmp_path: Path) -> None:
-    with Gradebook(tmp_path / "book") as writer, Gradebook(tmp_path / "book", create=False) as reader:
-        writer.record(**data())
-        assert len(reader.entries()) == 1
-        with writer._transaction():
-            writer._book.execute("DELETE FROM results")
-            assert len(reader.entries()) == 1, "nobody sees half of a transaction"
-        assert reader.entries() == []
-
-
 def test_only_one_run_at_a_time_writes(tmp_path: Path) -> None:
     with Gradebook(tmp_path / "book") as one, Gradebook(tmp_path / "book") as other:
         with one.sole_writer(), pytest.raises(CourseError, match="under way"), other.sole_writer():

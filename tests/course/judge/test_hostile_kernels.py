@@ -11,8 +11,6 @@ from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.reports import run_stage
-from ringlab_course.judge import records
-from ringlab_course.judge.protocol import ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile.kernels import COMMON, CONDEMNED, SUBMISSIONS
 from tests.course.judge.hostile.small import own
@@ -38,31 +36,6 @@ STAGE = Stage(
     checks=(Check("reads", 5, "visible", "values, each read once", _reads_once),),
 )  # fmt: skip
 RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
-
-
-def accesses(lengths: list[int], offsets: int) -> dict:
-    """Accesses as a worker may write them down: as many as there are lengths."""
-    count = len(lengths)
-    nothing = {key: np.zeros(count, np.int64) for key in ("kinds", "arguments", "masked")}
-    places = {"programs": np.zeros((count, 3), np.int64), "shapes": np.ones((count, 1), np.int64)}
-    return {
-        "names": ["x_ptr"], **nothing, **places, "lengths": np.array(lengths), "offsets": np.zeros(offsets, np.int64)
-    }  # fmt: skip
-
-
-FORGED = {
-    "lengths that go round": accesses([(1 << 63) - 1, (1 << 63) - 1, 5], 3),
-    "more than may be": accesses([1] * (records.MOST + 1), records.MOST + 1),
-    "offsets that are left over": accesses([1, 1], 3),
-    "a length below nothing": accesses([4, -1], 3),
-}
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_accesses_that_cannot_be_are_refused(name) -> None:
-    assert len(records.taken_in((None, accesses([2, 1], 3)))[1]) == 2
-    with pytest.raises(ProtocolError):
-        records.taken_in((None, FORGED[name]))
 
 
 @pytest.fixture(scope="module")

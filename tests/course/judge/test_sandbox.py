@@ -16,7 +16,6 @@ from ringlab_course.judge.judge import grade
 from ringlab_course.judge.offlimits import HOME, PACKAGES
 from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.sandbox import HIDDEN, Bounds
-from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.conftest import asked
 from tests.course.judge.small_contract import EXERCISE, RIGHT, led_through, notebook
 
@@ -280,14 +279,6 @@ def test_unsafe_grades_without_and_says_so(tmp_path, monkeypatch, fresh_probe) -
         notebook(tmp_path, "def double(x):\n    while True: pass"), EXERCISE, unsafe=True, timeout=1
     )
     assert report.earned == 0 and "WITHOUT a sandbox" in report.as_dict()["label"]
-
-
-@inside
-def test_bounds_hold_inside(tmp_path) -> None:
-    bounds = Bounds(memory_bytes=1 << 29, tasks=8, open_files=32, scratch_bytes=1 << 20)
-    code = "import resource as r\ndef limits(): return [r.getrlimit(k)[1] for k in (r.RLIMIT_AS, r.RLIMIT_NOFILE, r.RLIMIT_FSIZE, r.RLIMIT_CORE)]"
-    with Session([code], ["limits"], torch=False, bounds=bounds) as session:
-        assert SandboxedSubject(session, "limits").call() == [1 << 29, 32, 1 << 20, 0]
 
 
 @inside

@@ -249,18 +249,6 @@ def source(name: str) -> str:
     return submission(name).source
 
 
-def test_a_rank_that_keeps_the_whole_sequence_is_seen_from_outside() -> None:
-    """It fetches every block from its neighbour, as a ring does, and lets none of them go."""
-    kept = source("05/wrong_forward_keeps_every_block")
-    assert failing("05.forward", kept) == {"growth": "keeps_every_block", "memory": "keeps_every_block"}
-
-
-def test_memory_that_grows_with_the_square_is_read_from_outside() -> None:
-    """Half of all tiles are kept, beside what is linear: an exponent between one and two."""
-    kept = source("03/wrong_autograd_saves_every_tile")
-    assert failing("03.backward", kept)["memory"] == "materialises"
-
-
 def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None:
     """Through .data nothing is noted, and a judge that takes messages at once would hand on what was right."""
     cleared = source("06/wrong_overlap_writes_what_is_sent").replace("piece[0].zero_", "piece[0].data.zero_")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ import typer
 
 from ringlab.cli import app
 from ringlab_course.lab.report import report
-from ringlab_course.lab.result import load, load_all
+from ringlab_course.lab.result import load_all
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
@@ -150,20 +149,3 @@ def test_the_recorded_runs_make_a_page() -> None:
     assert all(found["finished"] and found["machine"]["processor"] for found in recorded.values())
     page, left_out = report(recorded)
     assert "Leaderboard" in page and not left_out
-
-
-def test_l2_on_two_processes_says_what_the_benchmark_says() -> None:
-    """Efficiency is one over the benchmark's ratio. They were measured apart, and a ratio is the same on machines of one kind: each process
-    has one core.
-    """
-    results = CHECKOUT / "benchmarks/results"
-    bench = json.loads((results / "processes-cpu.json").read_text(encoding="utf-8"))
-    lab = load(results / "lab/l2-two-processes.json")
-    assert lab["machine"]["cores"] == bench["machine"]["cores"] == 2
-    for each in lab["cases"]:
-        if each["scaling"] == "strong":
-            assert each["S"] == bench["work"]["S"] and all(
-                one["correct"] for one in each["contenders"].values()
-            )
-            efficiency = each["contenders"]["zigzag"]["efficiency"]
-            assert efficiency == pytest.approx(1 / bench[f"{each['pass']}_ratio"], rel=0.05)
