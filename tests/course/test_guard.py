@@ -22,35 +22,9 @@ from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.judge.offlimits import OffLimits
-from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.borrowed import BORROWED, HONEST
 
 X = torch.zeros(1, 2, 4, 4)
-BORROWED = {
-    "by name": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x, ring=None, layout=None)",
-    "by module": "import ringlab\ndef f(x): return ringlab.oracle.attention(x, x, x)",
-    "of the package": "import ringlab\ndef f(x): return ringlab.ring_attention(x, x, x, ring=None, layout=None)",
-    "by another name": "from ringlab.oracle import attention as mine\ndef f(x): return mine(x, x, x)",
-    "in a helper": "from ringlab import oracle\ndef g(x): return oracle.attention(x, x, x)\ndef f(x): return g(x)",
-    "in a function inside": "from ringlab import oracle\ndef f(x):\n    def g(y): return oracle.attention(y, y, y)\n    return g(x)",
-    "in a lambda": "from ringlab import oracle\ndef f(x): return (lambda y: oracle.attention(y, y, y))(x)",
-    "imported inside": "def f(x):\n    from ringlab import oracle\n    return oracle.attention(x, x, x)",
-    "by a text": "import importlib\ndef f(x): return getattr(importlib.import_module('ringlab.oracle'), 'atten' + 'tion')(x, x, x)",
-    "as an object": "from ringlab.blocks import get_block\ndef f(x): return get_block('naive', x).forward(x, x, x)",
-    "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0]))",
-    "SDPA": "import torch\ndef f(x): return torch.nn.functional.scaled_dot_product_attention(x, x, x)",
-    "SDPA by name": "from torch.nn.functional import scaled_dot_product_attention\ndef f(x): return scaled_dot_product_attention(x, x, x)",
-    "SDPA by a text": "import torch\ndef f(x): return getattr(torch.nn.functional, 'scaled_dot_' + 'product_attention')(x, x, x)",
-    "its decomposition": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math.default.decompose(x, x, x)",
-    "its kernel": "import torch\ndef f(x):\n    op, keys = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, torch._C\n    return op.redispatch(keys.DispatchKeySet(keys.DispatchKey.CPU), x, x, x)",
-    "a module": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
-}  # fmt: skip
-HONEST = {
-    "a function of that name": "def scaled_dot_product_attention(q, k, v): return q\ndef f(x): return scaled_dot_product_attention(x, x, x)",
-    "another decomposition": "import torch\ndef f(x): return torch.ops.aten.matmul.default.decompose(x, x)",
-    "a layout": "from ringlab import contiguous\ndef f(x): return contiguous(4, 2).S",
-    "imports that it does not use": "import torch\nfrom ringlab import oracle, ring_attention\ndef f(x):\n    from ringlab import merge\n    return torch.softmax(x, -1)",
-    "what the package has elsewhere": "def f(x):\n    from ringlab import Ring\n    from ringlab.errors import ShapeError\n    return Ring.__name__ + ShapeError.__name__",
-}  # fmt: skip
 
 
 def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[str, ...] = ()) -> str:
@@ -66,36 +40,22 @@ def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[s
     return run_in_process(stage, space, limits=limits).checks[0].message
 
 
-def in_the_judge(limits: OffLimits, source: str, x: object = X) -> str:
-    """Return the judge's failure of f(x), "" where it answers."""
-    with Session([source], ["f"], torch=True, limits=limits) as session:
-        try:
-            SandboxedSubject(session, "f").call(x)
-        except Failure as failure:
-            return failure.message
-    return ""
+LIMITS = OffLimits(about=("ringlab.layout.striped",))
+UNUSED = ("schedules", "an exercise")
+"""Imported alone they are not there in the judge; in a notebook they are, and nothing of theirs is called."""
+WHOSE = {"in a helper": "`helper`", "in a function inside": "`helper`", "in a lambda": "`<lambda>`"}
 
 
-@pytest.mark.parametrize("use", BORROWED)
+@pytest.mark.parametrize("use", [use for use in BORROWED if use not in UNUSED])
 def test_borrowed_code_is_found_in_a_check(use) -> None:
-    message = one_check(OffLimits(), BORROWED[use])
+    message = one_check(LIMITS, BORROWED[use])
     assert "put code of your own in its place" in message
-    assert message.startswith(
-        {"in a helper": "`g`", "in a function inside": "`g`", "in a lambda": "`<lambda>`"}.get(use, "`f`")
-    )
+    assert message.startswith(WHOSE.get(use, "`f`"))
 
 
 @pytest.mark.parametrize("code", HONEST)
 def test_honest_code_is_not_blamed(code) -> None:
-    assert one_check(OffLimits(), HONEST[code]) == ""
-
-
-@pytest.mark.needs_bwrap
-def test_the_judge_finds_the_same() -> None:
-    for name, source in BORROWED.items():
-        assert "put code of your own in its place" in in_the_judge(OffLimits(), source), name
-    for name, source in HONEST.items():
-        assert in_the_judge(OffLimits(), source) == "", name
+    assert one_check(LIMITS, HONEST[code]) == ""
 
 
 def test_exercises_differ_in_the_code_that_they_are_about() -> None:
@@ -141,14 +101,6 @@ def test_a_changed_argument_is_named(name) -> None:
     for x in (np.arange(4.0), torch.arange(4.0)):
         assert f"changed its argument {name} in place" in one_check(OffLimits(), CHANGES[name], x)
         assert one_check(OffLimits(), CHANGES[name], x, may_change=(name,)) == ""
-
-
-@pytest.mark.needs_bwrap
-def test_the_judge_names_it_too() -> None:
-    for name, source in CHANGES.items():
-        assert f"changed its argument {name} in place" in in_the_judge(
-            OffLimits(), source, torch.full((3,), 3.0)
-        )
 
 
 def test_arguments_are_compared_with_nan_and_in_nested_ones_too() -> None:

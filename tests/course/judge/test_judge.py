@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from ringlab.errors import CourseError
 from ringlab_course.checking.contract import Check, Exercise, Stage
@@ -148,6 +149,13 @@ def test_calls_measure_memory_and_keep_arguments_apart() -> None:
             # The kernel counts pages by processor, and adds up what differs by less than some hundreds of KiB later.
             assert mib - 2 <= measured.peak_bytes / 2**20 <= mib + 2
         assert x.tolist() == [0, 0, 0]
+
+
+def test_a_changed_argument_is_named() -> None:
+    for name, change in (("q", "q /= 2"), ("v", "v[0] = 1")):
+        with Session([f"def f({name}):\n    {change}\n    return {name}"], ["f"], torch=True) as session:
+            with pytest.raises(Failure, match=f"changed its argument {name} in place"):
+                SandboxedSubject(session, "f").call(torch.full((3,), 3.0))
 
 
 def test_a_session_is_given_up_after_three_lost_workers_and_after_its_time() -> None:

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ringlab_course.checking.contract import ATTENTION
 from ringlab_course.checking.failures import Crashed
@@ -15,67 +16,11 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.offlimits import HOME, PACKAGES, OffLimits, makers_of_layouts
 from ringlab_course.judge.session import SandboxedSubject, Session
+from tests.course.borrowed import BORROWED, HONEST
 from tests.course.judge.small_contract import EXERCISE, notebook
 
 inside = pytest.mark.needs_bwrap
 
-USES = {
-    "ring_attention": "from ringlab import ring_attention\ndef f(x): return ring_attention(x, x, x)",
-    "oracle": "from ringlab import oracle\ndef f(x): return oracle.attention(x, x, x).out",
-    "oracle, inside": "def f(x):\n    import ringlab.oracle as o\n    return o.attention(x, x, x).out",
-    "blocks": "from ringlab.blocks import get_block\ndef f(x): return get_block('naive', x).forward(x, x, x)",
-    "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0])).out",
-    "schedules": "import ringlab.schedules.ring as r\ndef f(x): return r.anything[0]",
-    "contracts": "from ringlab_course.checking.loading import load_exercise\ndef f(x): return load_exercise('01')",
-    "an exercise": "from ringlab_course.exercises.e05_emulated_ring import ring\ndef f(x): return ring.anything(x)",
-    "conformance": "from ringlab.conformance import check\ndef f(x): return check(x)",
-    "a layout": "from ringlab import striped\ndef f(x): return striped(4, 2).P",
-    "SDPA": "import torch.nn.functional as F\ndef f(x): return F.scaled_dot_product_attention(x, x, x)",
-    "SDPA with gradients": (
-        "import torch\ndef f(x):\n    x = x.requires_grad_()\n"
-        "    return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)"
-    ),
-    "its operator": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)",
-    "its mathematics": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math(x, x, x)",
-    "its backward": (
-        "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward("
-        "x, x, x, x, x, x[..., 0], 0.0, False)"
-    ),
-    "MultiheadAttention": "import torch\ndef f(x): return torch.nn.MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]",
-    "a Transformer's layer": "import torch\ndef f(x): return torch.nn.TransformerEncoderLayer(4, 1).eval()(x[0])",
-    "its decomposition": "import torch\ndef f(x): return torch.ops.aten._scaled_dot_product_attention_math.default.decompose(x, x, x)",
-    "its kernel": (
-        "import torch\ndef f(x):\n    op, keys = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, torch._C\n"
-        "    return op.redispatch(keys.DispatchKeySet(keys.DispatchKey.CPU), x, x, x)"
-    ),
-    "nested tensors": (
-        "import torch\ndef f(x):\n    n = torch.nested.nested_tensor([x[0, 0], x[0, 0, :2]]).unsqueeze(-1).transpose(1, 2)\n"
-        "    return torch.nn.functional.scaled_dot_product_attention(n, n, n)"
-    ),
-    "ONNX": "import torch\ndef f(x): return torch.onnx.ops.attention(x, x, x)[0]",
-    "quantizable attention": (
-        "def f(x):\n    from torch.ao.nn.quantizable import MultiheadAttention as M\n    return M(4, 1)(x[0], x[0], x[0])[0]"
-    ),
-    "quantizable attention, loaded again": (
-        "def f(x):\n    import importlib, torch.ao.nn.quantizable.modules.activation as a\n"
-        "    return importlib.reload(a).MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]"
-    ),
-    "the library opened again": (
-        "import gc, ringlab_course.judge.offlimits as o, torch\ndef f(x):\n    getattr(o, '_libraries', []).clear()\n"
-        "    gc.collect()\n    return torch.nn.functional.scaled_dot_product_attention(x, x, x)"
-    ),
-    "JAX": (
-        "def f(x):\n    import jax\n    return float(jax.nn.dot_product_attention(x[0].numpy(), x[0].numpy(), x[0].numpy()).sum())"
-    ),
-    "another package": "from transformers import BertModel as B\ndef f(x): return B.from_pretrained('x')(x)",
-    "flex attention's mathematics": (
-        "def f(x):\n    from torch._higher_order_ops.flex_attention import math_attention as m\n"
-        "    return m(x, x, x, lambda s, *_: s, (), 1.0, {}, (), ())"
-    ),
-    "flex attention": (
-        "from torch.nn.attention.flex_attention import flex_attention\ndef f(x): return flex_attention(x, x, x)"
-    ),
-}  # fmt: skip
 LAYOUTS = ("ringlab.layout.striped",)
 
 
@@ -127,15 +72,13 @@ def f(x):
 @pytest.fixture(scope="module")
 def call():
     """A function of (use, limits) that calls code in a worker; one worker for each of the limits, as torch is slow to start."""
-    sources = {**USES, **MORE, **FROM_THE_DISK}
+    sources = {**BORROWED, **MORE, **FROM_THE_DISK}
     cells = [text.replace("def f(", f"def f{number}(") for number, text in enumerate(sources.values())]
     names = [f"f{number}" for number in range(len(cells))]
     with contextlib.ExitStack() as stack:
         sessions = {}
 
         def called(use: str, limits: str):
-            import torch
-
             if limits not in sessions:
                 session = Session(
                     cells, names, torch=True, limits=LIMITS[limits], seconds=60, total_seconds=600
@@ -148,11 +91,20 @@ def call():
 
 
 @inside
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", BORROWED)
 def test_leaving_the_work_to_others_is_told_as_such(call, use) -> None:
     with pytest.raises(AssertionError, match="leaves the work to") as failure:
         call(use, "all")
     assert "put code of your own in its place" in failure.value.message
+
+
+@inside
+def test_honest_code_is_not_blamed() -> None:
+    cells = [source.replace("def f(", f"def f{number}(") for number, source in enumerate(HONEST.values())]
+    names = [f"f{number}" for number in range(len(cells))]
+    with Session(cells, names, torch=True, limits=LIMITS["all"]) as session:
+        for name in names:
+            SandboxedSubject(session, name).call(torch.ones(1, 1, 4, 4))
 
 
 @inside
