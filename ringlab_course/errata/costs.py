@@ -113,7 +113,6 @@ COSTS = (
             Figure("rate", "GB/s of one direction", None, "{:.0f}"),
         ),
         _threshold,
-        formerly="23-on-an-a100-communication-is-hidden-from-1024-tokens-per-rank",
     ),
     Entry(
         "The H100 has 989.4 TFLOP/s, not 312, and NVLink 4 has 900 GB/s, not 600",
@@ -129,7 +128,6 @@ COSTS = (
             Figure("nvlink_3", "NVLink 3, GB/s in both directions", None, "{:,.0f}"),
         ),
         _data_sheets,
-        formerly="24-the-h100-has-312-tflops-and-nvlink-4-has-600-gbs",
     ),
     Entry(
         "One step of a million tokens on 8 ranks takes 0.82 seconds, not one to two",
@@ -147,7 +145,6 @@ COSTS = (
             Figure("bytes", "GB of K and V", 8.0, "{:.1f}"),
         ),
         _million_tokens,
-        formerly="25-one-step-of-a-million-tokens-on-8-ranks-takes-one-to-two-seconds",
     ),
     Entry(
         "The KV cache of a 70B model at a million tokens is 327.68 GB, not 163 GB",
@@ -160,7 +157,6 @@ COSTS = (
             Figure("keys", "GB of K alone", None, "{:,.2f}"),
         ),
         _kv_cache,
-        formerly="26-the-kv-cache-of-a-70b-model-at-a-million-tokens-is-163-gb",
     ),
     Entry(
         "A million keys of d = 4096 are 8.2 GB in fp16, not 4 GB",
@@ -170,7 +166,6 @@ COSTS = (
         "06",
         (Figure("keys", "GB of keys", 4.0, "{:.1f}"),),
         _keys_of_a_million,
-        formerly="27-a-million-keys-of-d--4096-are-4-gb",
     ),
     Entry(
         "131,072 tokens over 8 A100s: compute is 31.5 times the transfer, not 39.3 times",
@@ -186,7 +181,6 @@ COSTS = (
             Figure("ratio", "compute relative to transfer", 39.3, "{:.1f}"),
         ),
         _one_step,
-        formerly="28-131072-tokens-over-8-a100s-compute-is-393-times-the-transfer",
     ),
     Entry(
         "Ring attention with a fused kernel needs O(B·heads·S/P·D) memory, not O(B·heads·S/P)",
@@ -201,6 +195,5 @@ COSTS = (
             Figure("per_row", "numbers per row and head at the peak, D = 64", None, "{:.0f}"),
         ),
         _peak_memory,
-        formerly="29-ring-attention-with-a-fused-kernel-needs-obheadssp-memory",
     ),
 )

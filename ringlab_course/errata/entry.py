@@ -63,7 +63,6 @@ class Entry:
     title: what is true, and what is not: readers of the list of contents or of a search see nothing else.
     lesson: the id of the lesson that teaches it. wrong_rings: names of wrong rings that the computation uses,
     whose change the page shows. modules: names of modules that it uses, whose text the page shows.
-    formerly: the anchor that it had under another title; links to it still lead to the entry.
     """
 
     title: str
@@ -75,7 +74,6 @@ class Entry:
     compute: Callable[[], dict[str, Any]]
     wrong_rings: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    formerly: str = ""
 
     def filled(self, text: str, values: Values) -> str:
         """Return a text with its figures."""

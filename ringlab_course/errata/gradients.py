@@ -221,7 +221,6 @@ GRADIENTS = (
         tuple(figure for figure in _ERRORS if figure.key != "out"),
         _against_the_ring,
         ("the_other_direction",),
-        formerly="1-dk-and-dv-travel-against-the-direction-of-k-and-v",
     ),
     Entry(
         "Gradients of replicated weights are summed over the ranks of the ring, not averaged",
@@ -240,7 +239,6 @@ GRADIENTS = (
             Figure("empty", "local mean of a rank without valid tokens is a number", True),
         ),
         _divided_by_ranks,
-        formerly="2-gradients-of-replicated-weights-are-averaged-over-the-ranks-of-the-ring",
     ),
     Entry(
         "Subtracting each block's maximum is not safe under a causal mask",
@@ -256,7 +254,6 @@ GRADIENTS = (
             Figure("mended", "with 0 subtracted where the maximum is −∞", None),
         ),
         _unseen_blocks,
-        formerly="3-subtracting-each-blocks-maximum-is-safe-under-a-causal-mask",
     ),
     Entry(
         "The running output needs the old sum, not only the old maximum",
@@ -270,7 +267,6 @@ GRADIENTS = (
             Figure("one_rank", "right on one rank", True, holds=True),
         ),
         _old_sum,
-        formerly="4-the-running-output-needs-only-the-old-maximum",
     ),
     Entry(
         "A gradient check with a tolerance of a hundredth does not show that the backward is right",
@@ -289,7 +285,6 @@ GRADIENTS = (
         ),
         _loose_check,
         ("takes_what_it_sent",),
-        formerly="5-a-gradient-check-with-a-tolerance-of-a-hundredth-shows-that-the-backward-is-right",
     ),
     Entry(
         "Backward needs the K and V of each block, not those that are at hand",
@@ -301,7 +296,6 @@ GRADIENTS = (
         (_ERRORS[0], Figure("dq", "of dQ", 0.0, "{:.3g}"), *_ERRORS[2:]),
         _first_block,
         ("first_block_again",),
-        formerly="6-backward-may-use-the-k-and-v-that-are-at-hand",
     ),
     Entry(
         "Backward cannot do without saved statistics",
@@ -314,7 +308,6 @@ GRADIENTS = (
         (_ERRORS[0], Figure("dq", "of dQ", 0.0, "{:.3g}"), *_ERRORS[2:]),
         _no_statistics,
         ("lse_of_the_block",),
-        formerly="7-backward-can-do-without-saved-statistics",
     ),
     Entry(
         "Ring attention is not bit for bit identical to full attention",
@@ -330,6 +323,5 @@ GRADIENTS = (
             Figure("close", "largest difference below 8 units of rounding", None),
         ),
         _bits,
-        formerly="8-ring-attention-is-bit-for-bit-identical-to-full-attention",
     ),
 )

@@ -148,7 +148,6 @@ MASKS = (
             Figure("last", "its last token", 20479),
         ),
         _origins,
-        formerly="9-the-block-that-is-here-after-t-hops-is-that-of-rank-i--t-mod-n",
     ),
     Entry(
         "The local mask is lower-triangular, not upper-triangular",
@@ -166,7 +165,6 @@ MASKS = (
         ),
         _triangle,
         ("masks_the_past",),
-        formerly="10-the-local-mask-is-upper-triangular",
     ),
     Entry(
         "Striped: query 4 sees key 2 but not key 6",
@@ -178,7 +176,6 @@ MASKS = (
         "08",
         (Figure("seen", "of these two keys, seen by query 4", 2),),
         _striped_keys,
-        formerly="11-striped-query-4-is-unmasked-against-keys-2-and-6",
     ),
     Entry(
         "A token-level layout does not defeat tile skipping",
@@ -195,7 +192,6 @@ MASKS = (
             Figure("contiguous", "contiguous", None, "{:.3f}"),
         ),
         _token_tiles,
-        formerly="12-a-token-level-layout-defeats-tile-skipping",
     ),
     Entry(
         "Causal contiguous attention does not take half the time, although half of the blocks are skipped",
@@ -210,7 +206,6 @@ MASKS = (
             Figure("zigzag", "time of zig-zag", None, "{:.4f}"),
         ),
         _contiguous_time,
-        formerly="13-causal-contiguous-attention-takes-half-the-time-since-half-of-the-blocks-are-skipped",
     ),
     Entry(
         "The last rank has 2P − 1 times the work of the first, not 2P times",
@@ -224,7 +219,6 @@ MASKS = (
             Figure("short", "with 64 tokens per rank", None, "{:.2f}"),
         ),
         _first_and_last,
-        formerly="14-the-last-rank-has-2p-times-the-work-of-the-first",
     ),
     Entry(
         "Dealing tokens back and forth does not always balance exactly",
@@ -238,7 +232,6 @@ MASKS = (
             Figure("even", "four rows: most work relative to the mean", 1.0, "{:.3f}", holds=True),
         ),
         _folds,
-        formerly="15-dealing-tokens-back-and-forth-balances-exactly",
     ),
     Entry(
         "Zig-zag and striped are two layouts, not two words for one",
@@ -255,6 +248,5 @@ MASKS = (
             Figure("striped", "tokens of rank 0, striped", None),
         ),
         _two_layouts,
-        formerly="16-zig-zag-and-striped-are-two-words-for-one-layout",
     ),
 )

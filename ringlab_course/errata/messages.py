@@ -131,7 +131,6 @@ MESSAGES = (
             Figure("together", "both halves at once: a deadlock", False, holds=True),
         ),
         _one_by_one,
-        formerly="17-isend-isend-irecv-irecv-one-after-the-other-is-a-ring",
     ),
     Entry(
         "The forward of a ring of P ranks takes P − 1 rounds of communication, not P",
@@ -146,7 +145,6 @@ MESSAGES = (
             Figure("blocks", "K/V blocks that a rank sends", 8),
         ),
         _hops,
-        formerly="18-a-ring-of-p-ranks-takes-p-rounds-of-communication",
     ),
     Entry(
         "Ring and all-to-all are two patterns, not two words for one",
@@ -163,7 +161,6 @@ MESSAGES = (
             Figure("ratio", "bytes sent, ring relative to all-to-all", None, "{:.3g}"),
         ),
         _neighbours,
-        formerly="19-ring-and-all-to-all-are-two-words-for-one-pattern",
     ),
     Entry(
         "Ulysses gives a rank the K and V of all tokens for some of the heads, not for all",
@@ -180,7 +177,6 @@ MESSAGES = (
             Figure("ratio", "bytes sent, Ulysses relative to an all-gather", None, "{:.3g}"),
         ),
         _heads_or_tokens,
-        formerly="20-ulysses-gathers-the-k-and-v-of-all-tokens-on-every-rank",
     ),
     Entry(
         "The communication of a ring grows with the sequence, not with its square",
@@ -195,6 +191,5 @@ MESSAGES = (
             Figure("work", "growth of the work", 4.0, "{:.3g}", holds=True),
         ),
         _longer,
-        formerly="21-the-communication-of-a-ring-grows-with-the-square-of-the-sequence",
     ),
 )

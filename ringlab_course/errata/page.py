@@ -64,7 +64,6 @@ def _entry(number: int, entry: Entry, values: Values) -> str:
     taught = lesson(entry.lesson)
     link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
     parts = [
-        *([f'<a id="{entry.formerly}"></a>'] if entry.formerly else []),
         f"### {number}. {entry.title}",
         f"**Wrong claim.** {entry.filled(entry.claim, values)}",
         f"**In fact.** {entry.filled(entry.truth, values)}",

@@ -74,7 +74,6 @@ WORKED = (
             Figure("all_flops", "FLOPs of the whole attention", None),
         ),
         _eight_tokens,
-        formerly="30-eight-tokens-on-two-ranks-64-flops-a-product-8-values-sent-a-round",
     ),
     Entry(
         "softmax of [0.707, 0, 0.707, 0] is [0.335, 0.165, 0.335, 0.165], not [0.31, 0.15, 0.31, 0.15]",
@@ -88,7 +87,6 @@ WORKED = (
             Figure("sum", "sum of the four claimed weights", 1.0, "{:.2f}"),
         ),
         _softmax_by_hand,
-        formerly="31-softmax-of-0707-0-0707-0-is-031-015-031-015",
     ),
     Entry(
         "Merging [2, 1] → [10, 20] with [3] → [30] gives 24.205, not 24.18",
@@ -102,7 +100,6 @@ WORKED = (
             Figure("at_once", "taken at once", None, "{:.3f}"),
         ),
         _merged_by_hand,
-        formerly="32-merging-2-1--10-20-with-3--30-gives-2418",
     ),
 )
 
@@ -135,6 +132,5 @@ KERNELS = (
         ),
         _constant_from_a_tensor,
         modules=(KERNELS_OF,),
-        formerly="22-a-kernel-may-compute-a-compile-time-constant-from-a-tensor",
     ),
 )

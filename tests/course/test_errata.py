@@ -141,14 +141,6 @@ def test_a_title_says_what_is_not_so(title: str) -> None:
     assert re.search(r"\b(not|cannot|no|never)\b", title)
 
 
-def test_links_to_former_headings_lead_to_their_entries() -> None:
-    """The titles were the false claims once: what was linked then is not lost, and no two entries share an anchor."""
-    text = PAGE.read_text(encoding="utf-8")
-    parts = dict(re.findall(r'^<a id="(.+)"></a>\n\n### \d+\. (.+)$', text, re.MULTILINE))
-    assert parts == {each.formerly: each.title for each in ENTRIES.values() if each.formerly}
-    assert "16-zig-zag-and-striped-are-two-words-for-one-layout" in parts
-
-
 def test_links_lead_to_headings_and_notebooks() -> None:
     text = PAGE.read_text(encoding="utf-8")
     headings = {

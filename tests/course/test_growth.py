@@ -1,0 +1,62 @@
+"""Exponents of memory: right for what is known, never above the truth whatever the readings are off by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlab_course.checking.growth import GRAIN, Growth, measured
+
+SIZES = (512, 1024, 2048)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_the_exponent_of_a_power_is_its_own(order):
+    growth = Growth(SIZES, tuple(3 * MIB * (s // 512) ** order for s in SIZES))
+    assert growth.exponent == pytest.approx(order, abs=1e-9)
+    assert not growth.faster_than(order)
+
+
+@given(
+    order=st.sampled_from([0, 1, 2]),
+    constant=st.floats(0, 64 * MIB),
+    factor=st.floats(0, 64 * MIB),
+    off=st.lists(st.floats(-GRAIN, GRAIN), min_size=3, max_size=3),
+)
+def test_no_reading_within_its_error_makes_a_right_program_wrong(order, constant, factor, off):
+    peaks = [constant + factor * (s / 512) ** order + e for s, e in zip(SIZES, off, strict=True)]
+    assert Growth(SIZES, tuple(max(0, int(p)) for p in peaks)).at_least <= order + 1e-3
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_one_factor_of_the_size_too_many_is_found_from_a_few_mebibytes_on(order):
+    rng = np.random.default_rng(order)
+    for _ in range(200):
+        off = rng.uniform(-GRAIN, GRAIN, 3)
+        peaks = [3 * MIB * (s / 512) ** (order + 1) + e for s, e in zip(SIZES, off, strict=True)]
+        assert Growth(SIZES, tuple(map(int, peaks))).faster_than(order), peaks
+
+
+def test_what_was_added_by_chance_is_read_again_and_what_was_not_stays():
+    readings = iter([4 * MIB, 4 * MIB, 64 * MIB, 4 * MIB, 4 * MIB, 4 * MIB])
+    assert measured(SIZES, lambda size: next(readings), 0).peaks == (4 * MIB,) * 3
+    calls = []
+
+    def quadratic(size):
+        calls.append(size)
+        return 3 * MIB * (size // 512) ** 2
+
+    assert measured(SIZES, quadratic, 1).faster_than(1) and calls == [*SIZES, *SIZES]
+    calls.clear()
+    assert not measured(SIZES, quadratic, 2).faster_than(2) and calls == [*SIZES]
+
+
+def test_the_growth_is_told_with_its_readings():
+    assert str(Growth(SIZES, (MIB, 4 * MIB, 16 * MIB))) == (
+        "S=512: 1.0 MiB, S=1024: 4.0 MiB, S=2048: 16.0 MiB: peak memory grows as S^2.00"
+    )
