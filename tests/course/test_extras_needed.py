@@ -1,6 +1,6 @@
-"""Where an extra is missing, its lesson ends with a sentence that says what to type; where all is required, it fails.
+"""Where an extra or Triton is missing, a lesson ends with a sentence that says what to type, and the judge with an error.
 
-Where there is no Triton: a notebook ends with a sentence, the judge with an error that names the remedy.
+Where all is required, its notebook fails instead of being left out.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from ringlab_course.checking import requirements
 from ringlab_course.checking.requirements import Stop
 
 ROOT = find_root()
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture
-def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is installed."""
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
 
 
-def test_where_an_extra_is_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_is_installed_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "find_spec", lambda name: object())
     requirements.needs_extra("jax")
+    requirements.needs_triton()
+    requirements.require_triton()
     assert requirements.extra_is_missing("jax") == ""
 
 
@@ -39,20 +42,37 @@ def test_half_of_an_extra_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert requirements.extra_is_missing("jax").startswith("jaxlib not installed")
 
 
-def test_the_command_installs_the_locked_extra_of_pyproject(without_jax: None) -> None:
+def test_the_command_installs_the_locked_extra_of_pyproject(without: None) -> None:
     told = requirements.extra_is_missing("jax")
     (lock, extra) = re.findall(r"pip install -c (\S+) -e '\.\[(\w+)\]'", told)[0]
-    assert (ROOT / lock).exists() and extra in EXTRAS
+    assert (ROOT / lock).exists() and extra in PROJECT["optional-dependencies"]
 
 
-def test_ipython_shows_the_sentence_only(without_jax: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("need", "told"), [("needs_extra('jax')", "pip install"), ("needs_triton()", "ends here")]
+)
+def test_a_notebook_ends_with_a_sentence_and_no_traceback(
+    without: None, capsys: pytest.CaptureFixture[str], need: str, told: str
+) -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
-    source = "from ringlab_course import needs_extra\nneeds_extra('jax')\nprint('went on')"
+    source = f"from ringlab_course import needs_extra, needs_triton\n{need}\nprint('went on')"
     result = InteractiveShell().run_cell(source)
     shown = capsys.readouterr().out
     assert isinstance(result.error_in_exec, Stop)
-    assert "pip install" in shown and "went on" not in shown and "Traceback" not in shown
+    assert told in shown and "went on" not in shown and "Traceback" not in shown
+
+
+def test_a_system_without_triton_is_named(without: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements.sys, "platform", "darwin")
+    with pytest.raises(Stop) as stopped:
+        requirements.needs_triton()
+    assert "macOS" in "\n".join(stopped.value._render_traceback_())
+
+
+def test_the_judge_names_what_is_missing(without: None) -> None:
+    with pytest.raises(CourseError, match="Triton"):
+        requirements.require_triton()
 
 
 def test_an_extra_that_no_lesson_asks_for_is_an_error() -> None:
@@ -61,9 +81,8 @@ def test_an_extra_that_no_lesson_asks_for_is_an_error() -> None:
 
 
 def test_learners_do_not_get_it_and_every_check_does() -> None:
-    base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert not any(text.startswith("jax>") for text in base)
-    (ours,) = (text for text in EXTRAS["test"] if text.startswith("ringlab["))
+    assert not any(text.startswith("jax>") for text in PROJECT["dependencies"])
+    (ours,) = (text for text in PROJECT["optional-dependencies"]["test"] if text.startswith("ringlab["))
     assert "jax" in ours.removeprefix("ringlab[").removesuffix("]").split(",")
 
 
@@ -97,41 +116,3 @@ def test_its_notebook_is_left_out_only_where_not_all_is_required(
     )
     assert len(re.findall(r"<IPyNbCell", done.stdout)) == collected, done.stdout
     assert ("not run, as jax is not installed here: 17_x.ipynb" in done.stdout) == (collected == 1)
-
-
-@pytest.fixture
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-
-
-def test_where_triton_is_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "find_spec", lambda name: object())
-    requirements.needs_triton()
-    requirements.require_triton()
-
-
-def test_a_notebook_ends_with_a_sentence_and_no_traceback(
-    without_triton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requirements.sys, "platform", "darwin")
-    with pytest.raises(requirements.Stop) as stopped:
-        requirements.needs_triton()
-    shown = "\n".join(stopped.value._render_traceback_())
-    assert "macOS" in shown and "ends here" in shown and "Traceback" not in shown
-
-
-def test_ipython_shows_the_sentence_about_kernels_only(
-    without_triton, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell()
-    result = shell.run_cell("from ringlab_course import needs_triton\nneeds_triton()\nprint('went on')")
-    shown = capsys.readouterr().out
-    assert isinstance(result.error_in_exec, requirements.Stop)
-    assert "ends here" in shown and "went on" not in shown and "Traceback" not in shown
-
-
-def test_the_judge_names_what_is_missing(without_triton) -> None:
-    with pytest.raises(CourseError, match="Triton"):
-        requirements.require_triton()
