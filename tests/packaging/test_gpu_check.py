@@ -1,24 +1,16 @@
-"""`make gpu` where there is no GPU: what it asks for, in which order, and that it needs nothing but what it names.
-
-tools/triton_versions.py downloads what it runs, runs what it says, and notices when it does not.
-"""
+"""`make gpu` where there is no GPU: what it asks for, in which order, and that it needs nothing but what it names."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = CHECKOUT / "tools/gpu_check.sh"
-NAMED = {"torch", "triton", "numpy", "matplotlib", "jaxtyping", "rich", "typer", "pytest"}
 # What the lock brings besides, and a machine set up for something else may not have.
 OTHERS = (
     "hypothesis",
@@ -88,14 +80,6 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
     assert "needed: jaxtyping rich" in done.stderr and "-m pip install jaxtyping rich" in done.stderr
 
 
-def test_the_header_names_what_is_looked_for() -> None:
-    text = SCRIPT.read_text()
-    header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    sentence = re.search(r"must have (.*?pytest)\.", header)
-    assert sentence is not None and set(re.findall(r"[a-z]{4,}", sentence[1])) & NAMED == NAMED
-    assert set(re.findall(r'"(\w+)"', text.split("names = ")[1].split("\n")[0])) == NAMED
-
-
 @pytest.mark.parametrize("what", ["tests/gpu", "commands"])
 def test_nothing_else_is_imported(what: str) -> None:
     """In a Python in which the lock's other packages cannot be imported."""
@@ -112,59 +96,3 @@ def test_nothing_else_is_imported(what: str) -> None:
         [sys.executable, "-c", code], cwd=CHECKOUT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "triton_versions.py"
-
-
-@pytest.fixture
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("triton_versions", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, tool: ModuleType) -> list[tuple[list[str], dict[str, Any]]]:
-    """The commands that are run; Triton says it is 3.8.0, and pytest finds a failure."""
-    told: list[tuple[list[str], dict[str, Any]]] = []
-
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        told.append((command, options))
-        return subprocess.CompletedProcess(command, int("pytest" in command), "3.8.0 2.5.0 2.13.0\n", "")
-
-    monkeypatch.setattr(tool.subprocess, "run", run)
-    return told
-
-
-def test_a_version_is_downloaded_once(tool: ModuleType, commands: list[Any], tmp_path: Path) -> None:
-    assert tool.fetched("3.8.0", tmp_path) == tmp_path / "triton-3.8.0"
-    (tmp_path / "triton-3.8.0" / "triton").mkdir(parents=True)
-    tool.fetched("3.8.0", tmp_path)
-    assert [command[-2:] for command, _ in commands] == [["triton==3.8.0", "numpy"]]
-    assert "--no-deps" in commands[0][0]
-
-
-def test_tests_run_with_these_packages_in_the_interpreter(
-    tool: ModuleType, commands: list[Any], tmp_path: Path
-) -> None:
-    assert not tool.run("3.8.0", tmp_path, ["tests/blocks"])
-    command, options = commands[-1]
-    assert "pytest" in command and command[-1] == "tests/blocks"
-    assert options["env"]["PYTHONPATH"].startswith(str(tmp_path))
-    assert options["env"]["TRITON_INTERPRET"] == "1"
-
-
-def test_another_version_than_asked_for_is_an_error(
-    tool: ModuleType, commands: list[Any], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit, match=r"needed: Triton 3\.6\.0\n +got: 3\.8\.0"):
-        tool.run("3.6.0", tmp_path, [])
-
-
-def test_the_tests_it_runs_are_there(tool: ModuleType) -> None:
-    found = {pattern: [path.name for path in TOOL.parents[1].glob(pattern)] for pattern in tool.TESTS}
-    assert all(found.values()), found
-    assert {"test_interpreter.py", "test_accesses.py"} <= {name for names in found.values() for name in names}
