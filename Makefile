@@ -14,6 +14,7 @@ LAB_ARGS ?=
 SITE_ARGS ?=
 PYTEST_ARGS ?= -n 3
 SWEEP_PART ?=
+LOCK_ARGS ?=
 export PYTHON
 # glibc gives every thread a heap of its own and keeps it: virtual ranks are threads, and a test run starts thousands.
 export MALLOC_ARENA_MAX = 2
@@ -24,7 +25,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo 'make build  rebuild notebooks/, exercises/ and solutions/ from their sources'
 	@echo 'make docs   rewrite the generated pages in docs/'
-	@echo 'make house  print the figures of the tree: imports, sizes, docstrings'
+	@echo 'make house  print the sizes of the tree, and names whose docstrings lack something'
 	@echo 'make format write the code as ruff would'
 	@echo 'make lock   choose versions and write requirements.lock'
 	@echo 'make clean  remove .venv and caches; your notebooks stay'
@@ -73,6 +74,7 @@ check-all: style types
 style:
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	.venv/bin/lint-imports --no-cache
 	.venv/bin/ringlab build --check
 
 types:
@@ -91,8 +93,13 @@ format: setup-test
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+# A version stays as it is where it still fits; LOCK_ARGS=--upgrade takes the newest. Left out: markers, as pip installs nothing for a
+# constraint; CUDA's packages, and local versions such as torch's +cpu, as each machine's pip configuration decides on a build of torch.
 lock: setup-test
-	$(RUN) tools/relock.py
+	mkdir -p build && cp requirements.lock build/lock
+	printf '%s\n' 'hatchling>=1.27' editables | .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
+	    --no-annotate --custom-compile-command 'make lock' $(LOCK_ARGS) --output-file build/lock pyproject.toml -
+	sed -E '/^(nvidia|cuda)-/d; s/ ;.*//; s/\+[a-z0-9.]+$$//' build/lock >requirements.lock
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -132,7 +132,6 @@ THOROUGH = {
     "tests/course/test_submissions.py::test_a_right": "tests/course/test_submissions.py::test_the_solution",
     "tests/course/test_unearned.py": AUTHORS,
     "tests/floors/test_direction.py": AUTHORS,
-    "tests/floors/test_house.py": AUTHORS,
     "tests/floors/test_house_rules.py": AUTHORS,
     "tests/floors/test_shape_checks.py": AUTHORS,
     "tests/fuzz/": "tests/course/judge/test_protocol.py and tests/course/judge/test_loader.py",

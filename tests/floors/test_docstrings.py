@@ -1,6 +1,6 @@
 """Exported names have an example that runs, methods a docstring, functions `Raises:` and axis types.
 
-`python -m tools.house --missing raises comm` lists the names of a folder that lack one.
+`make house` lists the names that lack one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tools.house import docstrings
-from tools.house.docstrings import KINDS, Package
-from tools.house.imports import CHECKOUT
+from tools.house.docstrings import CHECKOUT, KINDS, Package
 
 MISSING = docstrings.missing(Package())
 

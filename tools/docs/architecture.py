@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..house.floors import FLOORS
 from ..website.docstrings import first_sentence, to_markdown
 from ..website.links import table
 
 HEAD = """\
 # Architecture
 
-`make docs` writes this page from docstrings, the table of floors in `tools/house/floors.py`, and the text in
+`make docs` writes this page from docstrings, the floors in `pyproject.toml` (`tool.importlinter`), and the text in
 `tools/docs/architecture.py`.
 
 **Read [ringlab/plain_ring.py](../ringlab/plain_ring.py) first**: the ring in one file, forward and backward, without layouts, plans
@@ -21,7 +21,7 @@ and schedules as objects.
 
 Two packages: `ringlab` is the reference, `ringlab_course` the course. The course imports the reference, never the other
 way round. Inside both, a module imports only from its own floor or from one with a lower number, and imports form no circle.
-`tests/floors` holds every module to that.
+`make style` and `tests/floors` hold every module to that.
 
 Four axes stay apart, so that nothing is written once per combination: the **transport** carries messages
 (`ringlab/comm`), the **block** computes attention of one query block on one K/V block (`ringlab/blocks`), the **layout**
@@ -64,6 +64,27 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 never chosen by itself. It computes all tiles of a K/V block in one launch forward, two backward, and
 `TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
+NAMES = (
+    "words",
+    "tokens and numbers",
+    "one block, one message",
+    "all ranks together",
+    "the front door",
+    "built on the ring",
+    "models and pictures",
+    "timings",
+    "commands",
+    "python -m ringlab",
+    "the course: its list of lessons",
+    "the course: checking answers",
+    "the course: material",
+    "the course: exercises",
+    "the course: notebooks",
+    "the course: classes",
+    "the course: other programs",
+    "the course: commands",
+)
+"""What stands on each floor, from the bottom."""
 BRIEF = {"ringlab_course/exercises"}
 """Packages whose subfolders are listed by their docstring or title only, not file by file."""
 
@@ -73,15 +94,28 @@ def page(root: Path) -> str:
     return "\n\n".join(part.strip("\n") for part in _parts(root)) + "\n"
 
 
+def floors(root: Path) -> list[tuple[str, list[str]]]:
+    """Return the name of each floor, from the bottom, and its packages and modules."""
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    rooms = [
+        [f"{package}.{name}" for name in layer.split(" : ")]
+        for contract in settings["contracts"]
+        for package in contract.get("containers", ())
+        for layer in reversed(contract["layers"])
+    ]
+    return list(zip(NAMES, rooms, strict=True))
+
+
 def _parts(root: Path) -> Iterator[str]:
     yield HEAD
     yield "## The floors"
+    every = floors(root)
     rows = [
         (str(number), name, ", ".join(f"`{room}`" for room in rooms))
-        for number, (name, rooms) in enumerate(FLOORS)
+        for number, (name, rooms) in enumerate(every)
     ]
     yield table(("Floor", "", "Packages and modules"), rows)
-    for number, (name, rooms) in enumerate(FLOORS):
+    for number, (name, rooms) in enumerate(every):
         yield f"## Floor {number}: {name}"
         yield table(("Module", "Role"), [row for room in sorted(rooms) for row in _rows(root, room)])
         yield from (text for room in sorted(rooms) for text in _maps(root, room))

@@ -1,28 +1,41 @@
-"""Print the figures of the project's house: `python -m tools.house`; with --missing, the names behind a count."""
+"""Print the sizes of the tree, and which public names lack something in their docstring or annotations: `python -m tools.house`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+from pathlib import Path
 
-from . import docstrings, figures
+from .docstrings import CHECKOUT, Package, missing
+
+PARTS = ("ringlab", "ringlab_course", "tools", "tests")
+LARGEST = 15
+"""Files that are listed."""
 
 
-def main(arguments: list[str]) -> None:
-    """Print the table, or what one folder of the reference leaves out."""
-    parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__)
-    parser.add_argument(
-        "--missing", nargs=2, metavar=("KIND", "FOLDER"), help=f"one of {', '.join(docstrings.KINDS)}"
-    )
-    asked = parser.parse_args(arguments)
-    if asked.missing is None:
-        print(figures.table(figures.figures()))
-        return
-    kind, folder = asked.missing
-    if kind not in docstrings.KINDS:
-        parser.error(f"needed: one of {', '.join(docstrings.KINDS)}; got: {kind}")
-    print(*docstrings.missing(docstrings.Package())[kind].get(folder, []), sep="\n")
+def lines_of(root: Path) -> dict[Path, int]:
+    """Return the lines of each Python file below a folder."""
+    return {path: len(path.read_text(encoding="utf-8").splitlines()) for path in root.rglob("*.py")}
+
+
+def report(checkout: Path = CHECKOUT) -> str:
+    """Return the lines and files of each part and of its folders, the largest files, and the names that lack something."""
+    told: list[str] = []
+    every: dict[Path, int] = {}
+    for part in PARTS:
+        lines = lines_of(checkout / part)
+        every |= lines
+        told += ["", f"{sum(lines.values()):9,} lines in {len(lines):4,} files  {part}"]
+        for folder in sorted({path.relative_to(checkout / part).parts[0] for path in lines}):
+            inside = [count for path, count in lines.items() if (checkout / part / folder) in path.parents]
+            if inside:
+                told.append(f"{sum(inside):9,} lines in {len(inside):4,} files  {part}/{folder}")
+    told += ["", "The largest files:"]
+    largest = sorted(every, key=every.__getitem__, reverse=True)[:LARGEST]
+    told += [f"{every[path]:9,} lines  {path.relative_to(checkout)}" for path in largest]
+    for kind, by_folder in missing(Package(checkout)).items():
+        names = [name for names in by_folder.values() for name in names]
+        told += ["", f"{len(names)} lack {kind}{':' if names else ''}", *(f"  {name}" for name in names)]
+    return "\n".join(told[1:])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(report())

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .imports import CHECKOUT
-
+CHECKOUT = Path(__file__).resolve().parents[2]
 KINDS = ("examples", "methods", "raises", "axes")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _ARRAYS = {"Tensor", "ndarray", "NDArray"}
