@@ -21,9 +21,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from ringlab.bench.device import Ranks
 from ringlab.bench.interleaved import Times, Turn, interleaved, speed_ratio
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Reference, errors
@@ -142,43 +143,6 @@ def compete(
 
         times = interleaved(turns, Ranks(ring, device, seen), rounds, WARM_UP)
         yield Passed(of, looks, times)
-
-
-class Ranks:
-    """All ranks as the device of `interleaved`: a run ends when the last rank is done."""
-
-    def __init__(
-        self,
-        ring: Ring,
-        device: torch.device | str = "cpu",
-        seen: Callable[[Any], None] = lambda kept: None,
-    ) -> None:
-        """seen: called with the value of a run after its clock has stopped."""
-        self.ring, self.name, self.seen = ring, torch.device(device).type, seen
-
-    def seconds(self, run: Callable[[], Any]) -> float:
-        """Return the seconds from the moment all ranks are ready until all are done."""
-        self.settle()
-        self.ring.barrier()
-        begin = self.ring.comm.now()
-        kept = run()
-        self.settle()
-        self.ring.barrier()
-        end = self.ring.comm.now()
-        self.seen(kept)
-        return end - begin
-
-    def settle(self) -> None:
-        """Wait until a GPU has done all its work."""
-        if self.name == "cuda":
-            torch.cuda.synchronize()
-
-    def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
-        """Do nothing: every result is checked instead."""
-
-    def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Refuse: memory is not measured here."""
-        raise NotImplementedError("memory is not weighed here")
 
 
 def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The accelerator under a benchmark: its clock, its caches and its memory.
+"""What a benchmark runs on, a GPU, a CPU or a group of ranks: its clock, its caches and its memory.
 
 `machine` describes the machine and the versions that a figure was measured with.
 """
@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 import ringlab
+from ringlab.comm.memory import MemoryMeter
+from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError
 
 NEEDED = "an NVIDIA GPU"
@@ -73,19 +76,23 @@ def new_memory_is_nan() -> Iterator[None]:
             torch.use_deterministic_algorithms(strict, warn_only=warn_only)
 
 
-class Device(Protocol):
-    """The operations that a benchmark needs from its machine; tests substitute a scripted one."""
-
-    name: str
-    """Its name in torch: "cuda"."""
+class Clock(Protocol):
+    """What `ringlab.bench.interleaved` needs of the machine that it times."""
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Return the seconds from the first to the last operation of `run` on the device."""
+        """Return the seconds from the first to the last operation of `run`."""
         ...
 
     def settle(self) -> None:
-        """Clear the caches, and give the device enough work that it need not wait for the next launch."""
+        """Clear the caches, and give a device enough work that it need not wait for the next launch."""
         ...
+
+
+class Device(Clock, Protocol):
+    """A clock that also knows the memory of the machine: what the benchmarks of kernels need."""
+
+    name: str
+    """Its name in torch: "cuda" or "cpu"."""
 
     def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
         """Write NaN over `outputs`; when they are freed, the next outputs are likely to lie there."""
@@ -94,6 +101,65 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], Any]) -> int:
         """Return the peak bytes allocated during `run`, beyond those before it."""
         ...
+
+
+class Cpu:
+    """This process's processor."""
+
+    name = "cpu"
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        """Return the seconds of `run`."""
+        begin = time.perf_counter()
+        kept = run()  # kept until the end: freeing is no part of the work
+        end = time.perf_counter()
+        del kept
+        return end - begin
+
+    def settle(self) -> None:
+        """Do nothing: operators on a CPU have ended when they return."""
+
+    def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
+        """Write NaN over `outputs`."""
+        for output in outputs:
+            fill_with_nan(output)
+
+    def peak_bytes(self, run: Callable[[], Any]) -> int:
+        """Return the peak bytes of the tensors that `run` makes."""
+        meter = MemoryMeter()
+        with meter.watch():
+            run()
+        return meter.peak_bytes
+
+
+class Ranks:
+    """All ranks of a group as one clock: a run ends when the last rank is done."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        device: torch.device | str = "cpu",
+        seen: Callable[[Any], None] = lambda kept: None,
+    ) -> None:
+        """seen: called with the value of a run after its clock has stopped."""
+        self.ring, self.device, self.seen = ring, torch.device(device), seen
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        """Return the seconds from the moment all ranks are ready until all are done."""
+        self.settle()
+        self.ring.barrier()
+        begin = self.ring.comm.now()
+        kept = run()
+        self.settle()
+        self.ring.barrier()
+        end = self.ring.comm.now()
+        self.seen(kept)
+        return end - begin
+
+    def settle(self) -> None:
+        """Wait until a GPU has done all its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
 
 class Cuda:

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.attention import ring_attention
-from ringlab.bench.device import machine
-from ringlab.bench.interleaved import Paired, paired
+from ringlab.bench.device import Cpu, machine
+from ringlab.bench.interleaved import Turn, interleaved, paired
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.memory import MemoryReport
@@ -131,11 +131,15 @@ def bench_emulate(
     parts = [shards(rank, P, tensors) for rank in range(P)]
     cluster = VirtualCluster(P, memory=False)
 
-    def measure(gradients: bool) -> Paired:
+    def beside_sdpa(subject: Callable[[], object], gradients: bool) -> dict[str, Any]:
+        turns = {"subject": Turn(lambda _: subject()), "baseline": Turn(lambda _: sdpa(tensors, gradients))}
+        return paired(interleaved(turns, Cpu(), pairs, 2, progress=progress))
+
+    def ring(gradients: bool) -> dict[str, Any]:
         def program(ring: Ring) -> None:
             ring_program(ring, work.S, parts[ring.rank], gradients)
 
-        return paired(lambda: cluster.run(program), lambda: sdpa(tensors, gradients), pairs, 2, progress)
+        return beside_sdpa(lambda: cluster.run(program), gradients)
 
     def memory(gradients: bool) -> dict[str, Any]:
         def program(ring: Ring) -> None:
@@ -144,26 +148,18 @@ def bench_emulate(
         return _memory(VirtualCluster(P).run(program).memory, work, P)
 
     def alone(gradients: bool) -> float:
-        found = paired(
-            lambda: block_alone(work.S, parts, gradients),
-            lambda: sdpa(tensors, gradients),
-            pairs,
-            2,
-            progress,
-        )
-        return round(found.ratio, 4)
+        found = beside_sdpa(lambda: block_alone(work.S, parts, gradients), gradients)
+        return float(found["ratio"])
 
-    measured = {"forward": measure(False), "forward_backward": measure(True)}
+    measured = {"forward": ring(False), "forward_backward": ring(True)}
     return {
         "bench": "emulate",
         "work": {**work.as_dict(), "P": P},
         "threads": torch.get_num_threads(),
-        "forward_ratio": round(measured["forward"].ratio, 4),
-        "forward_backward_ratio": round(measured["forward_backward"].ratio, 4),
+        **{f"{of}_ratio": found["ratio"] for of, found in measured.items()},
         "block_alone": {"forward_ratio": alone(False), "forward_backward_ratio": alone(True)},
         "memory": {"forward": memory(False), "forward_backward": memory(True)},
-        "forward": measured["forward"].summary(),
-        "forward_backward": measured["forward_backward"].summary(),
+        **measured,
         "machine": machine(),
     }
 

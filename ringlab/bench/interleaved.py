@@ -1,64 +1,16 @@
-"""Time several ways to do the same work, in turn on one device, so that all see the same machine.
+"""The one timer of all benches: several ways to do the same work, in turn, so that all see the same machine.
 
-Both sides of every pair run one right after the other, so their ratio survives a noisy machine.
+All contenders of a round run one right after the other, so the ratios of their times survive a noisy machine.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringlab.bench.device import Device
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Seconds of the subject and the baseline, pair by pair."""
-
-    subject: tuple[float, ...]
-    baseline: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Return the median of subject/baseline over the pairs."""
-        return statistics.median(s / b for s, b in zip(self.subject, self.baseline, strict=True))
-
-    def summary(self) -> dict[str, object]:
-        """Return ratio, medians and all times, in seconds, ready for JSON."""
-        return {
-            "ratio": round(self.ratio, 4),
-            "subject_median_s": statistics.median(self.subject),
-            "baseline_median_s": statistics.median(self.baseline),
-            "subject_s": list(self.subject),
-            "baseline_s": list(self.baseline),
-        }
-
-
-def paired(
-    subject: Callable[[], object],
-    baseline: Callable[[], object],
-    pairs: int,
-    warm_up: int = 1,
-    progress: Callable[[], None] = lambda: None,
-) -> Paired:
-    """Return the times of `pairs` interleaved runs; the side that goes first alternates.
-
-    `warm_up` pairs are run first and not counted; `progress` is called after every pair.
-    """
-    times: tuple[list[float], list[float]] = ([], [])
-    for pair in range(-warm_up, pairs):
-        order = ((0, subject), (1, baseline)) if pair % 2 else ((1, baseline), (0, subject))
-        for side, run in order:
-            begin = time.perf_counter()
-            run()
-            if pair >= 0:
-                times[side].append(time.perf_counter() - begin)
-        progress()
-    return Paired(tuple(times[0]), tuple(times[1]))
-
+from ringlab.bench.device import Clock
 
 Times = dict[str, tuple[float, ...]]
 """Seconds of each contender, round by round."""
@@ -74,7 +26,7 @@ class Turn:
 
 def interleaved(
     turns: Mapping[str, Turn],
-    device: Device,
+    clock: Clock,
     rounds: int,
     warm_up: int = 3,
     fresh: Callable[[], None] = lambda: None,
@@ -92,8 +44,8 @@ def interleaved(
         shift = index % len(names) if names else 0
         for name in names[shift:] + names[:shift]:
             ready = turns[name].prepare()
-            device.settle()
-            seconds = device.seconds(lambda name=name, ready=ready: turns[name].run(ready))  # type: ignore[misc]
+            clock.settle()
+            seconds = clock.seconds(lambda name=name, ready=ready: turns[name].run(ready))  # type: ignore[misc]
             del ready
             if index >= 0:
                 times[name].append(seconds)
@@ -106,7 +58,19 @@ def speed_ratio(times: Times, subject: str, baseline: str) -> float:
 
     1 is as fast, 0.5 takes twice as long.
     """
-    return Paired(times[baseline], times[subject]).ratio
+    return statistics.median(b / s for s, b in zip(times[subject], times[baseline], strict=True))
+
+
+def paired(times: Times) -> dict[str, Any]:
+    """Return what the contender "subject" took beside "baseline", ready for JSON: the ratio of times, medians, all times in seconds."""
+    subject, baseline = times["subject"], times["baseline"]
+    return {
+        "ratio": round(speed_ratio(times, "baseline", "subject"), 4),
+        "subject_median_s": statistics.median(subject),
+        "baseline_median_s": statistics.median(baseline),
+        "subject_s": list(subject),
+        "baseline_s": list(baseline),
+    }
 
 
 def statistics_of(seconds: tuple[float, ...], flops: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ringlab.bench.contenders import one_block, whole
 from ringlab.bench.device import Cuda, Device, machine
@@ -29,16 +29,12 @@ TIE = 0.01
 """Medians this close, as a fraction of the fastest, count as equal; the one with least shared memory is chosen."""
 
 
-class Track(Protocol):
-    """A place where configurations race; tests substitute a scripted one."""
-
-    def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> Mapping[Config, float]:
-        """Return the median seconds of each correct configuration; wrong ones are left out."""
-        ...
+Race = Callable[[Slot, Sequence[Config], int], Mapping[Config, float]]
+"""(slot, configurations, rounds) → the median seconds of each correct configuration; wrong ones are left out."""
 
 
 class Gpu:
-    """The current CUDA device as a track: one block, causal, fresh inputs in every round."""
+    """The current CUDA device as the place of races: one block, causal, fresh inputs in every round."""
 
     def __init__(self, tokens: int = 8192, heads: int = 16, device: Device | None = None) -> None:
         self.tokens, self.heads = tokens, heads
@@ -90,7 +86,7 @@ class Tuned:
 def tune(
     slot: Slot,
     arch: str,
-    track: Track,
+    race: Race,
     rounds: int = 31,
     processes: int = 2,
     where: str = "",
@@ -103,9 +99,9 @@ def tune(
     likely = sorted(able, key=lambda config: clocks_per_score(able[config]))[:most]
     now = choose(slot.kernel, arch, slot.head_dim, slot.torch_dtype, slot.precision)
     likely += [now] if now in able and now not in likely else []
-    heat = track.race(slot, likely, HEAT_ROUNDS)
+    heat = race(slot, likely, HEAT_ROUNDS)
     finalists = sorted(heat, key=lambda config: heat[config])[:FINALISTS]
-    final = track.race(slot, finalists, rounds)
+    final = race(slot, finalists, rounds)
     row = _row(slot, able, final, where) if final else None
     return Tuned(slot, row, len(found), len(able), len(likely), len(heat))
 

@@ -106,7 +106,7 @@ def _measure(
     from ringlab.bench.tune import Gpu, stamp, tune
     from ringlab.blocks.triton.configs import architecture
 
-    track = Gpu(tokens, heads)  # says so where there is no GPU
+    gpu = Gpu(tokens, heads)  # says so where there is no GPU
 
     import torch
 
@@ -116,7 +116,7 @@ def _measure(
         task = bar.add_task("tune", total=len(wanted))
         for slot in wanted:
             bar.update(task, description=f"tune {slot.kernel} D={slot.head_dim} {slot.dtype}")
-            tuned.append(tune(slot, arch, track, rounds, processes, where, most=most))
+            tuned.append(tune(slot, arch, gpu.race, rounds, processes, where, most=most))
             bar.advance(task)
     return tuned, arch
 

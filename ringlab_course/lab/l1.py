@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringlab.bench.contest import Passed, Ranks, Sampled, joined, worst_of
+from ringlab.bench.contest import Passed, Sampled, joined, worst_of
+from ringlab.bench.device import Ranks
 from ringlab.bench.interleaved import Times, Turn, interleaved
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Reference, reference

@@ -14,7 +14,6 @@ from ringlab.bench import contest
 from ringlab.bench import peers as bench
 from ringlab.bench.contest import Sampled
 from ringlab.bench.emulate import Work
-from ringlab.bench.interleaved import speed_ratio
 from ringlab.bench.peers import OURS, PEERS, bench_peers
 from ringlab.bench.reference import reference, sample
 from ringlab.cli import app
@@ -160,47 +159,3 @@ def test_the_command_prints_ratios_and_writes_them(tmp_path: Path, monkeypatch: 
     assert "absent" in done.output and "not run: it is not installed" in done.output
     assert json.loads(written.read_text())["cases"][0]["P"] == 2
     assert CliRunner().invoke(app, ["bench", "peers", "--ranks", "two"]).exit_code == 2
-
-
-RESULTS = Path(__file__).parents[2] / "benchmarks/results/peers"
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def published(request: pytest.FixtureRequest) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{request.param}.json").read_text())
-    return found
-
-
-def test_what_was_published_is_the_work_of_the_issue_and_adds_up(published: dict[str, Any]) -> None:
-    work = published["work"]
-    assert (work["B"], work["H"], work["S"], work["D"], work["causal"]) == (1, 8, 8192, 64, True)
-    assert [(each["P"], each["pass"]) for each in published["cases"]] == [
-        (P, of) for P in (2, 4) for of in contest.PASSES
-    ]
-    for each in published["cases"]:
-        timed = {name: tuple(one["times_s"]) for name, one in each["contenders"].items()}
-        for name, one in each["contenders"].items():
-            assert len(one["times_s"]) >= 7
-            assert one["ratio"] == pytest.approx(speed_ratio(timed, OURS, name), abs=1e-4)
-            assert one["correct"] is all(one["errors"][x] <= one["bounds"][x] for x in one["errors"])
-        assert each["contenders"][OURS]["correct"]
-
-
-def test_ringlab_was_the_fastest_that_is_right_in_float32_and_no_more_than_a_tenth_behind_in_bfloat16() -> (
-    None
-):
-    """By the ratios of interleaved rounds, which docs/benchmarks.md shows: those of peers that are right are at least 1."""
-    for dtype, least in (("float32", 1.0), ("bfloat16", 1 / 1.1)):
-        for each in json.loads((RESULTS / f"{dtype}.json").read_text())["cases"]:
-            right = {name: one["ratio"] for name, one in each["contenders"].items() if one["correct"]}
-            assert right[OURS] == 1.0 and min(right.values()) >= least, (dtype, each["P"], each["pass"])
-
-
-def test_the_table_says_what_was_measured() -> None:
-    page = (RESULTS.parents[2] / "docs/benchmarks.md").read_text(encoding="utf-8")
-    cases = json.loads((RESULTS / "float32.json").read_text())["cases"]
-    for name in cases[0]["contenders"]:
-        if name != OURS:
-            said = [each["contenders"][name] for each in cases]
-            cells = [f"{one['ratio']:.2f}" + ("" if one["correct"] else ", wrong") for one in said]
-            assert f"| {' | '.join(cells)} |" in page, name

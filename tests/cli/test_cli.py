@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ringlab.cli.doctor as doctor_module
+from ringlab.bench.device import Cpu
 from ringlab.cli import app, output
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
@@ -166,6 +167,25 @@ def test_a_bench_of_gpus_without_one_is_an_error_with_the_remedy_and_status_1(wo
     assert status == 1 and error["kind"] == "DeviceError" and error["needed"] == "an NVIDIA GPU"
     assert "make gpu" in error["remedy"] and "bench emulate" in error["remedy"]
     assert "remedy" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "cases"), [(("kernels", "--mask", "full"), 2), (("ring", "--emulated", "2"), 2)], ids=str
+)
+def test_a_bench_of_gpus_reports_and_writes_its_cases(words, cases: int, monkeypatch, tmp_path: Path) -> None:
+    """On this CPU in place of a GPU."""
+    for room in ("kernels", "emulated_ring"):
+        monkeypatch.setattr(f"ringlab.bench.{room}.Cuda", Cpu)
+    sizes = ("--tokens", "64", "--heads", "2", "--head-dim", "16", "--rounds", "1", "--blocks", "native")
+    output = tmp_path / "new folder" / "result.json"
+    status, out, _ = call("bench", *words, *sizes, "--json", "--output", str(output))
+    found = json.loads(out)
+    assert status == 0 and found["ok"] and len(found["cases"]) == cases
+    assert json.loads(output.read_text()) == found
+    status, out, _ = call("bench", *words, *sizes)
+    assert status == 0 and " TFLOP/s" in out and " of flash" in out and "cudnn" in out
+    status, out, _ = call("bench", *words, *sizes, "--blocks", "nonesuch")
+    assert status == 1 and "not timed: BackendError" in out
 
 
 def test_a_mask_that_does_not_exist_is_a_wrong_call() -> None:

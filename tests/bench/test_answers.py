@@ -1,0 +1,48 @@
+"""Waiting for commands: whole processes are timed, and what is no answer is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ringlab.bench import conformance
+from ringlab.bench.answers import bench_answers, bench_simulator
+from ringlab.cli import app
+from ringlab.errors import RinglabError
+
+
+def test_the_first_answer_is_not_counted_and_the_command_writes_what_it_prints(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "answers.json"
+    done = CliRunner().invoke(app, ["bench", "answers", "--runs", "2", "--json", "--output", str(path)])
+    assert done.exit_code == 0, done.output
+    measured = json.loads(path.read_text())
+    assert measured == json.loads(done.stdout)
+    assert [case["command"].split()[1] for case in measured["cases"]] == ["plan", "--help"]
+    assert all(len(case["wall_s"]) == 2 for case in measured["cases"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [("plan", "--model", "nobody", "--tokens", "1M", "--json"), ("plan", "--no-such-option")]
+)
+def test_an_error_is_no_answer(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(RinglabError, match="an answer of ringlab plan"):
+        bench_answers(1, [arguments])
+
+
+def test_a_simulation_says_its_memory() -> None:
+    words = ("simulate", "--tokens", "64Ki", "--ranks", "8", "--layout", "zigzag", "--json")
+    (found,) = bench_simulator([words])["cases"]
+    assert found["simulated"]["ranks"] == 8
+    assert 2**27 < found["measured"]["peak_rss_bytes"] < 2**29, "that of its own process, not of this one"
+    assert 0 < found["measured"]["process_cpu_s"] and found["wall_s"] < found["measured"]["process_wall_s"]
+
+
+def test_what_cannot_be_checked_is_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RinglabError, match="a right ring that passes"):
+        conformance.bench_check(right=["ringlab.nowhere:attend"])
+    monkeypatch.setattr(conformance, "MUTANTS", ["no_such_ring"])
+    with pytest.raises(RinglabError, match="a wrong ring that fails"):
+        conformance.bench_check(right=[])
