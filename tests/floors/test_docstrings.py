@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from tools.house import docstrings
-from tools.house.docstrings import CHECKOUT, KINDS, Package
+from tools.house.docstrings import CHECKOUT, KINDS
 
-MISSING = docstrings.missing(Package())
+PACKAGE = docstrings.read()
+MISSING = docstrings.missing(PACKAGE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_missing(kind: str) -> None:
-    assert [name for names in MISSING[kind].values() for name in names] == []
+    assert MISSING[kind] == []
 
 
 def test_the_package_was_read() -> None:
-    package = Package()
-    names = {name for _, name, _ in docstrings.exported(package)}
+    names = {name.rpartition(".")[2] for name, _ in docstrings.exported(PACKAGE)}
     assert {
         "ring_attention",
         "zigzag",
@@ -37,12 +37,13 @@ def test_the_package_was_read() -> None:
         "train",
         "attention",
     } <= names
-    assert len(package.sources) > 150
-    assert sum(1 for source in package.sources.values() for _ in docstrings.public_functions(source)) > 800
+    assert (
+        sum(1 for module in PACKAGE.modules.values() for _ in docstrings.public_functions(module.tree)) > 800
+    )
 
 
 MODULES = {
-    "__init__": "from demo.sound import kept as kept\nfrom demo.sound import Thing as Thing\nfrom demo import plain as plain",
+    "__init__": "from ringlab_demo.sound import kept as kept\nfrom ringlab_demo.sound import Thing as Thing\nfrom ringlab_demo import plain as plain",
     "plain": "def alone():\n    '''Return 1.'''\n    return 1",
     "sound": '''
 from jaxtyping import Float
@@ -94,20 +95,20 @@ INSTEAD = {
 }
 
 
-def made_up(folder: Path, **changed: str) -> dict[str, dict[str, list[str]]]:
-    (folder / "demo").mkdir()
+def made_up(folder: Path, **changed: str) -> dict[str, list[str]]:
+    (folder / "ringlab_demo").mkdir()
     for name, source in {**MODULES, **changed}.items():
         ast.parse(source)
-        (folder / "demo" / f"{name}.py").write_text(source)
-    return docstrings.missing(Package(folder, "demo"))
+        (folder / "ringlab_demo" / f"{name}.py").write_text(source)
+    return docstrings.missing(docstrings.read(folder, "ringlab_demo"))
 
 
 def test_a_sound_module_lacks_nothing(tmp_path: Path) -> None:
     assert made_up(tmp_path) == {
-        "examples": {"demo": ["demo.plain.alone"]},
-        "methods": {},
-        "raises": {},
-        "axes": {},
+        "examples": ["ringlab_demo.plain.alone"],
+        "methods": [],
+        "raises": [],
+        "axes": [],
     }
 
 
@@ -117,7 +118,7 @@ def test_a_sound_module_lacks_nothing(tmp_path: Path) -> None:
 def test_what_is_taken_away_is_missed(tmp_path: Path, kind: str, old: str, name: str) -> None:
     assert MODULES["sound"].count(old) == 1
     found = made_up(tmp_path, sound=MODULES["sound"].replace(old, INSTEAD.get(old, "")))
-    assert f"demo.sound.{name}" in found[kind]["demo"]
+    assert f"ringlab_demo.sound.{name}" in found[kind]
 
 
 PATIENCE = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .docstrings import CHECKOUT, Package, missing
+from .docstrings import CHECKOUT, missing, read
 
 PARTS = ("ringlab", "ringlab_course", "tools", "tests")
 LARGEST = 15
@@ -31,8 +31,7 @@ def report(checkout: Path = CHECKOUT) -> str:
     told += ["", "The largest files:"]
     largest = sorted(every, key=every.__getitem__, reverse=True)[:LARGEST]
     told += [f"{every[path]:9,} lines  {path.relative_to(checkout)}" for path in largest]
-    for kind, by_folder in missing(Package(checkout)).items():
-        names = [name for names in by_folder.values() for name in names]
+    for kind, names in missing(read(checkout)).items():
         told += ["", f"{len(names)} lack {kind}{':' if names else ''}", *(f"  {name}" for name in names)]
     return "\n".join(told[1:])
 

@@ -13,257 +13,148 @@ axes      public functions with an array parameter whose annotation states no ax
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
+
+from ..website.api import Module, exports
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KINDS = ("examples", "methods", "raises", "axes")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_ARRAYS = {"Tensor", "ndarray", "NDArray"}
-_WITH_AXES = {"Float", "Int", "Int64", "Bool", "Num", "Shaped", "Inexact", "Complex", "UInt8", "Float32", "Float64", "Integer"}  # fmt: skip
-_ALIASES = {"Query", "KeyValue", "RowState", "Travelling"}
-"""Array types of `ringlab.types`, which state axes."""
-_COMMANDS = "cli"
 _NOT_ERRORS = ("NotImplementedError", "StopIteration", "typer.", "SystemExit")
 """Exceptions that no caller is meant to handle: abstract methods, iteration, and the ends of commands."""
+_WITH_AXES = re.compile(
+    r"\b(?:Float|Int|Bool|Num|Shaped|Inexact|Complex|UInt8|Integer)\w*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
+)
+_ARRAY = re.compile(r"\b(?:Tensor|ndarray|NDArray)\b")
 
 
-@dataclass
-class Source:
-    """One module: its dotted name, file and parsed source."""
+class Package(NamedTuple):
+    """All modules below one folder, by name, and the names of those that are packages."""
 
-    name: str
-    path: Path
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        """The parsed source."""
-        return ast.parse(self.path.read_text(encoding="utf-8"))
-
-    @cached_property
-    def classes(self) -> dict[str, ast.ClassDef]:
-        """Its module-level classes."""
-        return {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
-
-    @cached_property
-    def functions(self) -> dict[str, Function]:
-        """Its module-level functions; of overloaded ones, the last."""
-        return {node.name: node for node in self.tree.body if isinstance(node, Function)}
+    modules: dict[str, Module]
+    packages: list[str]
 
 
-@dataclass
-class Package:
-    """All modules below one folder."""
-
-    root: Path = CHECKOUT
-    name: str = "ringlab"
-    sources: dict[str, Source] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sources = {}
-        for path in sorted((self.root / self.name).rglob("*.py")):
-            parts = path.relative_to(self.root).with_suffix("").parts
-            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            self.sources[module] = Source(module, path)
+def read(root: Path = CHECKOUT, name: str = "ringlab") -> Package:
+    """Return the package called `name` below `root`."""
+    modules, packages = {}, []
+    for path in sorted((root / name).rglob("*.py")):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        modules[module] = Module(module, ast.parse(path.read_text(encoding="utf-8")))
+        packages += [module] if path.name == "__init__.py" else []
+    return Package(modules, packages)
 
 
-def missing(package: Package) -> dict[str, dict[str, list[str]]]:
-    """Return, for each kind and folder, the full names of what lacks it."""
-    found: dict[str, dict[str, list[str]]] = {kind: defaultdict(list) for kind in KINDS}
-    for kind, source, name in _all_missing(package):
-        found[kind][_folder(package, source)].append(f"{source.name}.{name}")
-    return {kind: dict(folders) for kind, folders in found.items()}
+def missing(package: Package) -> dict[str, list[str]]:
+    """Return, for each kind, the full names of what lacks it."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    found["examples"] = [name for name, node in exported(package) if not _has_example(node)]
+    inherited = _documented_methods(package)
+    for module in package.modules.values():
+        for name, function, owner in public_functions(module.tree):
+            full = f"{module.name}.{name}"
+            if owner is not None and not _is_documented(function, owner.name, inherited):
+                found["methods"].append(full)
+            if _raises(module.tree, function, owner) and "Raises:" not in (ast.get_docstring(function) or ""):
+                found["raises"].append(full)
+            if any(_ARRAY.search(_WITH_AXES.sub("", each)) for each in _annotations(function)):
+                found["axes"].append(full)
+    return found
 
 
-def _all_missing(package: Package) -> Iterator[tuple[str, Source, str]]:
-    for source, name, node in exported(package):
-        if not _has_example(node):
-            yield "examples", source, name
-    for source in package.sources.values():
-        for name, function, owner in public_functions(source):
-            if owner is not None and not _documented(package, source, owner, function):
-                yield "methods", source, name
-            if _raises(source, function, owner) and not says_what_it_raises(function):
-                yield "raises", source, name
-            if _takes_bare_arrays(function):
-                yield "axes", source, name
-
-
-def _folder(package: Package, source: Source) -> str:
-    parts = source.name.split(".")
-    inside = len(parts) > 2 or (len(parts) == 2 and source.path.name == "__init__.py")
-    return parts[1] if inside else package.name
-
-
-def public_functions(source: Source) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
-    """Yield (name, function, its class or None) of each public function and method."""
-    for name, function in source.functions.items():
+def public_functions(tree: ast.Module) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
+    """Yield (name, function, its class or None) of each public function and method; of overloaded ones, the last."""
+    for name, function in _functions(tree).items():
         if not name.startswith("_"):
             yield name, function, None
-    for name, owner in source.classes.items():
-        if name.startswith("_"):
-            continue
-        for child in owner.body:
-            if isinstance(child, Function) and not child.name.startswith("_") and not _is_overload(child):
-                yield f"{name}.{child.name}", child, owner
+    for owner in tree.body:
+        if isinstance(owner, ast.ClassDef) and not owner.name.startswith("_"):
+            for name, function in _functions(owner).items():
+                if not name.startswith("_"):
+                    yield f"{owner.name}.{name}", function, owner
 
 
-def exported(package: Package) -> Iterator[tuple[Source, str, Function | ast.ClassDef]]:
-    """Yield (its module, name, definition) of each exported function and class, once."""
-    seen = set()
-    for init in (source for source in package.sources.values() if source.path.name == "__init__.py"):
-        if init.name == f"{package.name}.{_COMMANDS}":
-            continue
-        for name, home in _exports(init).items():
-            for source, real, node in _defined(package, home, name):
-                if (source.name, real) not in seen:
-                    seen.add((source.name, real))
-                    yield source, real, node
+def exported(package: Package) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Yield (full name, definition) of each exported function and class, once."""
+    found: dict[str, Function | ast.ClassDef] = {}
+    for name in package.packages:
+        init = package.modules[name]
+        names = {} if name == "ringlab.cli" else dict.fromkeys(_definitions(init.tree), name) | exports(init)
+        for each, home in names.items():
+            if whole := package.modules.get(f"{home}.{each}"):
+                functions = {
+                    n: node for n, node in _definitions(whole.tree).items() if isinstance(node, Function)
+                }
+                found |= {f"{whole.name}.{n}": node for n, node in functions.items()}
+            elif home in package.modules and each in (there := _definitions(package.modules[home].tree)):
+                found[f"{home}.{each}"] = there[each]
+    yield from found.items()
 
 
-def _defined(package: Package, home: str, name: str) -> Iterator[tuple[Source, str, Function | ast.ClassDef]]:
-    """Return the definitions of an exported name: a function or a class, or all public functions of a module."""
-    if module := package.sources.get(f"{home}.{name}"):
-        yield from ((module, real, node) for real, node, owner in public_functions(module) if owner is None)
-    elif source := package.sources.get(home):
-        node = source.functions.get(name) or source.classes.get(name)
-        if node is not None:
-            yield source, name, node
+def _functions(node: ast.Module | ast.ClassDef) -> dict[str, Function]:
+    return {child.name: child for child in node.body if isinstance(child, Function)}
 
 
-def _exports(init: Source) -> dict[str, str]:
-    """The names that an `__init__` exports, each with the module that it is imported from."""
-    listed = _listed(init.tree)
-    found = {}
-    for node in ast.walk(init.tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.asname == alias.name or alias.name in listed:
-                    found[alias.name] = node.module or ""
-    own = {*init.functions, *init.classes}
-    found |= dict.fromkeys(own & listed if listed else own, init.name)
-    return {name: home for name, home in found.items() if not name.startswith("_")}
-
-
-def _listed(tree: ast.Module) -> set[str]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            constants = (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant))
-            return {value for value in constants if isinstance(value, str)}
-    return set()
+def _definitions(tree: ast.Module) -> dict[str, Function | ast.ClassDef]:
+    """The public functions and classes of a module."""
+    kinds = Function | ast.ClassDef
+    return {n.name: n for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")}
 
 
 def _has_example(node: Function | ast.ClassDef) -> bool:
-    nodes: list[Function | ast.ClassDef] = [node]
-    if isinstance(node, ast.ClassDef):
-        nodes += [child for child in node.body if isinstance(child, Function)]
+    nodes = [node, *(_functions(node).values() if isinstance(node, ast.ClassDef) else ())]
     return any(">>> " in (ast.get_docstring(each) or "") for each in nodes)
 
 
-def _documented(package: Package, source: Source, owner: ast.ClassDef, function: Function) -> bool:
-    """Return whether a method has a docstring, or a class that it inherits from documents it."""
-    if (
-        ast.get_docstring(function)
-        or {"overload", "override"} & _decorators(function)
-        or _is_setter(function)
-    ):
-        return True
-    inherited = (child for parent in _parents(package, source, owner) for child in parent.body)
-    return any(
-        isinstance(child, Function) and child.name == function.name and ast.get_docstring(child)
-        for child in inherited
-    )
-
-
-def _parents(package: Package, source: Source, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    """All classes of the package that a class inherits from, nearest first."""
-    imported = {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+def _documented_methods(package: Package) -> dict[str, set[str]]:
+    """The methods with a docstring of each class, by its name, and of the classes that it inherits from."""
+    classes = {
+        node.name: node
+        for m in package.modules.values()
+        for node in m.tree.body
+        if isinstance(node, ast.ClassDef)
     }
-    for base in owner.bases:
-        name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
-        home, real = imported.get(name, (source.name, name))
-        parent_source = package.sources.get(home)
-        if parent_source and real in parent_source.classes and parent_source.classes[real] is not owner:
-            parent = parent_source.classes[real]
-            yield parent
-            yield from _parents(package, parent_source, parent)
+
+    def documented(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        own = {each for each, function in _functions(classes[name]).items() if ast.get_docstring(function)}
+        bases = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[name].bases)
+        return own.union(*(documented(base) for base in bases if base != name))
+
+    return {name: documented(name) for name in classes}
 
 
-def says_what_it_raises(function: Function) -> bool:
-    """Return whether the docstring says `Raises:`."""
-    return "Raises:" in (ast.get_docstring(function) or "")
+def _is_documented(function: Function, owner: str, inherited: dict[str, set[str]]) -> bool:
+    setters = (
+        ast.unparse(each).rpartition(".")[2] in ("setter", "deleter") for each in function.decorator_list
+    )
+    return bool(ast.get_docstring(function)) or function.name in inherited[owner] or any(setters)
 
 
-def _raises(source: Source, function: Function, owner: ast.ClassDef | None) -> bool:
+def _raises(tree: ast.Module, function: Function, owner: ast.ClassDef | None) -> bool:
     """Return whether a function, or a private helper that it calls directly, raises something that callers may handle."""
-    if _raises_itself(function):
-        return True
-    helpers = [source.functions.get(name) for name in _calls(function, "")]
-    if owner is not None:
-        methods = {child.name: child for child in owner.body if isinstance(child, Function)}
-        helpers += [methods.get(name) for name in _calls(function, "self.") | _calls(function, "cls.")]
-    return any(_raises_itself(helper) for helper in helpers if helper is not None)
+    called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    helpers = {name: helper for name, helper in _functions(tree).items() if name.startswith("_")}
+    for name, method in _functions(owner).items() if owner else ():
+        helpers |= {f"{self}.{name}": method for self in ("self", "cls") if name.startswith("_")}
+    return any(
+        map(_raises_itself, [function, *(helper for name, helper in helpers.items() if name in called)])
+    )
 
 
 def _raises_itself(function: Function) -> bool:
-    return any(
-        isinstance(node, ast.Raise)
-        and node.exc is not None
-        and not ast.unparse(node.exc).startswith(_NOT_ERRORS)
-        for node in ast.walk(function)
-    )
+    raised = (node.exc for node in ast.walk(function) if isinstance(node, ast.Raise))
+    return any(exc is not None and not ast.unparse(exc).startswith(_NOT_ERRORS) for exc in raised)
 
 
-def _calls(function: Function, prefix: str) -> set[str]:
-    """The private names that a function calls as `prefix` + name."""
-    called = (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
-    names = (text.removeprefix(prefix) for text in called if text.startswith(prefix))
-    return {name for name in names if name.startswith("_") and name.isidentifier()}
-
-
-def _takes_bare_arrays(function: Function) -> bool:
-    arguments = function.args
-    every = [
-        *arguments.posonlyargs,
-        *arguments.args,
-        *arguments.kwonlyargs,
-        arguments.vararg,
-        arguments.kwarg,
-    ]
-    return any(_bare(each.annotation) for each in every if each is not None and each.annotation is not None)
-
-
-def _bare(annotation: ast.expr) -> bool:
-    """Return whether an annotation names an array without axes around it."""
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return _bare(ast.parse(annotation.value, mode="eval").body)
-    if isinstance(annotation, ast.Subscript) and _last(annotation.value) in _WITH_AXES:
-        return False
-    if _last(annotation) in _ALIASES:
-        return False
-    if _last(annotation) in _ARRAYS:
-        return True
-    return any(_bare(child) for child in ast.iter_child_nodes(annotation) if isinstance(child, ast.expr))
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _decorators(function: Function) -> set[str]:
-    return {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
-
-
-def _is_overload(function: Function) -> bool:
-    return "overload" in _decorators(function)
-
-
-def _is_setter(function: Function) -> bool:
-    return bool({"setter", "deleter"} & _decorators(function))
+def _annotations(function: Function) -> Iterator[str]:
+    """Yield the annotations of a function's parameters, without the quotes of one that is a string."""
+    for node in ast.walk(function.args):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            text = node.annotation
+            whole = isinstance(text, ast.Constant) and isinstance(text.value, str)
+            yield str(text.value) if whole else ast.unparse(text)  # type: ignore[attr-defined]
