@@ -11,7 +11,6 @@ from axe_playwright_python.sync_playwright import Axe
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import targets
 from tests.browser.window import Window
-from tools.website import accessible
 
 ROOT = find_root()
 NOTEBOOKS = [target for target in targets(ROOT) if target.kind in ("lesson", "exercise")]
@@ -69,16 +68,3 @@ def test_a_picture_without_words_is_noticed(browser: Window, tmp_path: Path) -> 
         '<html lang="en"><title>a</title><main><h1>a</h1><img src="data:image/gif;base64,"></main></html>'
     )
     assert [each.split(":")[0] for each in violations(browser, page, "light")] == ["image-alt"]
-
-
-def test_a_pattern_that_is_on_no_page_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text("<p>of another theme</p>")
-    with pytest.raises(ValueError, match="needed: a page with"):
-        accessible.mend(tmp_path)
-
-
-def test_parameters_of_a_signature_are_a_list_and_other_descriptions_stay() -> None:
-    parameters = '<dl>\n<dd><em class="sig-param">q</em>,</dd>\n<dd><em class="sig-param">k</em>,</dd>\n</dl>'
-    others = "<dl>\n<dt>a</dt>\n<dd>b</dd>\n</dl>"
-    mended = accessible.mended(parameters + others)
-    assert mended.count('role="listitem"') == 2 and mended.endswith(others)

@@ -11,23 +11,6 @@ from tools.website.links import escape
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def test_messages_are_read_as_they_stand(tmp_path: Path) -> None:
-    code = tmp_path / "ringlab" / "part.py"
-    code.parent.mkdir()
-    code.write_text(
-        'NEEDED = "two things"\ndef f(P):\n    raise ShapeError(NEEDED)\n    raise ShapeError(f"one of {P} " + "things", repr(P), remedy="count them")\n'
-        '    raise errors.MaskError(needed="a mask")\n    raise ValueError("not ours")\n    raise ShapeError(text)\n'
-        '    drawn = " → ".join(map(str, cycle)) if cycle else "none at all"\n'
-        '    raise ShapeError("a ring", " ".join([*lines, f"cycle: {drawn}"]))\n'
-    )
-    assert errors.messages(tmp_path) == [
-        errors.Message("ShapeError", "two things", "", "", "ringlab.part"),
-        errors.Message("ShapeError", "one of … things", "", "count them", "ringlab.part"),
-        errors.Message("MaskError", "a mask", "", "", "ringlab.part"),
-        errors.Message("ShapeError", "a ring", "… cycle: none at all", "", "ringlab.part"),
-    ]
-
-
 def test_nearly_every_error_that_ringlab_raises_is_on_the_page() -> None:
     page, said = errors.page(CHECKOUT), errors.messages(CHECKOUT)
     for each in said:

@@ -379,6 +379,17 @@ def test_recorded_pictures_play(site: Path, browser: Window, slug: str) -> None:
     page.evaluate("localStorage.clear()")
 
 
+@pytest.mark.needs_chromium
+def test_frames_are_loaded_once_somebody_plays(site: Path, browser: Window) -> None:
+    page = browser.page
+    page.goto((site / "notebooks/09_backward_ring.html").as_uri())
+    frames = page.locator("[data-frames] img")
+    loaded = "all => all.map(each => each.complete && each.naturalWidth > 0)"
+    assert frames.count() > 2 and not any(frames.evaluate_all(loaded)[1:])
+    page.locator("[data-frames]").get_by_role("slider").press("ArrowRight")
+    page.wait_for_function(f"({loaded})([...document.querySelectorAll('[data-frames] img')]).every(Boolean)")
+
+
 def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a warning comes again, and pages that are gone go, and all pages show a new title."""
     texts = {
