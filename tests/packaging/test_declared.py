@@ -103,15 +103,6 @@ def test_an_extra_is_needed_where_it_is_allowed(place: str) -> None:
     assert found != []
 
 
-def test_the_reference_never_imports_the_course() -> None:
-    assert [name for name, source in sources("ringlab") if "ringlab_course" in imported(source)] == []
-
-
-def test_a_reference_that_imports_the_course_is_noticed() -> None:
-    for source in ("import ringlab_course.lab", "def late():\n    from ringlab_course import check"):
-        assert "ringlab_course" in imported(source)
-
-
 @pytest.mark.parametrize("name", ASK_FIRST)
 def test_a_notebook_asks_for_an_extra_before_it_imports_of_it(name: str) -> None:
     assert 'needs_extra("jax")' in (CHECKOUT / name).read_text().split("import jax")[0]
