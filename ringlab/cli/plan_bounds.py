@@ -11,7 +11,7 @@ from rich.table import Table
 from ringlab.cli.output import people, print_json
 from ringlab.cost.hardware import Hardware, Link, hardware, hardware_names
 from ringlab.cost.models import model, model_names
-from ringlab.cost.planner.degrees import MOST_IN_A_RING
+from ringlab.cost.planner.parallelism import MOST_IN_A_RING
 from ringlab.cost.planner.request import MOST_TOKENS, check_count
 from ringlab.cost.units import nearest, quantity, short
 from ringlab.errors import CostError

@@ -9,12 +9,11 @@ from rich.text import Text
 
 from ringlab.cli.output import people
 from ringlab.cost.planner import Plan
-from ringlab.cost.planner.decode_time import DecodeTime
 from ringlab.cost.planner.limits import split_words
-from ringlab.cost.planner.serve_time import serving_time
+from ringlab.cost.planner.ring_table import RingTable
+from ringlab.cost.planner.search import Candidate
+from ringlab.cost.planner.serve_time import DecodeTime, serving_time
 from ringlab.cost.planner.step_time import StepTime
-from ringlab.cost.planner.weigh import Candidate
-from ringlab.cost.planner.who_travels import WhoTravels
 from ringlab.cost.units import counted, duration, in_percent, short
 
 WORDS = (
@@ -113,10 +112,10 @@ def _memory(plan: Plan) -> Table:
     )
     for heading, justify in (("", "left"), ("GB", "right"), ("of usable", "right"), ("what", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for entry in best.ledger.entries:
+    for entry in best.memory.entries:
         share = entry.bytes / usable
         table.add_row(entry.name, _gb(entry.bytes), in_percent(share), entry.note)
-    total, rest = best.ledger.total_bytes, usable - best.ledger.total_bytes
+    total, rest = best.memory.total_bytes, usable - best.memory.total_bytes
     table.add_section()
     left = f"{short(abs(rest), 'bytes')} {'left' if rest >= 0 else 'too much'}"
     style = "bold" if rest >= 0 else "bold red"
@@ -214,10 +213,10 @@ def _hidden(plan: Plan) -> list[str]:
         )
     if any(each.name == "backward" and each.hidden for each in plan.hidden):
         lines[-1] += "; the last hop of dK and dV has nothing to hide behind"
-    return lines if plan.travel is None else [*lines, _travel(plan.travel, plan.request.machine_word)]
+    return lines if plan.ring_table is None else [*lines, _travel(plan.ring_table, plan.request.machine_word)]
 
 
-def _travel(found: WhoTravels, machine_word: str) -> str:
+def _travel(found: RingTable, machine_word: str) -> str:
     """Who travels in one line: the schedule of the fewest bytes, and the one that waits least if it is another."""
     least, shortest, ring = found.least, found.shortest, found.ring
     words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
@@ -267,7 +266,7 @@ def _alternatives(plan: Plan) -> None:
     for each in (plan.best, *others):
         chosen = each is plan.best
         time = f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
-        cells = (split_words(each), *_how(each), _gb(each.ledger.total_bytes), time)
+        cells = (split_words(each), *_how(each), _gb(each.memory.total_bytes), time)
         table.add_row(*cells, style="bold" if chosen else "")
     people.print(table)
     people.print(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ringlab.cost.planner.ledger as ledger
-import ringlab.cost.planner.published as published
+import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.ring_time as work
+import ringlab.cost.planner.search as search
 import ringlab.cost.planner.step_time as step_time
-import ringlab.cost.planner.weigh as weigh
 from ringlab.cost.hardware import Hardware, Link, Reached, hardware
 from ringlab.cost.models import Model, model
 
@@ -37,13 +36,12 @@ def small_model(H: int = 32, K: int = 32, layers: int = 1, **changes: int) -> Mo
 def forget() -> None:
     """Empty the planner's caches, as if nothing had been planned."""
     cached = (
-        weigh.weigh,
-        weigh._at_once,
+        search.search,
+        search._at_once,
         step_time._ring_of,
         step_time.ring_sizes,
-        ledger._state,
-        published.span,
-        ledger._at_work,
+        memory_table._state,
+        memory_table._at_work,
         work.ring_work,
     )
     for function in cached:

@@ -20,8 +20,8 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_work
 from ringlab.cost.models import Model, model, model_names
 from ringlab.cost.planner import Request
-from ringlab.cost.planner.degrees import Degrees
-from ringlab.cost.planner.ledger import ledger
+from ringlab.cost.planner.memory_table import step_memory
+from ringlab.cost.planner.parallelism import Degrees
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
@@ -231,7 +231,7 @@ def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> 
         small_model(H=H, K=K), tokens * P, replace(hardware("h100"), ranks_per_node=P), tp=1, ring=P, ulysses=1,
         fsdp=1, purpose="training" if backward else "prefill",
     )  # fmt: skip
-    book = ledger(request, Degrees(1, 1, P, 1, 1), "none")
+    book = step_memory(request, Degrees(1, 1, P, 1, 1), "none")
     lse = 4 * H * tokens
     held = own_bytes(request.attention, tokens) + 2 * H * 128 * tokens + lse
     return held + sum(book.of(name) for name in OF_ATTENTION)

@@ -160,21 +160,21 @@ def test_a_pipeline_divides_weights_and_layers() -> None:
         model("llama3-8b").layer_matrix_parameters + 8192
     )
     layers = parameter_bytes(model("llama3-8b")) - embedding
-    assert found.ledger.of("parameters") == pytest.approx(layers / 8 + embedding / 2, rel=1e-4)
-    assert found.ledger.total_bytes < whole.ledger.total_bytes / 3
+    assert found.memory.of("parameters") == pytest.approx(layers / 8 + embedding / 2, rel=1e-4)
+    assert found.memory.total_bytes < whole.memory.total_bytes / 3
 
 
 def test_the_last_stage_needs_most_where_its_logits_do() -> None:
     wide = replace(model("llama3-8b"), name="wide", vocabulary=10**6)
-    found = plan(pipelined().but(model=wide)).best.ledger
+    found = plan(pipelined().but(model=wide)).best.memory
     assert found.of("logits") == 8192 * 10**6 * 14 and found.of("activations") == 4 * 8192 * 4096 * 2
-    pieces = plan(pipelined(logits_chunk=64)).best.ledger
+    pieces = plan(pipelined(logits_chunk=64)).best.memory
     assert pieces.of("logits") == 0 and pieces.of("activations") == 8 * 4 * 8192 * 4096 * 2
 
 
 def test_the_host_holds_what_the_stage_does_that_offloads_most() -> None:
     """The last stage needs most of its GPU, for its logits; the first has the activations of eight micro-batches."""
-    found = plan(pipelined(offload="activations")).best.ledger
+    found = plan(pipelined(offload="activations")).best.memory
     a_layer = 8192 * 4096 * 2
     assert found.of("logits") > 0 and found.of("activations") == 2 * a_layer
     assert found.host_bytes == (8 * 4 - 2) * a_layer
@@ -184,7 +184,7 @@ def test_chunks_shorten_the_bubble_and_hold_more() -> None:
     one, two, four = (plan(pipelined(interleave=n, logits_chunk=64)).best for n in (1, 2, 4))
     bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]
     assert bubbles[0] == pytest.approx(2 * bubbles[1], rel=0.01) == pytest.approx(4 * bubbles[2], rel=0.02)
-    held = [it.ledger.of("activations") for it in (one, two, four)]
+    held = [it.memory.of("activations") for it in (one, two, four)]
     assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches
     told = plan(one.request).as_dict()
     assert told["time"]["bubble_s"] == bubbles[0] and told["degrees"]["pp"] == 8  # type: ignore[index]

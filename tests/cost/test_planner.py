@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-import ringlab.cost.planner.measured as measured
+import ringlab.cost.planner.step_time as step_time
 from ringlab.cost.hardware import Link, MeasuredBlock, hardware
 from ringlab.cost.models import model
 from ringlab.cost.planner import Plan, Request, plan
-from ringlab.cost.planner.degrees import Degrees, candidates
-from ringlab.cost.planner.groups import group
 from ringlab.cost.planner.limits import KINDS, hidden
+from ringlab.cost.planner.parallelism import Degrees, candidates, group
 from ringlab.cost.planner.ring_time import FORMULAS
+from ringlab.cost.planner.search import search
 from ringlab.cost.planner.step_time import StepTime
 from ringlab.cost.planner.suggest import fewest_nodes, fits, most_tokens
-from ringlab.cost.planner.weigh import weigh
 from ringlab.cost.simulate import simulate
 from ringlab.cost.units import counted, duration, short_count, tokens
 from ringlab.errors import CostError
@@ -79,15 +78,15 @@ def test_a_ring_over_nodes_takes_the_slower_link() -> None:
 def test_the_kv_cache_of_a_million_tokens_is_327_68_gb() -> None:
     """Eight GPUs that share the eight K/V heads hold an eighth each, 40.96 GB."""
     found = plan(Request("llama3-70b", 10**6, "h100", purpose="decode", tp=8))
-    assert found.best.ledger.of("K/V cache") * 8 == 327_680_000_000
+    assert found.best.memory.of("K/V cache") * 8 == 327_680_000_000
     assert found.fits and found.best.degrees.tp == 8
     split = plan(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=2))
-    assert split.best.ledger.of("K/V cache") * 32 == 327_680_000_000
+    assert split.best.memory.of("K/V cache") * 32 == 327_680_000_000
 
 
 def test_the_ledger_of_a_training_by_hand() -> None:
     found = plan(Request("llama3-70b", 2**20, "h100", nodes=8, tp=4, ring=16, recomputation="full", fsdp=16))
-    sizes, it = model("llama3-70b"), found.best.ledger
+    sizes, it = model("llama3-70b"), found.best.memory
     share = sizes.parameters / 64
     assert it.of("parameters") == pytest.approx(2 * share, abs=1)
     assert it.of("gradients") == pytest.approx(4 * share, abs=1)
@@ -130,7 +129,7 @@ def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(layout: str, P: int, 
         small_model(H=8, K=2), S, replace(machine, ranks_per_node=min(2, P)), max(1, P // 2), layout=layout,
         dp=1, tp=1, ring=P, ulysses=1, recomputation="none", reserve=0.0,
     )  # fmt: skip
-    passes = {it.name: it for it in weigh(request)[0].time.passes}  # type: ignore[union-attr]
+    passes = {it.name: it for it in search(request)[0].time.passes}  # type: ignore[union-attr]
     if P > 1:
         assert request.nodes * request.machine.ranks_per_node == P
     simulated = {
@@ -162,9 +161,9 @@ def test_measured_blocks_take_as_long_as_in_the_simulation(
         dealt = get_layout(layout, 1024 * P, P)
         simulated = simulate(request.attention, dealt, machine, backward=True).makespan_s
         for pairs in (16, 1):
-            monkeypatch.setattr(measured, "ALL_PAIRS", pairs)
+            monkeypatch.setattr(step_time, "ALL_PAIRS", pairs)
             forget()
-            both = weigh(request)[0].time.passes  # type: ignore[union-attr]
+            both = search(request)[0].time.passes  # type: ignore[union-attr]
             assert sum(it.attention_s + it.ring_exposed_s for it in both) == pytest.approx(
                 simulated, rel=1e-9
             )
@@ -191,7 +190,7 @@ def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
     found = plan(request)
     assert found.best.degrees.kv_copies(8) == 2 and found.as_dict()["kv_copies"] == 2
     eight = plan(request.but(ulysses=8))
-    ratio = found.best.ledger.of("K/V cache") / eight.best.ledger.of("K/V cache")
+    ratio = found.best.memory.of("K/V cache") / eight.best.memory.of("K/V cache")
     assert ratio == 2  # one head for all tokens each, not one head for half of them
 
 
@@ -252,7 +251,7 @@ def test_rounds_save_memory_where_a_batch_is_large() -> None:
 def test_pieces_of_the_loss_save_logits() -> None:
     whole = plan(Request("llama3-8b", 2**20, "h100", nodes=4))
     pieces = plan(whole.request.but(logits_chunk=4096))
-    assert pieces.best.ledger.of("logits") == 4096 * 128256 * 14 < whole.best.ledger.of("logits")
+    assert pieces.best.memory.of("logits") == 4096 * 128256 * 14 < whole.best.memory.of("logits")
 
 
 def test_recomputation_costs_a_forward_and_saves_activations() -> None:
@@ -261,7 +260,7 @@ def test_recomputation_costs_a_forward_and_saves_activations() -> None:
         plan(request.but(recomputation=each)).best for each in ("none", "selective", "full")
     )
     assert none.step_s < selective.step_s < full.step_s
-    kept = [it.ledger.of("activations") for it in (none, selective, full)]
+    kept = [it.memory.of("activations") for it in (none, selective, full)]
     assert kept[0] > kept[1] > kept[2]
     forward, again, _ = full.time.passes  # type: ignore[union-attr]
     assert (again.linear_s, again.attention_s) == (forward.linear_s, forward.attention_s)
@@ -271,7 +270,7 @@ def test_what_is_offloaded_must_fit_on_the_host() -> None:
     """36.5 GB of inputs of 34 layers leave a GPU: with less on its host the plan does not fit, and says why."""
     machine = hardware("h100")
     asked = Request("qwen3-8b", 2**20, machine, tp=1, ring=8, offload="activations", logits_chunk=256)
-    assert plan(asked).fits and plan(asked).best.ledger.host_bytes == 34 * 2**17 * 4096 * 2
+    assert plan(asked).fits and plan(asked).best.memory.host_bytes == 34 * 2**17 * 4096 * 2
     assert machine.host is not None
     small = replace(machine, host=replace(machine.host, memory_bytes=36e9))
     found = plan(asked.but(hardware=small))
@@ -369,9 +368,9 @@ def test_left_open_tp_and_ulysses_stay_inside_a_node_and_divide_the_kv_heads() -
 
 
 def test_hidden_has_a_row_for_each_pass_and_none_without_a_ring() -> None:
-    ring = weigh(Request("llama3-70b", 10**6, "h100", nodes=8))[0]
+    ring = search(Request("llama3-70b", 10**6, "h100", nodes=8))[0]
     assert [it.name for it in hidden(ring)] == ["forward", "full recomputation", "backward"]
-    assert hidden(weigh(Request("llama3-8b", 8192, "h100", gpus_per_node=1, purpose="prefill"))[0]) == []
+    assert hidden(search(Request("llama3-8b", 8192, "h100", gpus_per_node=1, purpose="prefill"))[0]) == []
 
 
 @pytest.mark.parametrize(("n", "words"), [(1, "1 sequence"), (2, "2 sequences"), (1024, "1,024 sequences")])
@@ -381,7 +380,7 @@ def test_counts_with_their_noun(n: int, words: str) -> None:
 
 def test_rounds_of_a_single_sequence_are_said_so() -> None:
     asked = Request("llama3-8b", 2**17, "h100", batch=2, dp=1, cp=8)
-    best = weigh(asked)[0]
+    best = search(asked)[0]
     found = replace(plan(asked), best=replace(best, rounds=2))
     assert "2 rounds of 1 sequence" in found.answer and "1 sequences" not in found.answer
 

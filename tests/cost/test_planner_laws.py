@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.planner.weigh import Candidate, fastest, leanest, weigh
+from ringlab.cost.planner.search import Candidate, fastest, leanest, search
 from ringlab.errors import CostError
 from tests.cost.planner_cases import ideal, small_model
 
@@ -50,14 +50,14 @@ def requests(draw: st.DrawFn, training: bool = False) -> Request:
 
 def possible(request: Request) -> bool:
     try:
-        weigh(request)
+        search(request)
     except CostError:
         return False
     return True
 
 
 def least_memory(request: Request) -> Candidate:
-    return min(leanest(request), key=lambda it: it.ledger.total_bytes)
+    return min(leanest(request), key=lambda it: it.memory.total_bytes)
 
 
 @given(requests(), st.integers(2, 5))
@@ -66,7 +66,7 @@ def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, time
     assume(request.purpose != "serve" or times in (2, 4))  # ranks that share weights must divide the heads
     more = request.but(nodes=times * request.nodes)
     assume(possible(more))
-    assert least_memory(more).ledger.total_bytes <= least_memory(request).ledger.total_bytes
+    assert least_memory(more).memory.total_bytes <= least_memory(request).memory.total_bytes
 
 
 @given(requests(), st.integers(1, 5000), st.integers(4096, 12_000))
@@ -77,14 +77,14 @@ def test_more_tokens_never_make_a_step_shorter_nor_memory_smaller(
     """Pair by pair; counted in tiles, a few more tokens may fill tiles that were there anyway, even with less in all."""
     shorter, longer = (request.but(tokens=tokens, tile=(1, 1)) for tokens in (S, S + more))
     assert fastest(longer).step_s >= fastest(shorter).step_s * (1 - 1e-9)
-    assert least_memory(longer).ledger.total_bytes >= least_memory(shorter).ledger.total_bytes
+    assert least_memory(longer).memory.total_bytes >= least_memory(shorter).memory.total_bytes
 
 
 @given(requests(), st.integers(2, 5))
 def test_times_as_many_tokens_never_make_a_step_shorter(request: Request, times: int) -> None:
     longer = request.but(tokens=times * request.tokens)
     assert fastest(longer).step_s >= fastest(request).step_s
-    assert least_memory(longer).ledger.total_bytes >= least_memory(request).ledger.total_bytes
+    assert least_memory(longer).memory.total_bytes >= least_memory(request).memory.total_bytes
 
 
 def faster_links(machine: Hardware, inside: float, between: float) -> Hardware:
@@ -98,7 +98,7 @@ def faster_links(machine: Hardware, inside: float, between: float) -> Hardware:
 @given(requests(), st.floats(1, 100), st.floats(1, 100))
 def test_faster_links_are_never_slower(request: Request, inside: float, between: float) -> None:
     faster = request.but(hardware=faster_links(request.machine, inside, between))
-    before, after = weigh(request), weigh(faster)
+    before, after = search(request), search(faster)
     assert before[0].fits == after[0].fits  # memory does not know about links
     assert fastest(faster).step_s <= fastest(request).step_s * (1 + 1e-9)
 
@@ -115,13 +115,13 @@ def test_faster_arithmetic_and_memory_are_never_slower(request: Request, times: 
 @settings(max_examples=50)
 def test_every_candidate_adds_up(request: Request) -> None:
     """Degrees multiply up to the GPUs, entries to the total; the best comes first; nobody gains by all memory."""
-    found = weigh(request)
+    found = search(request)
     for it in found:
         degrees = it.degrees
         assert degrees.dp * degrees.tp * degrees.ring * degrees.ulysses == request.gpus
         assert (degrees.dp * degrees.cp) % degrees.fsdp == 0 and request.batch % degrees.dp == 0
-        assert it.ledger.total_bytes == sum(entry.bytes for entry in it.ledger.entries)
-        assert all(entry.bytes > 0 for entry in it.ledger.entries)
+        assert it.memory.total_bytes == sum(entry.bytes for entry in it.memory.entries)
+        assert all(entry.bytes > 0 for entry in it.memory.entries)
     fitting = [it for it in found if it.fits]
     assert list(found[: len(fitting)]) == fitting
     assert all(fitting[0].step_s <= it.step_s for it in fitting[1:])
@@ -131,7 +131,7 @@ def test_every_candidate_adds_up(request: Request) -> None:
 
 @given(requests())
 def test_no_time_is_negative_and_losses_are_parts_of_the_step(request: Request) -> None:
-    it = weigh(request)[0]
+    it = search(request)[0]
     assert 0 <= it.time.exposed_s <= it.step_s
     assert it.time.imbalance_s >= -1e-9 * it.step_s
     whole, lockstep = it.work()
@@ -184,7 +184,7 @@ def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -
             assert told.exit_code == 0 and again["fits"]
             assert (again["step_s"], again["memory"]["total_bytes"]) == (
                 each.best.step_s,
-                each.best.ledger.total_bytes,
+                each.best.memory.total_bytes,
             )
 
 
@@ -196,21 +196,21 @@ def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
     shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
     machine = ideal(ranks_per_node=P)
     many, few = (
-        weigh(Request(small_model(H=32, K=K), S, machine, **shared))[0]  # type: ignore[arg-type]
+        search(Request(small_model(H=32, K=K), S, machine, **shared))[0]  # type: ignore[arg-type]
         for K in (32, 32 // groups)
     )
     (one,), (other,) = many.time.passes, few.time.passes  # type: ignore[union-attr]
     assert other.ring_s == pytest.approx(one.ring_s / groups)
-    assert few.ledger.of("K/V cache") == many.ledger.of("K/V cache") // groups
+    assert few.memory.of("K/V cache") == many.memory.of("K/V cache") // groups
     assert other.attention_s == one.attention_s
 
 
 @given(requests(training=True))
 def test_training_needs_more_memory_than_prefilling(request: Request) -> None:
     prefill = request.but(purpose="prefill", batch=1, offload="none")
-    assert least_memory(prefill).ledger.of("parameters") > 0
-    assert least_memory(request).ledger.of("optimizer") == pytest.approx(
-        6 * least_memory(request).ledger.of("parameters"), rel=1e-6
+    assert least_memory(prefill).memory.of("parameters") > 0
+    assert least_memory(request).memory.of("optimizer") == pytest.approx(
+        6 * least_memory(request).memory.of("parameters"), rel=1e-6
     )
     assert fastest(prefill).step_s < fastest(request.but(batch=1)).step_s
 
@@ -221,7 +221,7 @@ def test_hardware_of_the_same_links_in_larger_nodes_is_never_slower() -> None:
     assert fastest(wide).step_s <= fastest(request).step_s
 
 
-REFUSERS = {f"ringlab.cost.planner.{name}" for name in ("request", "degrees", "weigh")}
+REFUSERS = {f"ringlab.cost.planner.{name}" for name in ("request", "parallelism", "search")}
 """The modules that refuse requests. An error from elsewhere is a plan that went wrong."""
 DEGREE_OPTIONS = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "pp", "interleave")
 
@@ -238,7 +238,7 @@ def degrees_asked() -> Iterator[dict[str, int]]:
 def refusal(**asked: Any) -> CostError | None:
     """Return the error of a request, which must be a refusal with a remedy; None where it is planned."""
     try:
-        weigh(Request(**asked))
+        search(Request(**asked))
     except CostError as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -308,5 +308,5 @@ def test_every_setting_of_degrees_is_planned_or_refused_with_a_remedy(name: str,
 def test_what_cannot_be_planned_is_refused_with_a_remedy(changed: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"model": "llama3-8b", "tokens": 131072, "hardware": "h100"} | changed
     with pytest.raises(CostError) as raised:
-        weigh(Request(**asked))
+        search(Request(**asked))
     assert raised.value.needed and raised.value.got and raised.value.remedy

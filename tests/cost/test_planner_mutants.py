@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.ring_time as ring_time
 import ringlab.cost.planner.serve_request as serve_request
 import ringlab.cost.planner.stages as stages
@@ -19,9 +19,8 @@ from ringlab.cost.hardware import Host
 from ringlab.cost.memory import logits_bytes
 from ringlab.cost.models import model
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.planner.degrees import Degrees
-from ringlab.cost.planner.groups import Group
-from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.planner.parallelism import Degrees, Group
+from ringlab.cost.planner.search import Candidate
 from tests.cost.planner_cases import forget, ideal, small_model
 
 SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 2, "fsdp": 8}
@@ -43,20 +42,20 @@ def best(request: Request) -> Candidate:
 
 def check_weights() -> None:
     """16 bytes a weight and 2 more for the copy in use, over fsdp 8 × tp 2."""
-    it, share = best(GQA).ledger, GQA.sized.parameters / 16
+    it, share = best(GQA).memory, GQA.sized.parameters / 16
     found = [it.of(name) for name in ("parameters", "gradients", "optimizer")]
     assert found == pytest.approx([2 * share, 4 * share, 12 * share], abs=1)
 
 
 def check_activations() -> None:
     """The input of each of 4 layers, for the tokens of one of 16 ranks, halved by sequence parallelism."""
-    assert best(GQA).ledger.of("activations") == 4 * (2**17 // 16) * 4096 * 2 // 2
+    assert best(GQA).memory.of("activations") == 4 * (2**17 // 16) * 4096 * 2 // 2
 
 
 def check_cache() -> None:
     """All GPUs of one replica together hold each K and V once."""
     it = best(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=4))
-    assert it.ledger.of("K/V cache") * 32 == 327_680_000_000
+    assert it.memory.of("K/V cache") * 32 == 327_680_000_000
 
 
 def check_hops() -> None:
@@ -110,7 +109,7 @@ def check_suggestions() -> None:
     assert found.suggestions and not found.fits
     for each in found.suggestions:
         again = Candidate(each.request, each.best.degrees, each.best.layout, each.best.recomputation)
-        assert again.ledger.total_bytes <= each.request.machine.memory_bytes * 0.94
+        assert again.memory.total_bytes <= each.request.machine.memory_bytes * 0.94
     assert suggest.fewest_nodes(found.request.but(logits_chunk=4096)) == 6
 
 
@@ -130,8 +129,8 @@ def check_pipeline() -> None:
     """18 layers on four stages: 4, 5, 5, 4. The second holds 5 layers' inputs of three micro-batches, not of four."""
     found = best(PIPE)
     a_layer = 2**14 // 4 * 4096 * 2
-    assert found.ledger.of("activations") == 5 * 3 * a_layer
-    assert found.ledger.of("parameters") == 2 * (5 * (PIPE.sized.layer_matrix_parameters + 2 * 4096)) // 4
+    assert found.memory.of("activations") == 5 * 3 * a_layer
+    assert found.memory.of("parameters") == 2 * (5 * (PIPE.sized.layer_matrix_parameters + 2 * 4096)) // 4
     time = found.time
     stage = 5 * sum(it.total_s for it in time.passes)  # type: ignore[union-attr]
     send = 2**14 // 4 * 4096 * 2 / 25e9
@@ -145,7 +144,7 @@ def check_offload() -> None:
     slow = replace(ideal(), host=Host("slow", 0.1e9, 0.0, "made up", 1e12))
     there, here = best(GQA.but(hardware=slow, offload="activations")), best(GQA.but(hardware=slow))
     a_layer = (2**17 // 16) * 4096 * 2 // 2
-    assert there.ledger.of("activations") == 2 * a_layer == there.ledger.host_bytes
+    assert there.memory.of("activations") == 2 * a_layer == there.memory.host_bytes
     forward, again, backward = there.time.passes  # type: ignore[union-attr]
     assert forward.host_s == backward.host_s == pytest.approx(a_layer / 0.1e9)
     assert forward.total_s == pytest.approx(max(a_layer / 0.1e9, here.time.passes[0].total_s))  # type: ignore[union-attr]
@@ -158,7 +157,7 @@ def check_offload() -> None:
 
 def check_loss() -> None:
     """Logits in bfloat16, and in float32 their log-softmax and two gradients: 14 bytes a token and word."""
-    assert best(GQA).ledger.of("logits") == 2**17 // 16 * 1000 // 2 * 14
+    assert best(GQA).memory.of("logits") == 2**17 // 16 * 1000 // 2 * 14
 
 
 CHECKS = (
@@ -210,15 +209,15 @@ def beside_nothing(*asked: object) -> tuple[step_time.Pass, ...]:
     return tuple(replace(it, host_exposed_s=it.host_s) for it in WITH_OFFLOAD(*asked))  # type: ignore[arg-type]
 
 
-TOTAL = ledger.Ledger.total_bytes.fget
+TOTAL = memory_table.MemoryTable.total_bytes.fget
 assert TOTAL is not None
 
 MUTANTS: dict[str, tuple[object, str, object]] = {
-    "forgets TP in the parameters": (ledger, "parameter_bytes", without(ledger.parameter_bytes, 3)),
-    "forgets FSDP in the optimizer": (ledger, "optimizer_bytes", without(ledger.optimizer_bytes, 2)),
-    "forgets the float32 copy": (ledger, "optimizer_bytes", scaled(ledger.optimizer_bytes, 8 / 12)),
-    "counts memory per node": (ledger.Ledger, "total_bytes", property(lambda self: 8 * TOTAL(self))),
-    "counts memory shared by a node": (ledger.Ledger, "total_bytes", property(lambda self: TOTAL(self) // 8)),
+    "forgets TP in the parameters": (memory_table, "parameter_bytes", without(memory_table.parameter_bytes, 3)),
+    "forgets FSDP in the optimizer": (memory_table, "optimizer_bytes", without(memory_table.optimizer_bytes, 2)),
+    "forgets the float32 copy": (memory_table, "optimizer_bytes", scaled(memory_table.optimizer_bytes, 8 / 12)),
+    "counts memory per node": (memory_table.MemoryTable, "total_bytes", property(lambda self: 8 * TOTAL(self))),
+    "counts memory shared by a node": (memory_table.MemoryTable, "total_bytes", property(lambda self: TOTAL(self) // 8)),
     "takes NVLink across nodes": (step_time, "ring_links", alike_links),
     "counts both directions of a link": (
         step_time,
@@ -227,7 +226,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     ),
     "divides K/V by H": (Degrees, "kv_heads", lambda self, K: max(1, K // (4 * self.tp * self.ulysses))),
     "gives every query head its own K/V": (Degrees, "kv_heads", lambda self, K: 4 * K // (self.tp * self.ulysses)),
-    "counts K only in the cache": (ledger, "kv_cache_bytes", lambda *a: 0.5 * ledger_kv(*a)),
+    "counts K only in the cache": (memory_table, "kv_cache_bytes", lambda *a: 0.5 * KV_CACHE(*a)),
     "sends dK and dV in 16 bits": (step_time, "gradient_bytes_per_token", lambda s: s.block_bytes_per_token),
     "takes a backward for a second forward": (
         step_time, "block_seconds", lambda *a: SECONDS(*a[:4], False),
@@ -236,7 +235,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "forgets the ranks of the sequence in the matrices": (step_time, "rank_tokens", lambda r, d: r.tokens),
     "forgets TP in the matrices": (step_time, "linear_flops", scaled(step_time.linear_flops, 2)),
     "two products in a linear backward, not twice two": (step_time, "linear_backward_flops", lambda flops: flops),
-    "keeps activations of the whole sequence": (ledger, "rank_tokens", lambda r, d: r.tokens),
+    "keeps activations of the whole sequence": (memory_table, "rank_tokens", lambda r, d: r.tokens),
     "gathers weights over the slowest link alone": (
         Group, "bytes_per_s", property(lambda self: self.link.bytes_per_s),
     ),
@@ -254,13 +253,13 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "gives all stages the whole vocabulary": (
         stages.Stage, "parameters", property(lambda self: PARAMETERS(self) + self.model.vocabulary * self.model.d_model),
     ),
-    "offloads nothing": (ledger, "ON_THE_GPU", 10**6),
+    "offloads nothing": (memory_table, "ON_THE_GPU", 10**6),
     "offloads in no time": (step_time, "_with_offload", lambda passes, *a: passes),
     "offloads beside nothing": (step_time, "_with_offload", lambda *a: beside_nothing(*a)),
-    "counts float32 logits alone": (ledger, "loss_bytes", lambda m, tokens, dtype, tp: logits_bytes(m, tokens, "float32", tp)),
+    "counts float32 logits alone": (memory_table, "loss_bytes", lambda m, tokens, dtype, tp: logits_bytes(m, tokens, "float32", tp)),
     "suggests without planning": (suggest, "fits", lambda request, shrinking=False: True),
 }  # fmt: skip
-ledger_kv, SECONDS, WORK = ledger.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
+KV_CACHE, SECONDS, WORK = memory_table.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
 
 
 @pytest.fixture(autouse=True)

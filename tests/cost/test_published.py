@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import astuple
 
 import pytest
 from typer.testing import CliRunner
 
-import ringlab.cost.planner.ledger as ledger
+import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.step_time as step_time
 from ringlab.cli import app
 from ringlab.cost.planner import plan
-from ringlab.cost.planner.published import (
+from ringlab.cost.planner.plan import PublishedRuns
+from ringlab.cost.planner.search import search
+from tests.cost.planner_cases import forget
+from tools.docs.published_runs import (
     BOTH,
     FORWARD,
     MEMORY,
@@ -23,10 +26,8 @@ from ringlab.cost.planner.published import (
     STEP,
     UTILISATION,
     Published,
-    span,
+    runs_beside_plans,
 )
-from ringlab.cost.planner.weigh import weigh
-from tests.cost.planner_cases import forget
 
 LEAST, MOST = 0.8, 1.4
 """Times as long, or times as much memory, as planned: the range that the sentences of `left_out` explain."""
@@ -38,7 +39,7 @@ def outside() -> list[Published]:
 
 def test_every_published_figure_is_within_the_factor() -> None:
     assert outside() == []
-    assert all(weigh(row.request)[0].fits for row in PUBLISHED)
+    assert all(search(row.request)[0].fits for row in PUBLISHED)
 
 
 def test_every_row_says_where_it_is_from_and_what_the_plan_leaves_out() -> None:
@@ -74,15 +75,17 @@ def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
 
 def test_the_span_is_of_steps_alone_and_stands_in_every_plan() -> None:
     steps = [row.ratio for row in PUBLISHED if row.measure not in (MEMORY, FORWARD, BOTH)]
-    found = span("training")
-    assert found is not None and (found.runs, found.least, found.most) == (len(steps), min(steps), max(steps))
-    assert plan(PUBLISHED[0].request).as_dict()["published"] == asdict(found)
+    assert runs_beside_plans("training") == PublishedRuns(len(steps), min(steps), max(steps))
+    found = plan(PUBLISHED[0].request).published
+    assert found is not None and astuple(found) == pytest.approx(
+        (len(steps), min(steps), max(steps)), rel=1e-12
+    )
     shown = CliRunner().invoke(app, shlex.split(PUBLISHED[0].command)[1:]).stdout
     assert f"{found.runs} published runs took {found.least:.1f} to {found.most:.1f} times as long" in shown
 
 
 def test_where_no_run_was_found_the_plan_says_so() -> None:
-    assert span("decode") is None
+    assert runs_beside_plans("decode") is None
     shown = CliRunner().invoke(
         app, shlex.split("plan --model llama3-8b --tokens 8Ki --hardware h100 --inference decode")
     )
@@ -103,7 +106,7 @@ MISTAKES: dict[str, tuple[object, str, object]] = {
     ),
     "attention of every pair": (step_time, "ring_work", lambda *a: WORK(*a[:3], False, a[4])),
     "no bubble": (step_time.StepTime, "bubble_s", property(lambda self: 0.0)),
-    "offloading that frees nothing": (ledger, "ON_THE_GPU", 10**6),
+    "offloading that frees nothing": (memory_table, "ON_THE_GPU", 10**6),
 }
 
 

@@ -14,11 +14,10 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner import serve_time as module
-from ringlab.cost.planner.decode_time import decode_time
-from ringlab.cost.planner.groups import placed
-from ringlab.cost.planner.serve_ledger import check_fits, decode_ledger, most_sequences, prefill_ledger
-from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, serve_time, serving_time
-from ringlab.cost.planner.weigh import weigh
+from ringlab.cost.planner.memory_table import check_fits, decode_memory, most_sequences, prefill_memory
+from ringlab.cost.planner.parallelism import placed
+from ringlab.cost.planner.search import search
+from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, decode_time, serve_time, serving_time
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
 from ringlab.cost.sizes import Attention
@@ -148,16 +147,16 @@ def test_a_short_chunk_after_a_long_prefix_takes_longer_if_keys_travel() -> None
 def test_with_one_token_rank_all_ways_to_share_are_the_same(sharing: str) -> None:
     alone = replace(BASE, token_ranks=1)
     assert decode_time(replace(alone, sharing=sharing)) == decode_time(alone)
-    assert decode_ledger(replace(alone, sharing=sharing)).total_bytes == decode_ledger(alone).total_bytes
+    assert decode_memory(replace(alone, sharing=sharing)).total_bytes == decode_memory(alone).total_bytes
 
 
 def test_to_decode_is_to_serve_with_copies() -> None:
     """One model of a token: the same seconds and the same memory, on every split."""
     for tp, dp in ((1, 1), (2, 2), (8, 1), (16, 1)):
         asked = Request("llama3-70b", 2**17, "h100", nodes=4, purpose="decode", batch=4, tp=tp, dp=dp)
-        decode, serve = weigh(asked)[0], weigh(asked.but(purpose="serve", sharing="copies"))[0]
+        decode, serve = search(asked)[0], search(asked.but(purpose="serve", sharing="copies"))[0]
         assert decode.time == serve.time and decode.step_s > 0
-        books = (decode.ledger, decode_ledger(serve.serving))
+        books = (decode.memory, decode_memory(serve.serving))
         assert books[0].total_bytes == books[1].total_bytes
 
 
@@ -210,10 +209,10 @@ def test_what_does_not_fit_is_refused_with_the_number_that_does() -> None:
     needed = (327_680 * 2**20 * 100_000 + 0.0) / 16
     with pytest.raises(CostError) as refused:
         serve_time(huge)
-    assert decode_ledger(huge).of("K/V cache") == needed
+    assert decode_memory(huge).of("K/V cache") == needed
     assert "2.15 PB on each GPU" in refused.value.needed and "H100 has 85.5 GB" in refused.value.got
     assert "at most 3 sequences" in refused.value.remedy
-    assert huge.machine.memory_bytes >= decode_ledger(replace(huge, sequences=3)).total_bytes
+    assert huge.machine.memory_bytes >= decode_memory(replace(huge, sequences=3)).total_bytes
     serve_time(replace(huge, sequences=3))
     with pytest.raises(CostError, match="4 sequences"):
         serve_time(replace(huge, sequences=4))
@@ -224,7 +223,7 @@ def test_what_does_not_fit_is_refused_with_the_number_that_does() -> None:
 def test_one_sequence_more_than_most_does_not_fit(sharing: str, context: int) -> None:
     request = replace(BASE, sharing=sharing, context=context)
     most = most_sequences(request, 80e9)
-    needed = [decode_ledger(replace(request, sequences=max(1, n))).total_bytes for n in (most, most + 1)]
+    needed = [decode_memory(replace(request, sequences=max(1, n))).total_bytes for n in (most, most + 1)]
     assert needed[1] > 80e9 and (needed[0] <= 80e9 or most == 0)
 
 
@@ -237,9 +236,9 @@ def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
     """Llama 3 405B over all 16 ranks is 51 GB of weights while decoding, and over 8 it is 101 GB while feeding."""
     request = replace(BASE, model="llama3-405b", sequences=1, context=8192)
     assert (
-        decode_ledger(request).total_bytes
+        decode_memory(request).total_bytes
         < request.machine.memory_bytes
-        < prefill_ledger(request).total_bytes
+        < prefill_memory(request).total_bytes
     )
     with pytest.raises(CostError, match="that feeds a prompt"):
         serve_time(request)
@@ -248,7 +247,7 @@ def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
 
 def test_the_memory_of_feeding_by_hand() -> None:
     """A prompt of 128 Ki tokens on 2 × 8 ranks in chunks of 8,192: 1/8 of the weights, 1/16 of the cache."""
-    it = prefill_ledger(BASE)
+    it = prefill_memory(BASE)
     assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
     assert it.of("K/V cache") == 327_680 * 131_072 // 16
     assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots of a layer's K and V of one head

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringlab.cost.planner.published import NOT_ASKED, PUBLISHED, Published, span
+from ringlab.cost.planner.plan import PUBLISHED as BESIDE_PLANS
 
 from ..website.links import table
+from .published_runs import NOT_ASKED, PUBLISHED, Published
 
 HEAD = """\
 # Measured
@@ -182,8 +183,7 @@ def _commands(results: Path) -> Iterator[str]:
 
 
 def _published(results: Path) -> Iterator[str]:
-    found = span("training")
-    assert found is not None, "the table has training runs"
+    found = BESIDE_PLANS["training"]
     yield "## Plans beside published runs"
     yield (
         "Plans count what their assumptions name, and nothing else. No figure is fitted to a row of this table. The ratio is "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringlab.cost.planner.measured import measured_time
 from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.planner.search import Candidate
+from ringlab.cost.planner.step_time import measured_time
 from ringlab.cost.units import in_percent, short
 
 

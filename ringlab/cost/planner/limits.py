@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringlab.cost.planner.decode_time import DecodeTime, is_computing
-from ringlab.cost.planner.groups import group
-from ringlab.cost.planner.measured import attention_flops_per_s
+from ringlab.cost.planner.parallelism import group
 from ringlab.cost.planner.ring_time import is_balanced
-from ringlab.cost.planner.step_time import StepTime, ring_sizes
-from ringlab.cost.planner.weigh import Candidate, fastest
+from ringlab.cost.planner.search import Candidate, fastest
+from ringlab.cost.planner.serve_time import DecodeTime, is_computing
+from ringlab.cost.planner.step_time import StepTime, attention_flops_per_s, ring_sizes
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.cost.units import counted, duration, in_percent, short
@@ -68,10 +67,10 @@ def limit(best: Candidate) -> Limit:
     """
     request = best.request
     if not best.fits:
-        over = best.ledger.total_bytes - request.usable_bytes
+        over = best.memory.total_bytes - request.usable_bytes
         if over <= 0:
-            return Limit("memory", f"{short(best.ledger.host_bytes, 'bytes')} do not fit on the host", 0.0)
-        largest = max(best.ledger.entries, key=lambda entry: entry.bytes)
+            return Limit("memory", f"{short(best.memory.host_bytes, 'bytes')} do not fit on the host", 0.0)
+        largest = max(best.memory.entries, key=lambda entry: entry.bytes)
         sentence = (
             f"{short(over, 'bytes')} too much on each {best.request.machine_word}; the largest entry: {largest.name}, "
             f"{short(largest.bytes, 'bytes')}"
@@ -117,7 +116,7 @@ def _memory(best: Candidate) -> Limit:
     free = fastest(best.request)
     saved = best.step_s - free.step_s
     what = recomputation_words(free.recomputation)
-    need = short(free.ledger.total_bytes, "bytes")
+    need = short(free.memory.total_bytes, "bytes")
     return Limit(
         "memory",
         f"with {need} on a {best.request.machine_word} instead of {short(best.request.usable_bytes, 'bytes')} a step would take "

@@ -15,16 +15,28 @@ from ringlab.cost.planner.limits import (
     recomputation_words,
     split_words,
 )
-from ringlab.cost.planner.published import Span, span
 from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.ring_table import RingTable, ring_table
+from ringlab.cost.planner.search import Candidate, layouts, search
 from ringlab.cost.planner.serve_time import ServeTime, serving_time
 from ringlab.cost.planner.suggest import Suggestion, suggestions
-from ringlab.cost.planner.weigh import Candidate, layouts, weigh
-from ringlab.cost.planner.who_travels import WhoTravels, who_travels
 from ringlab.cost.units import counted, short
 from ringlab.layout import get_layout
 
 ALTERNATIVES = 5
+
+
+@dataclass(frozen=True)
+class PublishedRuns:
+    """Published runs of one purpose: how many, and the least and the most times as long as planned that one took."""
+
+    runs: int
+    least: float
+    most: float
+
+
+PUBLISHED = {"training": PublishedRuns(6, 0.8545477835310525, 1.3268307107264468)}
+"""By purpose. docs/benchmarks.md has the runs, and a test computes these figures from them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Plan:
             how.append("activations on the host")
         if it.rounds > 1:
             how.append(f"{it.rounds} rounds of {counted(request.batch // it.rounds, 'sequence')}")
-        need, usable = short(it.ledger.total_bytes, "bytes"), short(request.usable_bytes, "bytes")
+        need, usable = short(it.memory.total_bytes, "bytes"), short(request.usable_bytes, "bytes")
         if not self.fits:
             return f"Does not fit: {gpus} need at least {need} each and may use {usable} ({', '.join(how)})"
         return f"Fits: {gpus}, {', '.join(how)}; {need} of {usable} per {request.machine_word}"
@@ -92,9 +104,9 @@ class Plan:
         return serving_time(self.best.serving) if self.request.purpose == "serve" else None
 
     @cached_property
-    def travel(self) -> WhoTravels | None:
+    def ring_table(self) -> RingTable | None:
         """Return the bytes and waits of rings in which others travel, None without a ring."""
-        return who_travels(self.best)
+        return ring_table(self.best)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -102,9 +114,9 @@ class Plan:
         return assumptions(self.best)
 
     @property
-    def published(self) -> Span | None:
+    def published(self) -> PublishedRuns | None:
         """Return how far published runs of this purpose are from their plans, None if none was found."""
-        return span(self.request.purpose)
+        return PUBLISHED.get(self.request.purpose)
 
     @property
     def chunk_tokens(self) -> int:
@@ -153,11 +165,11 @@ class Plan:
             "lockstep_over_mean": lockstep,
             "tokens_per_rank": -(-request.tokens // best.degrees.cp),
             "memory": {
-                "total_bytes": best.ledger.total_bytes,
+                "total_bytes": best.memory.total_bytes,
                 "usable_bytes": request.usable_bytes,
                 "gpu_bytes": request.machine.memory_bytes,
-                "host_bytes": best.ledger.host_bytes,
-                "entries": [asdict(entry) for entry in best.ledger.entries],
+                "host_bytes": best.memory.host_bytes,
+                "entries": [asdict(entry) for entry in best.memory.entries],
             },
             "step_s": best.step_s,
             "published": self.published and asdict(self.published),
@@ -167,7 +179,7 @@ class Plan:
             "serving": self.serving and _serving(best, self.serving),
             "communication": [asdict(each) | {"hidden": each.hidden} for each in self.hidden],
             "hidden": all(each.hidden for each in self.hidden),
-            "travel": self.travel and self.travel.as_dict(),
+            "travel": self.ring_table and self.ring_table.as_dict(),
             "limit": asdict(self.limit),
             "suggestions": [each.as_dict() for each in self.suggestions],
             "weighed": self.weighed,
@@ -184,7 +196,7 @@ def plan(request: Request) -> Plan:
     >>> plan(Request("llama3-70b", 1_000_000, "h100", nodes=8, logits_chunk=4096)).best.degrees
     Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64, pp=1)
     """
-    found = weigh(request)
+    found = search(request)
     best, seen, others = found[0], {found[0].split}, []
     for each in found[1:]:
         if each.split not in seen:
@@ -231,5 +243,5 @@ def _summary(candidate: Candidate) -> dict[str, object]:
     return _how(candidate) | {
         "fits": candidate.fits,
         "step_s": candidate.step_s,
-        "memory_bytes": candidate.ledger.total_bytes,
+        "memory_bytes": candidate.memory.total_bytes,
     }

@@ -17,7 +17,7 @@ from functools import cached_property
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import Model, model
-from ringlab.cost.planner.groups import Group, placed
+from ringlab.cost.planner.parallelism import Group, placed
 from ringlab.cost.planner.request import MOST_TOKENS, SHARINGS, check_chunks, check_count
 from ringlab.cost.serving import decode_heads_traffic, helix_traffic
 from ringlab.cost.sizes import Attention, element_bytes

@@ -9,10 +9,10 @@ from math import gcd
 
 from ringlab.cost.hardware import hardware_names
 from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
+from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.cost.planner.request import MOST_CHUNKS, MOST_OF_A_COUNT, MOST_TOKENS, Request
-from ringlab.cost.planner.serve_ledger import most_sequences
+from ringlab.cost.planner.search import Candidate, leanest, search
 from ringlab.cost.planner.step_time import StepTime
-from ringlab.cost.planner.weigh import Candidate, leanest, weigh
 from ringlab.cost.units import duration, in_percent, short, short_count
 from ringlab.errors import CostError
 
@@ -32,7 +32,7 @@ class Suggestion:
     @cached_property
     def best(self) -> Candidate:
         """Return the best way to run the changed request."""
-        return weigh(self.request)[0]
+        return search(self.request)[0]
 
     @property
     def fits(self) -> bool:
@@ -43,7 +43,7 @@ class Suggestion:
     def sentence(self) -> str:
         """Return its benefit and its outcome, in one line."""
         it = self.best
-        need = f"{short(it.ledger.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
+        need = f"{short(it.memory.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
         how = split_words(it) + (f", {recomputation_words(it.recomputation)}" if it.request.training else "")
         return f"{self.why}: {_step_words(it)}, {need} ({how})"
 
@@ -57,7 +57,7 @@ class Suggestion:
             "step_s": self.best.step_s,
             "tokens": self.request.tokens,
             "nodes": self.request.nodes,
-            "memory_bytes": self.best.ledger.total_bytes,
+            "memory_bytes": self.best.memory.total_bytes,
         }
 
 
@@ -129,10 +129,10 @@ def _more_nodes(best: Candidate) -> Iterator[Suggestion]:
 def _gains(best: Candidate) -> Iterator[Suggestion]:
     request = best.request
     if request.layout is not None:
-        free = weigh(request.but(layout=None))[0]
+        free = search(request.but(layout=None))[0]
         if free.step_s < 0.99 * best.step_s:
             yield Suggestion("layout", f"the layout left open, {free.layout}", free.request)
-    free = weigh(_unpinned(request))[0]
+    free = search(_unpinned(request))[0]
     if free.step_s < 0.99 * best.step_s:
         yield Suggestion("degrees", "degrees and recomputation left open", free.request)
     yield from _hide(best)
@@ -160,7 +160,7 @@ def _gains(best: Candidate) -> Iterator[Suggestion]:
 def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
     doubled = _on_nodes(best.request, 2 * best.request.nodes)
     if fits(doubled):
-        faster = weigh(doubled)[0].step_s < 0.95 * best.step_s
+        faster = search(doubled)[0].step_s < 0.95 * best.step_s
         yield Suggestion("nodes", "twice the nodes" + ("" if faster else " would help little"), doubled)
 
 
@@ -172,7 +172,7 @@ def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
         split = {"dp": degrees.dp, "tp": degrees.tp, "ring": degrees.ring, "sharing": best.sharing}
         changed = best.request.but(batch=sequences, cp=None, ulysses=None, **split)
         if fits(changed):
-            rate = weigh(changed)[0].tokens_per_s
+            rate = search(changed)[0].tokens_per_s
             why = f"the most sequences that fit with this split, {sequences:,}, {rate:,.3g} tokens/s"
             yield Suggestion("batch", why, changed)
 
@@ -189,7 +189,7 @@ def _hide(best: Candidate) -> Iterator[Suggestion]:
         pinned = best.request.but(
             tokens=tokens, dp=degrees.dp, tp=degrees.tp, cp=None, ring=degrees.ring, ulysses=degrees.ulysses
         )
-        time = weigh(pinned)[0].time
+        time = search(pinned)[0].time
         share = (
             f"; then {in_percent(_ring_share(time))} of the step waits for hops"
             if isinstance(time, StepTime)
@@ -205,13 +205,13 @@ def _ring_share(time: StepTime) -> float:
 
 def _less_memory(best: Candidate) -> Iterator[Suggestion]:
     """Changes that save much memory: full recomputation, logits in pieces."""
-    request, enough = best.request, 0.9 * best.ledger.total_bytes
+    request, enough = best.request, 0.9 * best.memory.total_bytes
     if request.training and best.recomputation != "full":
         full = request.but(recomputation="full")
-        if weigh(full)[0].ledger.total_bytes < enough:
+        if search(full)[0].memory.total_bytes < enough:
             yield Suggestion("recomputation", recomputation_words("full"), full)
     chunked = _chunked(request)
-    if chunked is not None and weigh(chunked)[0].ledger.total_bytes < enough:
+    if chunked is not None and search(chunked)[0].memory.total_bytes < enough:
         yield Suggestion("logits", f"loss in pieces of {short_count(PIECE)} tokens", chunked)
 
 

@@ -1,4 +1,4 @@
-"""Who travels in a plan's ring: the bytes and the waits of each schedule, beside those of the plain ring.
+"""The schedules that a plan's ring could have: the bytes and the waits of each, beside those of the plain ring.
 
 A report, not a choice: plans are made of the plain ring, whose time is followed rank by rank.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ringlab.cost.choose import Option, weigh_travel
-from ringlab.cost.planner.groups import group
-from ringlab.cost.planner.measured import attention_flops_per_s
-from ringlab.cost.planner.step_time import ring_sizes
-from ringlab.cost.planner.weigh import Candidate
+from ringlab.cost.planner.parallelism import group
+from ringlab.cost.planner.search import Candidate
+from ringlab.cost.planner.step_time import attention_flops_per_s, ring_sizes
 
 
 @dataclass(frozen=True)
-class WhoTravels:
+class RingTable:
     """The rings of `ringlab.cost.travel` in one layer of a plan, by the seconds they expose, then by bytes.
 
     link: the slowest of the ring. links: those that a rank can send over at once. latent_below: numbers of a token; a latent
@@ -58,7 +57,7 @@ class WhoTravels:
         }
 
 
-def who_travels(best: Candidate) -> WhoTravels | None:
+def ring_table(best: Candidate) -> RingTable | None:
     """Return the rings for one layer of a plan, forward and in training backward, once each; None without a ring.
 
     A TPU sends to both neighbours at once, a GPU behind its switch on one port. Blocks are taken to be balanced.
@@ -72,4 +71,4 @@ def who_travels(best: Candidate) -> WhoTravels | None:
     rates = (rate, link.bytes_per_s, link.latency_s)
     tokens = -(-request.tokens // degrees.ring)
     found = weigh_travel(sizes, tokens, degrees.ring, rates, links=links, training=request.training)
-    return WhoTravels(tuple(found), link.name, links, 2 * sizes.K * sizes.D)
+    return RingTable(tuple(found), link.name, links, 2 * sizes.K * sizes.D)

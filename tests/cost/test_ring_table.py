@@ -7,27 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-import ringlab.cost.planner.who_travels as module
+import ringlab.cost.planner.ring_table as module
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.planner.degrees import Degrees
-from ringlab.cost.planner.groups import Group
+from ringlab.cost.planner.parallelism import Degrees, Group
+from ringlab.cost.planner.ring_table import RingTable
 from ringlab.cost.planner.step_time import ring_sizes
-from ringlab.cost.planner.who_travels import WhoTravels
 from ringlab.cost.sizes import Attention
 from tests.cost.planner_cases import ideal, small_model
 
 SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 1, "fsdp": 1, "recomputation": "full"}
 
 
-def found(K: int, purpose: str = "training", **changes: object) -> WhoTravels:
+def found(K: int, purpose: str = "training", **changes: object) -> RingTable:
     given = {"hardware": ideal()} | SPLIT | changes
     asked = Request(small_model(H=32, K=K), 2**16, nodes=2, purpose=purpose, **given)  # type: ignore[arg-type]
-    travel = plan(asked).travel
+    travel = plan(asked).ring_table
     assert travel is not None
     return travel
 
 
-def sent(travel: WhoTravels) -> dict[str, int]:
+def sent(travel: RingTable) -> dict[str, int]:
     return {it.schedule: it.sent_bytes or 0 for it in travel.options}
 
 
@@ -66,14 +65,14 @@ CHECKS = (check_all_heads, check_grouped_heads, check_links)
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_who_travels(check: Callable[[], None]) -> None:
+def test_the_table_of_a_ring(check: Callable[[], None]) -> None:
     check()
 
 
 def test_nothing_is_said_without_a_ring_or_of_a_token() -> None:
     for changes in ({"ring": 1, "ulysses": 8}, {"purpose": "decode", "recomputation": None}):
         asked = Request(small_model(), 2**16, ideal(), 2, **(SPLIT | changes))  # type: ignore[arg-type]
-        assert plan(asked).travel is None and plan(asked).as_dict()["travel"] is None
+        assert plan(asked).ring_table is None and plan(asked).as_dict()["travel"] is None
 
 
 def whole_heads(request: Request, degrees: Degrees) -> Attention:

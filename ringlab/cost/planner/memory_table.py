@@ -1,4 +1,7 @@
-"""The memory of one GPU, entry by entry: the GPU whose rank owns most tokens, in the stage that needs most."""
+"""The memory of one GPU, entry by entry.
+
+Of a step: the GPU whose rank owns most tokens, in the stage that needs most. Of serving: a GPU that decodes, and one that feeds prompts.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,15 @@ from ringlab.cost.memory import (
     parameter_bytes,
     saved_bytes,
 )
-from ringlab.cost.planner.degrees import Degrees
+from ringlab.cost.planner.parallelism import Degrees
 from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.serve_request import ServeRequest
 from ringlab.cost.planner.stages import Stage, stages
 from ringlab.cost.planner.step_time import WeightTraffic, rank_tokens, ring_sizes
+from ringlab.cost.serving import travelling_kv_bytes
 from ringlab.cost.sizes import element_bytes
+from ringlab.cost.units import counted, short
+from ringlab.errors import CostError
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class MemoryTable:
     """All entries; they are added as if all their peaks coincided. host_bytes: the most that one GPU offloads."""
 
     entries: tuple[Entry, ...]
@@ -50,7 +57,7 @@ class Ledger:
         return sum(entry.bytes for entry in self.entries if entry.name == name)
 
 
-def ledger(request: Request, degrees: Degrees, recomputation: str, rounds: int = 1) -> Ledger:
+def step_memory(request: Request, degrees: Degrees, recomputation: str, rounds: int = 1) -> MemoryTable:
     """Return the memory of one GPU, without entries of zero bytes; `request` has one round's batch."""
     found = stages(request.sized, degrees.pp, request.interleave, rounds)
     books = [_of_stage(request, degrees, recomputation, stage) for stage in found]
@@ -60,13 +67,13 @@ def ledger(request: Request, degrees: Degrees, recomputation: str, rounds: int =
     return replace(fullest, host_bytes=max(it.host_bytes for it in books))
 
 
-def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> Ledger:
+def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> MemoryTable:
     state = _state(stage, request.dtype, request.training, degrees.fsdp, degrees.tp)
     entries = state + _at_work(request, replace(degrees, fsdp=1), recomputation, stage)
     if request.offload == "none":
-        return Ledger(entries)
+        return MemoryTable(entries)
     kept = kept_bytes(request, degrees, recomputation)
-    return Ledger(entries, max(0, stage.layers_held - ON_THE_GPU) * kept)
+    return MemoryTable(entries, max(0, stage.layers_held - ON_THE_GPU) * kept)
 
 
 def weight_traffic(request: Request, degrees: Degrees) -> WeightTraffic:
@@ -222,3 +229,92 @@ def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry
             Entry("all-to-all", rows * degrees.ulysses * heads, "q, k, v and out once more, by heads")
         )
     return found
+
+
+SHARED = {
+    "copies": "over tp {1}",
+    "dcp": "over all {0} ranks, K and V over tp {1}",
+    "helix": "over all {0} ranks, K, V and queries over tp {1}",
+}
+
+
+def decode_memory(request: ServeRequest) -> MemoryTable:
+    """Return the memory of a GPU on which every sequence has reached its whole context."""
+    it, dtype, tp, B = request.sized, request.dtype, request.head_ranks, request.sequences
+    over = SHARED[request.sharing].format(request.gpus, tp)
+    held = -(-request.context // request.token_ranks)
+    return MemoryTable(
+        (
+            Entry("parameters", request.weight_bytes, f"{it.parameters / 1e9:.3g} billion, {over}"),
+            Entry(
+                "K/V cache",
+                request.cache_bytes(request.context, B),
+                f"{it.layers} layers × {held:,} tokens × {counted(B, 'sequence')}",
+            ),
+            Entry(
+                "layer at work", saved_bytes(it, B, dtype, "none", tp), f"one layer, {counted(B, 'token')}"
+            ),
+            Entry("logits", logits_bytes(it, B, "float32", tp), "of the last token of each sequence"),
+        )
+    )
+
+
+def prefill_memory(request: ServeRequest) -> MemoryTable:
+    """Return the memory of a GPU that feeds one prompt in chunks, at the last chunk."""
+    it, dtype, tp, P = request.sized, request.dtype, request.head_ranks, request.token_ranks
+    held, rows = -(-request.prompt // P), -(-min(request.chunk, request.prompt) // P)
+    work = attention_work(request.row_sizes, rows, P, False)
+    found = (
+        Entry("parameters", parameter_bytes(it, dtype, 1, tp), f"of a GPU that feeds prompts: over tp {tp}"),
+        Entry(
+            "K/V cache",
+            request.cache_bytes(request.prompt, 1),
+            f"{it.layers} layers × {held:,} tokens of one prompt",
+        ),
+        Entry("K/V in flight", travelling_kv_bytes(request.row_sizes, held, P), "where K and V travel"),
+        Entry(
+            "layer at work",
+            saved_bytes(it, rows, dtype, "none", tp),
+            f"one layer, {rows:,} tokens of a chunk",
+        ),
+        Entry("float32 accumulators", work.accumulators, "of out, and its rows' statistics"),
+        Entry("logits", logits_bytes(it, 1, "float32", tp), "of the last token"),
+    )
+    return MemoryTable(tuple(entry for entry in found if entry.bytes))
+
+
+def fuller_memory(request: ServeRequest) -> MemoryTable:
+    """Return the memory of the GPU that needs more: the one that decodes, or the one that feeds prompts."""
+    return max(decode_memory(request), prefill_memory(request), key=lambda it: it.total_bytes)
+
+
+def most_sequences(request: ServeRequest, memory_bytes: float) -> int:
+    """Return the most sequences of this context whose weights and cache fit into the memory of a GPU; 0 if none does."""
+
+    def needed(sequences: int) -> int:
+        return decode_memory(replace(request, sequences=sequences)).total_bytes
+
+    one = needed(1)
+    if one > memory_bytes:
+        return 0
+    found = 1 + int((memory_bytes - one) // max(1, needed(2) - one))
+    while needed(found) > memory_bytes:  # each entry is rounded up to whole bytes
+        found -= 1
+    return found
+
+
+def check_fits(request: ServeRequest) -> None:
+    """Raises: CostError with the needed and the available bytes, and the number of sequences that fits."""
+    memory = request.machine.memory_bytes
+    feeding, decoding = prefill_memory(request).total_bytes, decode_memory(request).total_bytes
+    got = f"{request.machine.label} has {short(memory, 'bytes')}"
+    what = f"{counted(request.sequences, 'sequence')} of {request.context:,} tokens"
+    if decoding > memory:
+        fit = most_sequences(request, memory)
+        remedy = "no sequence of this length fits: more ranks, or a shorter context"
+        if fit:
+            remedy = f"at most {counted(fit, 'sequence')} of this length, or more ranks"
+        raise CostError(f"{short(decoding, 'bytes')} on each GPU for {what}", got, remedy)
+    if feeding > memory:
+        needed = f"{short(feeding, 'bytes')} on each GPU that feeds a prompt of {request.prompt:,} tokens"
+        raise CostError(needed, got, "no sequence fits: more head ranks, or shorter chunks")

@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
-from ringlab.cost.planner.decode_time import DecodeTime, decode_time
-from ringlab.cost.planner.degrees import Degrees, candidates
-from ringlab.cost.planner.ledger import Ledger, kept_bytes, ledger, weight_traffic
+from ringlab.cost.planner.memory_table import (
+    MemoryTable,
+    fuller_memory,
+    kept_bytes,
+    step_memory,
+    weight_traffic,
+)
+from ringlab.cost.planner.parallelism import Degrees, candidates
 from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, SHARINGS, Request
 from ringlab.cost.planner.ring_time import ring_work
-from ringlab.cost.planner.serve_ledger import fuller_ledger
 from ringlab.cost.planner.serve_request import ServeRequest
+from ringlab.cost.planner.serve_time import DecodeTime, decode_time
 from ringlab.cost.planner.step_time import StepTime, step_time
 from ringlab.errors import CostError
 
@@ -40,11 +45,11 @@ class Candidate:
         return _at_once(self.request, self.rounds)
 
     @cached_property
-    def ledger(self) -> Ledger:
+    def memory(self) -> MemoryTable:
         """Return the memory of the GPU that needs most of it."""
         if self.request.purpose == "serve":
-            return fuller_ledger(self.serving)
-        return ledger(self.at_once, self.degrees, self.recomputation, self.rounds)
+            return fuller_memory(self.serving)
+        return step_memory(self.at_once, self.degrees, self.recomputation, self.rounds)
 
     @cached_property
     def serving(self) -> ServeRequest:
@@ -82,7 +87,7 @@ class Candidate:
         """Return whether it needs no more memory than a GPU may use, and its host has."""
         host = self.request.machine.host
         most = host.memory_bytes if host is not None else 0
-        return self.ledger.total_bytes <= self.request.usable_bytes and self.ledger.host_bytes <= most
+        return self.memory.total_bytes <= self.request.usable_bytes and self.memory.host_bytes <= most
 
     @property
     def step_s(self) -> float:
@@ -126,7 +131,7 @@ class Candidate:
 
 
 @lru_cache(maxsize=256)
-def weigh(request: Request) -> tuple[Candidate, ...]:
+def search(request: Request) -> tuple[Candidate, ...]:
     """Return the candidates, the best first: those that fit by their time, then the others by their memory.
 
     Of the same degrees only the first that fits is weighed: no recomputation before some, all sequences
@@ -142,8 +147,8 @@ def weigh(request: Request) -> tuple[Candidate, ...]:
             (others if fits is None else fitting).append(fits or variants[-1])
             if fits is variants[0]:
                 break
-    fitting.sort(key=lambda it: (it.step_s, it.ledger.total_bytes))
-    others.sort(key=lambda it: it.ledger.total_bytes)
+    fitting.sort(key=lambda it: (it.step_s, it.memory.total_bytes))
+    others.sort(key=lambda it: it.memory.total_bytes)
     if fitting and request.layout is None:
         first, *rest = layouts(fitting[0])
         fitting[0] = min(
@@ -161,12 +166,12 @@ def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
 
 
 def leanest(request: Request) -> Iterator[Candidate]:
-    """Return of each way to divide the GPUs the candidate that needs the least memory. Raises: as `weigh`."""
+    """Return of each way to divide the GPUs the candidate that needs the least memory. Raises: as `search`."""
     return (family[-1][-1] for family in _families(request))
 
 
 def fastest(request: Request) -> Candidate:
-    """Return the candidate that would be fastest if memory did not matter. Raises: as `weigh`."""
+    """Return the candidate that would be fastest if memory did not matter. Raises: as `search`."""
     tried = (
         None if request.offload != "none" else 1
     )  # what is moved to the host may cost more than computing it again

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from ringlab.cost.planner.plan import PublishedRuns
 from ringlab.cost.planner.request import Request
+from ringlab.cost.planner.search import Candidate, search
 from ringlab.cost.planner.step_time import StepTime
-from ringlab.cost.planner.weigh import Candidate, weigh
 from ringlab.cost.units import short_count
 
 
@@ -29,15 +29,15 @@ class Measure:
 
 
 def _step_s(request: Request) -> float:
-    return weigh(request)[0].step_s
+    return search(request)[0].step_s
 
 
 def _memory_gb(request: Request) -> float:
-    return weigh(request)[0].ledger.total_bytes / 1e9
+    return search(request)[0].memory.total_bytes / 1e9
 
 
 def _utilisation(request: Request) -> float:
-    return weigh(request)[0].utilisation
+    return search(request)[0].utilisation
 
 
 def _share_forward(request: Request) -> float:
@@ -50,11 +50,11 @@ def _share_both(request: Request) -> float:
 
 def _share(request: Request, passes: int) -> float:
     """The speed of a layer's attention in a ring over that of one GPU with its tokens: causal work grows P times."""
-    P = weigh(request)[0].degrees.ring
+    P = search(request)[0].degrees.ring
     alone = replace(
         request, tokens=request.tokens // P, gpus_per_node=1, ring=1, fsdp=1, layout=None, reserve=0.0
     )
-    one, many = (_attention_s(weigh(each)[0], passes) for each in (alone, request))
+    one, many = (_attention_s(search(each)[0], passes) for each in (alone, request))
     return P * one / many
 
 
@@ -210,21 +210,11 @@ NOT_ASKED = (
 """Published figures that a plan cannot be asked for, and why."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """Published runs of one purpose: the least and the most times as long as planned that one took."""
-
-    runs: int
-    least: float
-    most: float
-
-
-@lru_cache(maxsize=4)
-def span(purpose: str) -> Span | None:
+def runs_beside_plans(purpose: str) -> PublishedRuns | None:
     """Return how far published steps of this purpose are from their plans; None if there is none."""
     found = [
         row.ratio
         for row in PUBLISHED
         if row.request.purpose == purpose and row.measure in (STEP, UTILISATION)
     ]
-    return Span(len(found), min(found), max(found)) if found else None
+    return PublishedRuns(len(found), min(found), max(found)) if found else None
