@@ -17,8 +17,15 @@ from typing import Any
 
 from ringlab.cost.memory import attention_bytes
 from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import allgather_traffic, block_s, hybrid_traffic, ring_traffic, shared_heads
-from ringlab.cost.travel import PLAIN_WIDTH, TRAVELLERS, Width, exposed_s, travel_traffic
+from ringlab.cost.traffic import (
+    RINGS,
+    allgather_traffic,
+    block_s,
+    hybrid_traffic,
+    ring_traffic,
+    routes_of,
+    shared_heads,
+)
 from ringlab.errors import CostError
 
 REASONS = ("hidden", "exposed", "memory", "heads")
@@ -152,7 +159,41 @@ def weigh(
     return sorted(found, key=lambda it: (last.get(it.reason, 0), it.exposed_s or 0.0))
 
 
-def weigh_travel(
+def ring_exposed_s(
+    sizes: Attention,
+    schedule: str,
+    tokens: int,
+    P: int,
+    rates: tuple[float, float, float],
+    *,
+    links: int = 1,
+    backward: bool = False,
+    latent: int = 0,
+) -> float:
+    """Return the seconds in which `P` ranks of `tokens` tokens wait for messages; all kernels take as long as a balanced block.
+
+    schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of latency. links: those of
+    a rank that can send at once; 1 behind a switch, 2 to both neighbours, P − 1 in a full mesh.
+
+    While the blocks of one round are computed, those of the next arrive, and what follows those of the round before; what
+    is complete goes home in the end. A round's messages take the time of the fullest link, and one latency: where
+    latency is most of a hop's time, waits overlap more than that and are shorter, by up to a third.
+    """
+    flops_per_s, bytes_per_s, latency_s = rates
+    routes = routes_of(sizes, schedule, P, backward=backward, latent=latent)
+    block = block_s(sizes, tokens, flops_per_s, backward=backward)
+    seconds = 0.0
+    for number in range(max(len(route.offsets) for route in routes) + 1):
+        on_links = [route.bytes_beside(number) * tokens for route in routes]
+        both_ways = number > 0 and schedule == "bidirectional"
+        computed = sum(number < len(route.offsets) for route in routes) if both_ways else 1
+        if any(on_links):
+            hop = max(sum(on_links) / links, *on_links) / bytes_per_s + latency_s
+            seconds += max(0.0, hop - block * computed * (number < len(routes[0].offsets)))
+    return seconds
+
+
+def weigh_rings(
     sizes: Attention,
     tokens: int,
     P: int,
@@ -160,15 +201,15 @@ def weigh_travel(
     *,
     links: int = 1,
     training: bool = True,
-    width: Width = PLAIN_WIDTH,
+    latent: int = 0,
 ) -> list[Option]:
-    """Return the rings of `ringlab.cost.travel` for `tokens` tokens on each of P ranks, by the seconds they expose, then by bytes.
+    """Return the schedules of `traffic.RINGS` for `tokens` tokens on each of P ranks, by the seconds they expose, then by bytes.
 
-    training: count backward too. rates, links: as for `travel.exposed_s`. Equal ones stay in the order of TRAVELLERS, the plain
+    training: count backward too. rates, links: as for `ring_exposed_s`. Equal ones stay in the order of RINGS, the plain
     ring first. held_bytes is None. With a latent, "multi-ring" is left out: it deals K/V heads, of which a latent has none.
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
-    >>> [it.schedule for it in weigh_travel(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
+    >>> [it.schedule for it in weigh_rings(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
     ['multi-ring', 'bidirectional', 'burst', 'query-ring', 'ring']
     """
     candidates(P)
@@ -176,15 +217,13 @@ def weigh_travel(
         raise CostError("tokens, links and rates above zero, latency >= 0", f"{tokens}, {links}, {rates}")
     found = []
     # A latent has no heads to deal: `latent_attention` refuses many rings.
-    for schedule in (name for name in TRAVELLERS if not (width.latent and name == "multi-ring")):
+    for schedule in (name for name in RINGS if not (latent and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:
             # All ranks have equally many tokens, so that the first sends as much as any.
-            how: dict[str, Any] = {"rank": 0, "backward": backward, "width": width}
-            sent += travel_traffic(sizes, schedule, tokens * P, P, **how).total_bytes
-            exposed += exposed_s(
-                sizes, schedule, tokens, P, rates, links=links, backward=backward, width=width
-            )
+            how: dict[str, Any] = {"backward": backward, "latent": latent}
+            sent += ring_traffic(sizes, tokens * P, P, schedule=schedule, rank=0, **how).total_bytes
+            exposed += ring_exposed_s(sizes, schedule, tokens, P, rates, links=links, **how)
         reason = "exposed" if exposed > 0 else "hidden"
         found.append(Option(schedule, 1, reason, sent, None, exposed))
     return sorted(found, key=lambda it: (it.exposed_s, it.sent_bytes))

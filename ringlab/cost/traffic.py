@@ -1,8 +1,31 @@
-"""Bytes on the wire: those that one rank sends in one attention layer, per step and in total.
+"""Bytes on the wire: those that one rank sends in one attention layer, per step and in total, by schedule.
 
-All equal those of `ringlab.schedules`, byte for byte; Ulysses and the hybrid assume equally many tokens
-on each rank. Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and
-back; the hybrid (arXiv 2405.07719) makes rings of Ulysses groups. Backward counts the backward pass alone.
+    ring, burst, query-ring, bidirectional, multi-ring   `ring_traffic`: something goes around all ranks
+    allgather                                            `allgather_traffic`
+    ulysses, hybrid                                      `ulysses_traffic`, `hybrid_traffic`
+
+Serving has its own calls (`serving`), and so have linear layers (`scan_traffic`). All bytes equal those of
+`ringlab.schedules`, byte for byte; Ulysses and the hybrid assume equally many tokens on each rank. Backward counts the
+backward pass alone.
+
+What goes around a ring is of two kinds: a token's bytes that stay as they are make P − 1 hops; those that follow, change at
+every rank and go home make P. With e bytes an element and s bytes of the state (float32: 4):
+
+                        as it is, P − 1 hops           follows, P hops
+    K/V, forward        K·(D + Dv)·e                   0
+    K/V, backward       K·(D + Dv)·e                   K·(D + Dv)·s          dk, dv
+    queries, forward    H·D·e                          H·(Dv + 1)·s          the partial (out, lse)
+    queries, backward   H·((D + Dv)·e + 2·s)           H·D·s                 q, dout, lse, delta; dq
+    a latent, forward   (R + Dr)·e                     0
+    a latent, backward  (R + Dr)·e                     (R + Dr)·s
+
+So queries backward (Burst) are fewer bytes only where H/K is below (D + Dv)·(e + s) / ((D + Dv)·e + D·s + 2·s): 3/2 for bfloat16 and
+4/3 for float32 if D = Dv is large. Queries should travel backward if H = K, and never with grouped heads. Forward, a query
+and its partial are more bytes than K and V of a token at every H/K. Source: arXiv 2509.19836, table 1, which counts dQ and
+dK/dV in bfloat16: 3·H·D against 4·K·D.
+
+Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back; the hybrid (arXiv
+2405.07719) makes rings of Ulysses groups.
 
 Is communication hidden? Seconds of a block and of a hop, and the tokens per rank that hide a hop.
 
@@ -20,11 +43,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
 
+from ringlab.comm.strides import strides
 from ringlab.cost.flops import attention_flops
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.errors import CostError, WorldSizeError
 from ringlab.layout import Layout, contiguous
+
+RINGS = {
+    "ring": ("kv", "kv"),
+    "burst": ("kv", "queries"),
+    "query-ring": ("queries", "queries"),
+    "bidirectional": ("kv", "kv"),
+    "multi-ring": ("kv", "kv"),
+}
+"""The schedules in which something goes around: what does so forward, and what backward."""
 
 
 @dataclass(frozen=True)
@@ -63,34 +98,145 @@ def gradient_bytes_per_token(sizes: Attention) -> int:
     return sizes.B * sizes.K * (sizes.D + sizes.value_dim) * state_bytes(sizes.dtype)
 
 
+@dataclass(frozen=True)
+class Load:
+    """The bytes of a token that travel: `around` as they are, P − 1 hops, and those that follow and go home, P hops."""
+
+    around: int
+    following: int = 0
+
+    def share(self, part: int, whole: int) -> Load:
+        """Return `part` of `whole` equal parts of it."""
+        return Load(self.around * part // whole, self.following * part // whole)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which ranks something visits: their offsets from its owner, 0 first; what follows begins at offset number `begin`."""
+
+    offsets: tuple[int, ...]
+    load: Load
+    begin: int = 0
+
+    def bytes_sent(self, layout: Layout, rank: int) -> list[int]:
+        """Return the bytes that `rank` sends in each step."""
+        held = [layout.length((rank - offset) % layout.P) for offset in self.offsets]
+        last = len(held) - 1
+        if not self.load.following:
+            held = held[:last]
+        return [
+            (self.load.around * tokens if step < last else 0)
+            + (self.load.following * tokens if step >= self.begin and last > 0 else 0)
+            for step, tokens in enumerate(held)
+        ]
+
+    @property
+    def messages(self) -> int:
+        """Return the number of messages that a rank sends."""
+        hops = len(self.offsets) - 1
+        return hops + (hops + 1 - self.begin if self.load.following and hops else 0)
+
+    def bytes_beside(self, number: int) -> int:
+        """Return the bytes of a token that are under way while blocks number `number` are computed; after the last, those that go home."""
+        last = len(self.offsets) - 1
+        around = self.load.around if number < last else 0
+        return around + (self.load.following if self.begin < number <= last + 1 and last > 0 else 0)
+
+
+def load(sizes: Attention, travels: str, *, backward: bool = False, latent: int = 0) -> Load:
+    """Return the bytes of one token that travel, "kv" or "queries".
+
+    latent: R + Dr numbers of a token that travel in place of K and V, if not 0.
+    Raises: CostError for another traveller.
+
+    >>> load(Attention(H=8, K=8, D=128), "kv", backward=True), load(Attention(H=8, K=8, D=128), "queries", backward=True)
+    (Load(around=4096, following=8192), Load(around=4160, following=4096))
+    """
+    e, s = element_bytes(sizes.dtype), state_bytes(sizes.dtype)
+    H, D, Dv = sizes.B * sizes.H, sizes.D, sizes.value_dim
+    if travels == "kv":
+        numbers = sizes.B * (latent or sizes.K * (D + Dv))
+        return Load(numbers * e, numbers * s if backward else 0)
+    if travels != "queries":
+        raise CostError("what travels: kv or queries", repr(travels))
+    if backward:
+        return Load(H * ((D + Dv) * e + 2 * s), H * D * s)
+    return Load(H * D * e, H * (Dv + 1) * s)
+
+
+def routes_of(
+    sizes: Attention,
+    schedule: str,
+    P: int,
+    *,
+    backward: bool = False,
+    latent: int = 0,
+    rings: int | None = None,
+) -> list[Route]:
+    """Return the routes of everything that starts on one rank, under one of RINGS. Raises: CostError for another schedule."""
+    if schedule not in RINGS:
+        raise CostError(f"a schedule among {', '.join(RINGS)}", repr(schedule))
+    travels = RINGS[schedule][backward]
+    whole = load(sizes, travels, backward=backward, latent=latent)
+    if schedule == "bidirectional":
+        near, far = tuple(range(P // 2 + 1)), (0, *range(P - 1, P // 2, -1))
+        return [Route(near, whole), Route(far, whole, begin=1)]
+    if schedule == "multi-ring":
+        found = strides(P)[: rings or sizes.K]
+        bounds = [sizes.K * number // len(found) for number in range(len(found) + 1)]
+        return [
+            Route(tuple(stride * step % P for step in range(P)), whole.share(last - first, sizes.K))
+            for stride, first, last in zip(found, bounds, bounds[1:], strict=False)
+        ]
+    direction = -1 if travels == "queries" else 1
+    return [Route(tuple(direction * step % P for step in range(P)), whole)]
+
+
 def ring_traffic(
     sizes: Attention,
     layout: Layout | int,
     P: int | None = None,
     *,
+    schedule: str = "ring",
     rank: int | None = None,
     backward: bool = False,
+    latent: int = 0,
+    rings: int | None = None,
 ) -> Traffic:
-    """Return the traffic of `rank` around the ring; if None, of the rank that sends most.
+    """Return the traffic of `rank` under one of RINGS; if None, of the rank that sends most.
 
-    Forward: K and V of the current block, P−1 hops. Backward: K and V once more, P−1 hops, with dK
+    The plain ring, forward: K and V of the current block, P−1 hops. Backward: K and V once more, P−1 hops, with dK
     and dV in float32, P hops: the last one brings them home.
-    `layout` may be a number of tokens, dealt contiguously to P ranks.
-    Raises: CostError for tokens or ranks below one; WorldSizeError for a P other than the layout's.
+    `layout` may be a number of tokens, dealt contiguously to P ranks. latent: as in `load`. rings: as in "multi-ring(rings=…)".
+    Raises: CostError for another schedule, or tokens or ranks below one; WorldSizeError for a P other than the layout's.
+
+    >>> all_heads = Attention(H=32, K=32)
+    >>> [ring_traffic(all_heads, 64, 4, schedule=name, backward=True).total_bytes for name in ("ring", "burst")]
+    [2883584, 1847296]
     """
     layout = _layout(layout, P)
+    how: dict[str, Any] = {"backward": backward, "latent": latent, "rings": rings}
     if rank is None:
-        return _largest(ring_traffic(sizes, layout, rank=r, backward=backward) for r in range(layout.P))
-    P = layout.P
-    held = [layout.length((rank - step) % P) for step in range(P)]
-    blocks = [sizes.block_bytes_per_token * tokens for tokens in held[: P - 1]]
-    if not backward:
-        return Traffic(tuple(blocks), P - 1)
-    if P == 1:
+        of_ranks = (ring_traffic(sizes, layout, schedule=schedule, rank=r, **how) for r in range(layout.P))
+        return _largest(of_ranks)
+    routes = routes_of(sizes, schedule, layout.P, **how)
+    if layout.P == 1:
         return Traffic((), 0)
-    gradients = [gradient_bytes_per_token(sizes) * tokens for tokens in held]
-    sent = tuple(block + gradient for block, gradient in zip([*blocks, 0], gradients, strict=True))
-    return Traffic(sent, 2 * P - 1)
+    steps = [route.bytes_sent(layout, rank) for route in routes]
+    sent = tuple(map(sum, zip_longest(*steps, fillvalue=0)))
+    return Traffic(sent, sum(route.messages for route in routes))
+
+
+def turning_point(sizes: Attention, P: int) -> float:
+    """Return the H/K below which queries backward are fewer bytes than K/V, on `P` ranks.
+
+    >>> [round(turning_point(Attention(D=128, dtype=dtype), 1024), 2) for dtype in ("bfloat16", "float32")]
+    [1.49, 1.33]
+    """
+    one = replace(sizes, H=1, K=1)
+    kv, queries = (load(one, travels, backward=True) for travels in ("kv", "queries"))
+    around, home = (P - 1, P) if P > 1 else (1, 1)
+    return (around * kv.around + home * kv.following) / (around * queries.around + home * queries.following)
 
 
 def allgather_traffic(

@@ -6,7 +6,7 @@ go against the ring's direction, so that rows meet blocks in the ring's order: t
 mask that hides whole distances they skip the ranks of whose keys they see nothing.
 
 "burst" lets K/V travel forward and queries backward, which is the fewest bytes if H = K; with grouped heads, K/V are fewer
-both ways (`ringlab.cost.travel`). out does not travel: delta stands for it. So block="native", which needs out, has the
+both ways (`ringlab.cost.traffic`). out does not travel: delta stands for it. So block="native", which needs out, has the
 backward computed by "blockwise".
 Source: arXiv 2509.19836, section 3.1.
 """

@@ -24,7 +24,7 @@ from ringlab import (
     ring_attention,
     zigzag,
 )
-from ringlab.cost import choose, travel
+from ringlab.cost import choose, traffic
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
@@ -483,7 +483,7 @@ compare("15.split", min(token_ms, key=token_ms.get))
 
 # %%
 def kilobytes(name, traveller, backward):
-    moved = travel.load(published(name).attention(), traveller, backward=backward)
+    moved = traffic.load(published(name).attention(), traveller, backward=backward)
     return (moved.around + moved.following) / 1e3
 
 

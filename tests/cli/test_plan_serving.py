@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ringlab.cost.planner.serve_time import ServeRequest, serve_time
-from ringlab.cost.travel import TRAVELLERS
+from ringlab.cost.traffic import RINGS
 from tests.cli.test_plan import ASKED, FITS, call, check_that_it_is_told, told
 
 SERVE = "--model llama3-70b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --batch 8"
@@ -78,7 +78,7 @@ def test_who_travels_is_told() -> None:
     _, out, _ = call(every)
     assert re.search("Who travels: burst sends least, .* a layer on each GPU", " ".join(out.split()))
     found = told(every)["travel"]
-    assert found["sends_least"] == "burst" and {it["schedule"] for it in found["options"]} == set(TRAVELLERS)
+    assert found["sends_least"] == "burst" and {it["schedule"] for it in found["options"]} == set(RINGS)
     assert told(FITS)["travel"]["sends_least"] == "ring"
     for words in (f"{SERVE} --tp 8", f"{ASKED} --inference decode --nodes 4"):
         assert told(words)["travel"] is None and "Who travels" not in call(words)[1]

@@ -250,7 +250,7 @@ def test_other_refusals() -> None:
 
 def test_costing_needs_no_torch() -> None:
     """Else no plan would come within two seconds."""
-    parts = ["flops", "hardware", "memory", "models", "papers", "toml_file", "traffic", "units"]
+    parts = ["choose", "flops", "hardware", "memory", "models", "papers", "toml_file", "traffic", "units"]
     code = f"import sys; from ringlab.cost import {', '.join(parts)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

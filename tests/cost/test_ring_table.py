@@ -79,14 +79,14 @@ def whole_heads(request: Request, degrees: Degrees) -> Attention:
     return ring_sizes(request, replace(degrees, tp=1))
 
 
-WEIGH = module.weigh_travel
+WEIGH = module.weigh_rings
 MUTANTS: dict[str, tuple[str, object]] = {
     "all heads on each rank": ("ring_sizes", whole_heads),
     "links inside the node": ("group", lambda name, degrees, machine: Group(8, 8, False, machine)),
-    "no backward": ("weigh_travel", lambda *a, **k: WEIGH(*a, **(k | {"training": False}))),
-    "always a backward": ("weigh_travel", lambda *a, **k: WEIGH(*a, **(k | {"training": True}))),
-    "one link": ("weigh_travel", lambda *a, **k: WEIGH(*a, **(k | {"links": 1}))),
-    "the whole sequence on each rank": ("weigh_travel", lambda s, tokens, P, *a, **k: WEIGH(s, P * tokens, P, *a, **k)),
+    "no backward": ("weigh_rings", lambda *a, **k: WEIGH(*a, **(k | {"training": False}))),
+    "always a backward": ("weigh_rings", lambda *a, **k: WEIGH(*a, **(k | {"training": True}))),
+    "one link": ("weigh_rings", lambda *a, **k: WEIGH(*a, **(k | {"links": 1}))),
+    "the whole sequence on each rank": ("weigh_rings", lambda s, tokens, P, *a, **k: WEIGH(s, P * tokens, P, *a, **k)),
 }  # fmt: skip
 
 

@@ -3,88 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ringlab import VirtualCluster, ring_attention
-from ringlab.comm.ring import Ring
+from ringlab import VirtualCluster
+from ringlab.comm.strides import strides
 from ringlab.comm.trace import Trace
 from ringlab.cost import traffic
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import (
+    RINGS,
+    Load,
     Traffic,
     allgather_traffic,
     hybrid_traffic,
+    load,
     ring_traffic,
+    routes_of,
     shared_heads,
+    turning_point,
     ulysses_traffic,
 )
 from ringlab.errors import CostError, RinglabError
 from ringlab.layout import Layout, contiguous, dealt, striped, zigzag
+from tests.schedules.problems import Problem, program
 
 MHA = Attention(B=2, H=4, K=4, D=8, dtype="float32")
-GQA = Attention(B=1, H=4, K=2, D=16, dtype="bfloat16")
+GQA = Attention(B=1, H=6, K=3, D=16, dtype="bfloat16")
 MQA64 = Attention(B=1, H=3, K=1, D=4, dtype="float64", Dv=6)
 MLA = Attention(B=1, H=2, K=2, D=6, dtype="bfloat16", Dv=4)
+SIZES = {"MHA fp32": MHA, "GQA bf16": GQA, "MQA fp64, Dv > D": MQA64, "MLA bf16, Dv < D": MLA}
 LAYOUTS = [
     zigzag(16, 4),
     contiguous(13, 4),  # the last rank owns less
     striped(11, 3),
     dealt(9, 4, chunk=4),  # one rank owns nothing
     dealt(14, 3, chunk=2, folded=True),
+    zigzag(22, 5),
+    zigzag(8, 2),
     zigzag(8, 1),
 ]
+SCHEDULES = (*RINGS, "allgather")
 
 
-def run(sizes: Attention, layout: Layout, schedule: str, backward: bool) -> Trace:
-    def program(ring: Ring) -> None:
-        def shard(heads: int, dim: int) -> Tensor:
-            whole = torch.ones(sizes.B, heads, layout.S, dim, dtype=getattr(torch, sizes.dtype))
-            part: Tensor = layout.shard(whole, ring.rank)
-            return part.requires_grad_(backward)
-
-        H, K, D = sizes.H, sizes.K, sizes.D
-        q, k, v = shard(H, D), shard(K, D), shard(K, sizes.value_dim)
-        out = ring_attention(q, k, v, ring=ring, layout=layout, schedule=schedule, block="naive")
-        if backward:
-            torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
-
-    return VirtualCluster(layout.P).run(program).trace
+@cache
+def run(sizes: Attention, layout: Layout, schedule: str) -> Trace:
+    """The trace of a forward and its backward."""
+    dims: dict[str, Any] = {"D": sizes.D, "Dv": sizes.value_dim, "B": sizes.B}
+    problem = Problem(layout, sizes.H, sizes.K, dtype=getattr(torch, sizes.dtype), **dims)
+    return VirtualCluster(layout.P, memory=False).run(program, problem, schedule, False).trace
 
 
-def sent(trace: Trace, rank: int) -> list[int]:
-    return [exchange.bytes_sent for exchange in trace.exchanges(rank)]
+def formula(sizes: Attention, layout: Layout, schedule: str, rank: int, backward: bool) -> Traffic:
+    if schedule == "allgather":
+        return allgather_traffic(sizes, layout, rank=rank, backward=backward)
+    return ring_traffic(sizes, layout, schedule=schedule, rank=rank, backward=backward)
 
 
-FORMULAS: dict[str, Callable[..., Traffic]] = {"ring": ring_traffic, "allgather": allgather_traffic}
-
-
-@pytest.mark.parametrize("schedule", FORMULAS)
-@pytest.mark.parametrize(
-    "sizes", [MHA, GQA, MQA64, MLA], ids=["MHA fp32", "GQA bf16", "MQA fp64, Dv > D", "MLA bf16, Dv < D"]
-)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
-def test_bytes_and_messages_are_those_of_the_real_program(
-    schedule: str, sizes: Attention, layout: Layout
-) -> None:
-    forward = run(sizes, layout, schedule, backward=False)
-    both = run(sizes, layout, schedule, backward=True)
+def check_sent(sizes: Attention, layout: Layout, schedule: str) -> None:
+    """Bytes and messages of every rank, forward and backward together."""
+    trace = run(sizes, layout, schedule)
     for rank in range(layout.P):
-        there, back = (FORMULAS[schedule](sizes, layout, rank=rank, backward=b) for b in (False, True))
-        assert sum(sent(forward, rank)) == there.total_bytes
-        assert sum(sent(both, rank)) == there.total_bytes + back.total_bytes
-        assert len(sent(forward, rank)) == there.messages
-        assert len(sent(both, rank)) == there.messages + back.messages
+        parts = [formula(sizes, layout, schedule, rank, backward) for backward in (False, True)]
+        sent = [e.bytes_sent for e in trace.exchanges(rank)]
+        counted = sum(part.total_bytes for part in parts), sum(part.messages for part in parts)
+        assert (sum(sent), len(sent)) == counted, (rank, schedule, layout)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bytes_and_messages_are_those_of_the_real_program(schedule: str, sizes: Attention) -> None:
+    for layout in LAYOUTS:
+        check_sent(sizes, layout, schedule)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
 def test_each_step_of_the_ring_is_the_real_programs(layout: Layout) -> None:
-    trace = run(GQA, layout, "ring", backward=True)
+    trace = run(GQA, layout, "ring")
     for rank in range(layout.P):
         forward = ring_traffic(GQA, layout, rank=rank)
         backward = ring_traffic(GQA, layout, rank=rank, backward=True)
@@ -104,8 +106,8 @@ def test_all_ranks_together_move_every_block_to_every_other_rank(
     S: int, P: int, chunk: int, folded: bool
 ) -> None:
     layout = dealt(S, P, chunk=chunk, folded=folded)
-    for formula in FORMULAS.values():
-        total = sum(formula(GQA, layout, rank=rank).total_bytes for rank in range(P))
+    for schedule in ("ring", "allgather"):
+        total = sum(formula(GQA, layout, schedule, rank, False).total_bytes for rank in range(P))
         assert total == (P - 1) * S * GQA.block_bytes_per_token
     assert ring_traffic(GQA, layout).total_bytes == max(
         ring_traffic(GQA, layout, rank=rank).total_bytes for rank in range(P)
@@ -163,49 +165,106 @@ def test_heads_that_cannot_be_shared_are_named(sizes: Attention, degree: int, to
 
 
 @pytest.mark.parametrize("bad", [(0, 2), (8, 0), (True, 1), (2.5, 1)])
-def test_sizes_below_one_are_refused(bad: tuple[int, int]) -> None:
+def test_what_makes_no_sense_is_refused(bad: tuple[int, int]) -> None:
     for formula in (ring_traffic, allgather_traffic, ulysses_traffic):
         with pytest.raises(CostError):
             formula(MHA, *bad)
     with pytest.raises(RinglabError):
         ring_traffic(MHA, zigzag(16, 4), 3)
+    with pytest.raises(CostError, match="ring, burst"):
+        ring_traffic(MHA, 16, 4, schedule="ulysses")
+    with pytest.raises(CostError, match="kv or queries"):
+        load(MHA, "out")
 
 
-def _k_only(sizes: Attention, layout: Layout, rank: int, backward: bool) -> int:
-    return ring_traffic(sizes, layout, rank=rank, backward=backward).total_bytes // 2
+def totals(sizes: Attention, schedule: str, P: int, backward: bool) -> Traffic:
+    return ring_traffic(sizes, 4 * P, P, schedule=schedule, backward=backward)
 
 
-def _query_heads(sizes: Attention, layout: Layout, rank: int, backward: bool) -> int:
-    wide = Attention(sizes.B, sizes.H, sizes.H, sizes.D, sizes.dtype)
-    return ring_traffic(wide, layout, rank=rank, backward=backward).total_bytes
+@given(
+    st.integers(2, 9), st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 4]), st.booleans(),
+    st.sampled_from(["bfloat16", "float32", "float64"]),
+)  # fmt: skip
+def test_both_ways_and_many_rings_are_the_rings_bytes(
+    P: int, K: int, group: int, backward: bool, dtype: str
+) -> None:
+    sizes = Attention(1, K * group, K, 16, dtype)
+    ring = ring_traffic(sizes, 4 * P, P, backward=backward)
+    both, many = (totals(sizes, name, P, backward) for name in ("bidirectional", "multi-ring"))
+    assert both.total_bytes == many.total_bytes == ring.total_bytes
+    assert both.messages == ring.messages and both.steps == P // 2 + backward
+    assert many.messages == min(K, len(strides(P))) * ring.messages
+    assert sorted(sum((routes_of(sizes, "bidirectional", P)[n].offsets for n in (0, 1)), ())) == [
+        0, *range(P)
+    ]  # fmt: skip
 
 
-def _p_hops(sizes: Attention, layout: Layout, rank: int, backward: bool) -> int:
-    last = sizes.block_bytes_per_token * layout.length((rank + 1) % layout.P)
-    return ring_traffic(sizes, layout, rank=rank, backward=backward).total_bytes + last
+@given(
+    st.integers(2, 64), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 64, 128]),
+    st.sampled_from(["bfloat16", "float32", "float64"]),
+)  # fmt: skip
+def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dtype: str) -> None:
+    """Burst's backward is fewer bytes where all heads have K and V of their own, and only there."""
+    sizes = Attention(1, K * group, K, D, dtype)
+    ring, burst = (totals(sizes, name, P, True).total_bytes for name in ("ring", "burst"))
+    assert (burst < ring) == (group < turning_point(sizes, P)) == (group == 1)
+    assert totals(sizes, "burst", P, False) == totals(sizes, "ring", P, False)
+    assert totals(sizes, "query-ring", P, False).total_bytes > totals(sizes, "ring", P, False).total_bytes
 
 
-def _gradients_as_inputs(sizes: Attention, layout: Layout, rank: int, backward: bool) -> int:
-    right = ring_traffic(sizes, layout, rank=rank, backward=backward).total_bytes
+def test_the_papers_ratio() -> None:
+    """With dQ, dK and dV in the dtype of q, as the paper counts, and without lse and delta: 3 in place of 4."""
+    sizes = Attention(H=32, K=32, D=128, dtype="float32")
+    kv, queries = (load(sizes, what, backward=True) for what in ("kv", "queries"))
+    numbers = 32 * 128 * 4
+    assert kv == Load(2 * numbers, 2 * numbers) and queries == Load(2 * numbers + 2 * 32 * 4, numbers)
+
+
+Change = Callable[[Traffic, Attention, Layout, bool], int]
+
+
+def of_heads(right: Traffic, sizes: Attention, layout: Layout, backward: bool) -> int:
+    return right.total_bytes * sizes.H // sizes.K
+
+
+def rounded(right: Traffic, sizes: Attention, layout: Layout, backward: bool) -> int:
     wrong = sizes.block_bytes_per_token - traffic.gradient_bytes_per_token(sizes)
-    return right + (wrong * layout.S if backward else 0)
+    return right.total_bytes + (wrong * layout.S if backward else 0)
 
 
-def _gradients_one_hop_less(sizes: Attention, layout: Layout, rank: int, backward: bool) -> int:
-    right = ring_traffic(sizes, layout, rank=rank, backward=backward).total_bytes
-    home = traffic.gradient_bytes_per_token(sizes) * layout.length((rank + 1) % layout.P)
-    return right - (home if backward else 0)
+WRONG: dict[str, Change] = {
+    "K only": lambda right, *_: right.total_bytes // 2,
+    "a K and V for each query head": of_heads,
+    "P hops forward": lambda right, sizes, layout, backward: right.total_bytes + sizes.block_bytes_per_token,
+    "dK and dV in the dtype of K and V": rounded,
+    "dK and dV stay a hop short of home": lambda right, sizes, layout, backward: (
+        right.total_bytes - traffic.gradient_bytes_per_token(sizes) * backward
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_the_trace_catches(mistake: str) -> None:
+    layout, trace = contiguous(13, 4), run(GQA, contiguous(13, 4), "ring")
+    for rank in range(layout.P):
+        wrong = sum(
+            WRONG[mistake](formula(GQA, layout, "ring", rank, backward), GQA, layout, backward)
+            for backward in (False, True)
+        )
+        assert sum(e.bytes_sent for e in trace.exchanges(rank)) != wrong
 
 
 @pytest.mark.parametrize(
-    "mutant", [_k_only, _query_heads, _p_hops, _gradients_as_inputs, _gradients_one_hop_less]
+    ("mistake", "schedule"),
+    [
+        (lambda it: Load(it.around, 0), "query-ring"),
+        (lambda it: replace(it, around=it.around - 8), "burst"),
+        (lambda it: Load(it.around + it.following, 0), "bidirectional"),
+    ],
 )
-def test_the_trace_catches(mutant: Callable[[Attention, Layout, int, bool], int]) -> None:
-    layout = contiguous(13, 4)
-    there, both = run(GQA, layout, "ring", backward=False), run(GQA, layout, "ring", backward=True)
-    caught = [
-        sum(sent(there, rank)) != mutant(GQA, layout, rank, False)
-        or sum(sent(both, rank)) != mutant(GQA, layout, rank, False) + mutant(GQA, layout, rank, True)
-        for rank in range(4)
-    ]
-    assert all(caught)
+def test_a_load_that_forgets_something_is_noticed(
+    mistake: Callable[[Load], Load], schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "load", lambda *given, **how: mistake(load(*given, **how)))
+    with pytest.raises(AssertionError):
+        check_sent(MHA, zigzag(16, 4), schedule)

@@ -15,7 +15,7 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance import cases
 from ringlab.conformance.covering import covering_pairs
 from ringlab.cost.sizes import Attention
-from ringlab.cost.travel import Width, travel_traffic
+from ringlab.cost.traffic import ring_traffic
 from ringlab.errors import AgreementError, BackendError, DtypeError, LayoutError, RinglabError, ShapeError
 from ringlab.layout import contiguous, zigzag
 from ringlab.mask import Mask
@@ -82,10 +82,10 @@ def test_lower_precisions(block: str, dtype: torch.dtype) -> None:
 def test_the_latent_is_all_that_travels(schedule: str, dtype: str) -> None:
     problem = Problem(zigzag(23, 4), R=7, Dr=2, dtype=getattr(torch, dtype))
     trace = VirtualCluster(4, memory=False).run(program, problem, schedule).trace
-    sizes, width = Attention(1, 3, 3, 8, dtype), Width(5, latent=7 + 2)
+    sizes = Attention(1, 3, 3, 8, dtype, Dv=5)
     for rank in range(4):
         there, back = (
-            travel_traffic(sizes, schedule, problem.layout, rank=rank, backward=b, width=width)
+            ring_traffic(sizes, problem.layout, schedule=schedule, rank=rank, backward=b, latent=7 + 2)
             for b in (False, True)
         )
         sent = [e.bytes_sent for e in trace.exchanges(rank)]
@@ -97,10 +97,8 @@ def test_the_latent_is_all_that_travels(schedule: str, dtype: str) -> None:
 
 def test_deepseek_sends_a_seventy_first_of_its_keys_and_values() -> None:
     """128 heads of 128 + 64 and 128, a latent of 512 + 64: 576 numbers of a token in place of 40,960."""
-    sizes = Attention(H=128, K=128, D=192)
-    whole, latent = (
-        travel_traffic(sizes, "ring", 8, 8, width=Width(128, latent=n)).total_bytes for n in (0, 576)
-    )
+    sizes = Attention(H=128, K=128, D=192, Dv=128)
+    whole, latent = (ring_traffic(sizes, 8, 8, latent=n).total_bytes for n in (0, 576))
     assert whole / latent == 40960 / 576 > 71
 
 

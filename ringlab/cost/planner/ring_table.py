@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ringlab.cost.choose import Option, weigh_travel
+from ringlab.cost.choose import Option, weigh_rings
 from ringlab.cost.planner.parallelism import group
 from ringlab.cost.planner.search import Candidate
 from ringlab.cost.planner.step_time import attention_flops_per_s, ring_sizes
@@ -15,7 +15,7 @@ from ringlab.cost.planner.step_time import attention_flops_per_s, ring_sizes
 
 @dataclass(frozen=True)
 class RingTable:
-    """The rings of `ringlab.cost.travel` in one layer of a plan, by the seconds they expose, then by bytes.
+    """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by the seconds they expose, then by bytes.
 
     link: the slowest of the ring. links: those that a rank can send over at once. latent_below: numbers of a token; a latent
     with fewer (MLA), which the models of plans do not have, would be fewer bytes than K and V.
@@ -70,5 +70,5 @@ def ring_table(best: Candidate) -> RingTable | None:
     rate = attention_flops_per_s(request, sizes.D, backward=request.training)
     rates = (rate, link.bytes_per_s, link.latency_s)
     tokens = -(-request.tokens // degrees.ring)
-    found = weigh_travel(sizes, tokens, degrees.ring, rates, links=links, training=request.training)
+    found = weigh_rings(sizes, tokens, degrees.ring, rates, links=links, training=request.training)
     return RingTable(tuple(found), link.name, links, 2 * sizes.K * sizes.D)
