@@ -23,25 +23,18 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ringlab.cost import toml_file, units
 from ringlab.cost.sizes import ELEMENT_BYTES
-from ringlab.cost.toml_file import Table
+from ringlab.cost.toml_file import Table, check_values, key
 from ringlab.errors import CostError
 
 TABLES = Path(__file__).parent / "tables"
 _Entry = TypeVar("_Entry")
-_REACHED = ("attention_forward", "attention_backward", "linear")
-
-
-def _check_positive(name: str, value: Any, *, zero: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 1e30 or (value == 0 and not zero):
-        raise CostError(f"{name} {'>= 0' if zero else '> 0'}, a number up to 10^30", f"{value!r}")
 
 
 @dataclass(frozen=True)
@@ -52,13 +45,12 @@ class Link:
     """
 
     name: str
-    bytes_per_s: float
-    latency_s: float
-    source: str
+    bytes_per_s: float = key("bandwidth", unit="bytes/s")
+    latency_s: float = key("latency", unit="seconds", zero=True)
+    source: str = key()
 
     def __post_init__(self) -> None:
-        _check_positive("bytes_per_s", self.bytes_per_s)
-        _check_positive("latency_s", self.latency_s, zero=True)
+        check_values(self)
 
 
 @dataclass(frozen=True)
@@ -68,11 +60,7 @@ class Host(Link):
     Raises: CostError as a link, or for memory that is not above zero.
     """
 
-    memory_bytes: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_positive("memory_bytes", self.memory_bytes)
+    memory_bytes: float = key("memory", unit="bytes")
 
 
 @dataclass(frozen=True)
@@ -82,19 +70,13 @@ class Reached:
     Raises: CostError for a fraction that is not above 0 and at most 1.
     """
 
-    attention_forward: float = 1.0
-    attention_backward: float = 1.0
-    linear: float = 1.0
-    source: str = "theoretical: the whole peak"
+    attention_forward: float = key(unit="percent", default=1.0)
+    attention_backward: float = key(unit="percent", default=1.0)
+    linear: float = key(unit="percent", default=1.0)
+    source: str = key(default="theoretical: the whole peak", required=True)
 
     def __post_init__(self) -> None:
-        for name in _REACHED:
-            _check_positive(name, getattr(self, name))
-            if getattr(self, name) > 1:
-                raise CostError(f"{name}: a fraction of the peak, at most 1", f"{getattr(self, name)}")
-
-
-_OPTIONAL, _TIMES = ("largest_causal", "kernel_tile"), ("per_launch", "per_score", "per_row")
+        check_values(self)
 
 
 @dataclass(frozen=True)
@@ -109,28 +91,19 @@ class MeasuredBlock:
     Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
 
-    dtype: str
-    pass_: str
-    per_launch_s: float
-    per_score_s: float
-    per_row_s: float
-    D: int
-    source: str
+    dtype: str = key(among=tuple(ELEMENT_BYTES))
+    pass_: str = key("pass", among=("forward", "backward"))
+    per_launch_s: float = key("per_launch", unit="seconds", zero=True)
+    per_score_s: float = key("per_score", unit="seconds", zero=True)
+    per_row_s: float = key("per_row", unit="seconds", zero=True)
+    D: int = key()
+    source: str = key()
     largest_causal: int | None = None
     kernel_tile: int | None = None
-    per_step_s: float = 0.0
+    per_step_s: float = key("per_step", unit="seconds", zero=True, default=0.0)
 
     def __post_init__(self) -> None:
-        if self.pass_ not in ("forward", "backward"):
-            raise CostError('pass "forward" or "backward"', repr(self.pass_))
-        if self.dtype not in ELEMENT_BYTES:
-            raise CostError(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(self.dtype))
-        for name in (*_TIMES, "per_step"):
-            _check_positive(f"{name}_s", getattr(self, f"{name}_s"), zero=True)
-        for name in ("D", *_OPTIONAL):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise CostError(f"{name} >= 1, an integer", f"{value!r}")
+        check_values(self)
 
 
 @dataclass(frozen=True)
@@ -145,23 +118,18 @@ class Hardware:
     name: str
     title: str
     ranks_per_node: int
-    memory_bytes: float
-    memory_bytes_per_s: float
-    flops_per_s: Mapping[str, float] = field(hash=False)
-    inside: Link
-    between: Link
-    source: str
+    memory_bytes: float = key("memory", unit="bytes")
+    memory_bytes_per_s: float = key("memory_bandwidth", unit="bytes/s")
+    flops_per_s: Mapping[str, float] = key("flops", unit="FLOP/s", among=tuple(ELEMENT_BYTES), hash=False)
+    inside: Link = key()  # noqa: RUF009  a field, as dataclasses.field makes
+    between: Link = key()  # noqa: RUF009
+    source: str = key()
     reached: Reached = Reached()
     block_times: tuple[MeasuredBlock, ...] = ()
     host: Host | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
-            raise CostError("ranks_per_node >= 1, an integer", f"{self.ranks_per_node!r}")
-        for name in ("memory_bytes", "memory_bytes_per_s"):
-            _check_positive(name, getattr(self, name))
-        for dtype, rate in self.flops_per_s.items():
-            _check_positive(f"flops_per_s[{dtype!r}]", rate)
+        check_values(self)
 
     @property
     def label(self) -> str:
@@ -197,7 +165,7 @@ def hardware_names() -> tuple[str, ...]:
 
 def read_hardware(path: str | Path) -> dict[str, Hardware]:
     """Return all hardware that a TOML file describes, by name. Raises: CostError with file, line and key."""
-    return read_entries(path, _hardware)
+    return read_entries(path, lambda name, table: table.read(Hardware, name=name))
 
 
 def write_hardware(path: str | Path, hardware: Hardware) -> None:
@@ -210,7 +178,8 @@ def write_hardware(path: str | Path, hardware: Hardware) -> None:
     place = Path(path).resolve()  # replace the file that a symbolic link points at
     beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        beside.write_text(_toml(hardware), encoding="utf-8")
+        header = f"[{json.dumps(hardware.name, ensure_ascii=False)}]"
+        beside.write_text(toml_file.written(header, hardware, ("name",)) + "\n", encoding="utf-8")
         if read_hardware(beside) != {hardware.name: hardware}:
             raise CostError("hardware that its own file describes", f"{hardware}")
         os.replace(beside, place)
@@ -284,114 +253,3 @@ def _named(name: str, what: str, entries: Mapping[str, _Entry]) -> _Entry:
 @lru_cache(maxsize=1)
 def _built_in() -> dict[str, Hardware]:
     return read_hardware(TABLES / "hardware.toml")
-
-
-def _hardware(name: str, table: Table) -> Hardware:
-    table.check_keys(
-        ("title", "ranks_per_node", "memory", "memory_bandwidth", "flops", "inside", "between", "source"),
-        ("reached", "block_times", "host"),
-    )
-    flops = table.table("flops")
-    flops.check_keys((), tuple(ELEMENT_BYTES))
-    if not flops.values:
-        table.refuse("flops", "FLOP/s of at least one dtype", "an empty table")
-    return Hardware(
-        name=name,
-        title=table.text("title"),
-        ranks_per_node=table.count("ranks_per_node"),
-        memory_bytes=table.quantity("memory", "bytes"),
-        memory_bytes_per_s=table.quantity("memory_bandwidth", "bytes/s"),
-        flops_per_s={dtype: flops.quantity(dtype, "FLOP/s") for dtype in flops.values},
-        inside=_link(table.table("inside")),
-        between=_link(table.table("between")),
-        source=table.text("source"),
-        reached=_reached(table.table("reached")) if "reached" in table.values else Reached(),
-        block_times=tuple(map(_block, table.tables("block_times"))) if "block_times" in table.values else (),
-        host=_host(table.table("host")) if "host" in table.values else None,
-    )
-
-
-def _host(table: Table) -> Host:
-    link = _link(table, "memory")
-    return Host(link.name, link.bytes_per_s, link.latency_s, link.source, table.quantity("memory", "bytes"))
-
-
-def _link(table: Table, *more: str) -> Link:
-    table.check_keys(("name", "bandwidth", "latency", "source", *more))
-    return Link(
-        table.text("name"),
-        table.quantity("bandwidth", "bytes/s"),
-        table.quantity("latency", "seconds", zero=True),
-        table.text("source"),
-    )
-
-
-def _reached(table: Table) -> Reached:
-    table.check_keys(("source",), _REACHED)
-    fractions = {name: table.quantity(name, "percent") for name in _REACHED if name in table.values}
-    for name, fraction in fractions.items():
-        if fraction > 1:
-            table.refuse(name, "at most 100 % of the peak", units.shown(table.values[name]))
-    return Reached(**fractions, source=table.text("source"))
-
-
-def _block(table: Table) -> MeasuredBlock:
-    table.check_keys(("dtype", "pass", *_TIMES, "D", "source"), (*_OPTIONAL, "per_step"))
-    if table.text("dtype") not in ELEMENT_BYTES:
-        table.refuse("dtype", f"a dtype among {', '.join(ELEMENT_BYTES)}", units.shown(table.values["dtype"]))
-    if table.text("pass") not in ("forward", "backward"):
-        table.refuse("pass", '"forward" or "backward"', units.shown(table.values["pass"]))
-    fitted: dict[str, Any] = {name: table.count(name) for name in _OPTIONAL if name in table.values}
-    for name in (*_TIMES, "per_step"):
-        if name in table.values:
-            fitted[f"{name}_s"] = table.quantity(name, "seconds", zero=True)
-    fitted |= {name: table.text(name) for name in ("dtype", "source")}
-    return MeasuredBlock(pass_=table.text("pass"), D=table.count("D"), **fitted)
-
-
-def _toml(it: Hardware) -> str:
-    parts = [
-        f"[{_key(it.name)}]",
-        _row("title", it.title),
-        f"ranks_per_node = {it.ranks_per_node}",
-        _row("memory", units.written(it.memory_bytes, "bytes")),
-        _row("memory_bandwidth", units.written(it.memory_bytes_per_s, "bytes/s")),
-        _row("source", it.source),
-        f"\n[{_key(it.name)}.flops]",
-        *(_row(dtype, units.written(rate, "FLOP/s")) for dtype, rate in it.flops_per_s.items()),
-    ]
-    links = {"inside": it.inside, "between": it.between} | ({"host": it.host} if it.host else {})
-    for place, link in links.items():
-        parts += [
-            f"\n[{_key(it.name)}.{place}]",
-            _row("name", link.name),
-            _row("bandwidth", units.written(link.bytes_per_s, "bytes/s")),
-            _row("latency", units.written(link.latency_s, "seconds")),
-            _row("source", link.source),
-            *([_row("memory", units.written(link.memory_bytes, "bytes"))] if isinstance(link, Host) else []),
-        ]
-    parts += [f"\n[{_key(it.name)}.reached]", _row("source", it.reached.source)]
-    parts += [_row(name, units.written(getattr(it.reached, name), "percent")) for name in _REACHED]
-    for block in it.block_times:
-        parts += [f"\n[[{_key(it.name)}.block_times]]", *_block_rows(block)]
-    return "\n".join(parts) + "\n"
-
-
-def _block_rows(block: MeasuredBlock) -> list[str]:
-    times = (*_TIMES, "per_step") if block.per_step_s else _TIMES
-    return [
-        _row("dtype", block.dtype),
-        _row("pass", block.pass_),
-        *(_row(name, units.written(getattr(block, f"{name}_s"), "seconds")) for name in times),
-        f"D = {block.D}",
-        *(f"{name} = {value}" for name in _OPTIONAL if (value := getattr(block, name))),
-        _row("source", block.source),
-    ]
-
-
-def _row(key: str, text: str) -> str:
-    return f"{key} = {json.dumps(text, ensure_ascii=False)}"
-
-
-def _key(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)

@@ -24,10 +24,7 @@ from pathlib import Path
 
 from ringlab.cost.hardware import TABLES, pick, read_entries
 from ringlab.cost.sizes import Attention
-from ringlab.cost.toml_file import Table
-from ringlab.errors import CostError
-
-COUNTS = ("layers", "d_model", "H", "K", "D", "d_ff", "ffn_matrices", "vocabulary")
+from ringlab.cost.toml_file import BadValue, check_values
 
 
 @dataclass(frozen=True)
@@ -52,13 +49,11 @@ class Model:
     source: str
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CostError(f"{name} >= 1, an integer", f"{name}={value!r}")
+        check_values(self)
         if self.ffn_matrices not in (2, 3):
-            raise CostError("ffn_matrices 2 (plain) or 3 (gated)", f"{self.ffn_matrices}")
-        self.attention()
+            raise BadValue(("ffn_matrices",), "2 (plain) or 3 (gated)", f"{self.ffn_matrices}")
+        if self.H % self.K:
+            raise BadValue(("K",), f"a divisor of H = {self.H}", f"{self.K}")
 
     @property
     def layer_matrix_parameters(self) -> int:
@@ -93,25 +88,9 @@ def model_names() -> tuple[str, ...]:
 
 def read_models(path: str | Path) -> dict[str, Model]:
     """Return every model that a TOML file describes, by name. Raises: CostError with file, line and key."""
-    return read_entries(path, _model)
+    return read_entries(path, lambda name, table: table.read(Model, name=name))
 
 
 @lru_cache(maxsize=1)
 def _built_in() -> dict[str, Model]:
     return read_models(TABLES / "models.toml")
-
-
-def _model(name: str, table: Table) -> Model:
-    table.check_keys(("title", *COUNTS, "tied_embeddings", "source"))
-    counts = {key: table.count(key) for key in COUNTS}
-    if counts["H"] % counts["K"]:
-        table.refuse("K", f"a divisor of H = {counts['H']}", f"{counts['K']}")
-    if counts["ffn_matrices"] not in (2, 3):
-        table.refuse("ffn_matrices", "2 (plain) or 3 (gated)", f"{counts['ffn_matrices']}")
-    return Model(
-        name=name,
-        title=table.text("title"),
-        tied_embeddings=table.flag("tied_embeddings"),
-        source=table.text("source"),
-        **counts,
-    )

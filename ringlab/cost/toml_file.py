@@ -1,35 +1,137 @@
-"""TOML files written by users: read with bounds, and refused with file, line and key.
+"""TOML files written by users: read into dataclasses with bounds, and refused with file, line and key.
 
-tomllib says where a file is malformed but does not keep the lines of keys. `lines` finds them: it cuts the
-text into statements (a small scan that knows strings, comments and brackets) and lets tomllib read
-each statement's key. It need only be right on files that tomllib has accepted.
+A field of a dataclass is a key of its table: `key` says under which name and in which unit, where these are not the field's own.
+
+    @dataclass
+    class Link:
+        name: str
+        bytes_per_s: float = key("bandwidth", unit="bytes/s")
+
+tomllib says where a file is malformed but does not keep the lines of keys. `lines` finds them: it lets tomllib read
+statement by statement. It need only be right on files that tomllib has accepted.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from ringlab.cost import units
 from ringlab.errors import CostError
 
 MOST_BYTES = 256 * 1024
 LONGEST_TEXT = 2000
+LARGEST_COUNT = 10**9
 MOST_DOTS = 200  # on one line: tomllib takes quadratic time over a key of many parts
+MOST_LINES = 500  # of a statement whose lines are found: reading it line by line takes quadratic time
 Place = tuple[str | int, ...]
+_Entry = TypeVar("_Entry")
 
-_PIECE = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}'  # strings over several lines
-    r'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[\[{]|[\]}]|\n|=|[^"\'#\[\]{}\n=]+',
-    re.DOTALL,
-)
+
+def key(
+    name: str = "",
+    *,
+    unit: str = "",
+    zero: bool = False,
+    among: Sequence[str] = (),
+    default: Any = MISSING,
+    required: bool = False,
+    hash: bool | None = None,
+) -> Any:
+    """Return a dataclass field that stands in a file under `name`, by default its own name.
+
+    unit: the dimension of a quantity, as for `units.quantity`; zero: whether it may be zero. among: the words that a text may be, or
+    the keys that a table may have. required: in a file, even with a default.
+    """
+    how = {"key": name, "unit": unit, "zero": zero, "among": among, "required": required}
+    return field(default=default, hash=hash, metadata=how)
+
+
+def key_of(it: Field[Any]) -> str:
+    """Return the key under which a field of a dataclass stands in a file."""
+    return it.metadata.get("key") or it.name
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass; of those that may be None, the other one."""
+    hints = get_type_hints(kind)
+    return {name: get_args(hint)[0] if isinstance(hint, UnionType) else hint for name, hint in hints.items()}
+
+
+class BadValue(CostError):
+    """A value that its dataclass does not take; `place`: the field, and a name inside it."""
+
+    def __init__(self, place: tuple[str, ...], needed: str, got: str) -> None:
+        super().__init__(f"{'.'.join(place)}: {needed}", got)
+        self.place, self.value_needed = place, needed
+
+
+def check_values(it: Any) -> None:
+    """Check the values of a dataclass whose fields have keys, whether they come from a file or not.
+
+    Raises: CostError for a count below one, a quantity that is not above zero, or a word that is not among those of its key.
+    """
+    hints = _hints(type(it))
+    for each in fields(it):
+        value, hint = getattr(it, each.name), hints[each.name]
+        among = each.metadata.get("among", ())
+        if isinstance(value, Mapping):
+            for name, quantity in value.items():
+                _check_quantity((each.name, name), quantity, each)
+        elif value is None:
+            continue
+        elif each.metadata.get("unit"):
+            _check_quantity((each.name,), value, each)
+        elif hint is int and (type(value) is not int or not 1 <= value <= LARGEST_COUNT):
+            needed = f"a whole number from 1 to {LARGEST_COUNT}, without quotes"
+            raise BadValue((each.name,), needed, units.shown(value))
+        elif hint is bool and type(value) is not bool:
+            raise BadValue((each.name,), "true or false", units.shown(value))
+        elif among and value not in among:
+            raise BadValue((each.name,), f"one of {', '.join(among)}", units.shown(value))
+
+
+def _check_quantity(place: tuple[str, ...], value: Any, it: Field[Any]) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1e30 or (value == 0 and not it.metadata["zero"]):
+        needed = f"a value {'of zero or more' if it.metadata['zero'] else 'above zero'}, at most 10^30"
+        raise BadValue(place, needed, units.shown(value))
+    if it.metadata["unit"] == "percent" and value > 1:
+        raise BadValue(place, "at most 100 %", units.shown(value))
+
+
+def written(header: str, it: Any, skipped: Sequence[str] = ()) -> str:
+    """Return a dataclass as the table `header`, without the fields `skipped`; `Table.read` makes an equal one of it."""
+    rows, inner = [header], []
+    for each in fields(it):
+        name, value, unit = key_of(each), getattr(it, each.name), each.metadata.get("unit", "")
+        place = f"{header.strip('[]')}.{name}"
+        if each.name in skipped or value is None:
+            continue
+        if isinstance(value, Mapping):
+            inner.append(
+                "\n".join([f"[{place}]", *(_row(k, units.written(v, unit)) for k, v in value.items())])
+            )
+        elif isinstance(value, tuple):
+            inner += [written(f"[[{place}]]", row) for row in value]
+        elif is_dataclass(value):
+            inner.append(written(f"[{place}]", value))
+        else:
+            rows.append(_row(name, units.written(value, unit) if unit else value))
+    return "\n\n".join(["\n".join(rows), *inner])
+
+
+def _row(key: str, value: str | int) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 @dataclass
@@ -39,7 +141,7 @@ class Table:
     path: Path
     place: Place
     values: dict[str, Any]
-    lines: dict[Place, int] = field(repr=False)
+    source: str = field(repr=False)  # the text of the whole file
 
     def check_keys(self, required: Sequence[str], optional: Sequence[str] = ()) -> None:
         """Check the keys. Raises: CostError for an unknown or a missing key."""
@@ -65,32 +167,49 @@ class Table:
             inner = below
         return ".".join(parts)
 
-    def quantity(self, key: str, dimension: str, *, zero: bool = False) -> float:
-        """Return the value in the unit of `dimension`, as `units.quantity` does.
+    def read(self, kind: type[_Entry], **given: Any) -> _Entry:
+        """Return a dataclass of this `kind`, each field but the `given` ones from its key.
 
-        Raises: CostError for a value without such a unit, or one that is not above zero (or zero, if allowed).
+        Raises: CostError for an unknown or a missing key, or a value of another kind, unit or size.
         """
+        asked = {key_of(it): it for it in fields(kind) if it.name not in given}  # type: ignore[arg-type]
+        needed = [key for key, it in asked.items() if it.default is MISSING or it.metadata.get("required")]
+        self.check_keys(needed, [key for key in asked if key not in needed])
+        hints = _hints(kind)
+        found = {
+            it.name: self._value(key, it, hints[it.name]) for key, it in asked.items() if key in self.values
+        }
         try:
-            value = units.quantity(self.values[key], dimension)
+            return kind(**given, **found)
+        except BadValue as error:
+            of_field, *inside = error.place
+            key = next(key for key, it in asked.items() if it.name == of_field)
+            table, key = (self.table(key), inside[0]) if inside else (self, key)
+            table.refuse(key, error.value_needed, units.shown(table.values[key]))
+
+    def _value(self, key: str, it: Field[Any], hint: Any) -> Any:
+        """The value of a field, by its annotation."""
+        if isinstance(hint, type) and is_dataclass(hint):
+            return self.table(key).read(hint)
+        if get_origin(hint) is tuple:
+            return tuple(row.read(get_args(hint)[0]) for row in self.tables(key))
+        if get_origin(hint) is Mapping:
+            inner = self.table(key)
+            inner.check_keys((), it.metadata["among"])
+            if not inner.values:
+                among = ", ".join(it.metadata["among"])
+                self.refuse(key, f"{it.metadata['unit']} of at least one of {among}", "an empty table")
+            return {name: inner.quantity(name, it.metadata["unit"]) for name in inner.values}
+        if hint is float:
+            return self.quantity(key, it.metadata["unit"])
+        return self.text(key) if hint is str else self.values[key]
+
+    def quantity(self, key: str, dimension: str) -> float:
+        """Return the value in the unit of `dimension`, as `units.quantity` does. Raises: CostError for a value without such a unit."""
+        try:
+            return units.quantity(self.values[key], dimension)
         except CostError as error:
             self.refuse(key, error.needed, error.got, error.remedy)
-        if value < 0 or (value == 0 and not zero):
-            self.refuse(key, f"a value {'of zero or more' if zero else 'above zero'}", repr(self.values[key]))
-        return value
-
-    def count(self, key: str, most: int = 10**9) -> int:
-        """Return a whole number from 1 to `most`. Raises: CostError for any other value."""
-        value = self.values[key]
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            self.refuse(key, f"a whole number from 1 to {most}, without quotes", units.shown(value))
-        return int(value)
-
-    def flag(self, key: str) -> bool:
-        """Return true or false. Raises: CostError for any other value."""
-        value = self.values[key]
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false", units.shown(value))
-        return bool(value)
 
     def text(self, key: str) -> str:
         """Return a line of text. Raises: CostError if it is empty, too long, or has control characters."""
@@ -120,7 +239,7 @@ class Table:
         """Refuse the table, or its value at `key`. Raises: CostError that names file, line and key."""
         place = self.place if key is None else (*self.place, key)
         name = ".".join(_shown_key(part) for part in place)
-        where = f"{self.path}, line {line_of(place, self.lines)}{f', {name}' if name else ''}"
+        where = f"{self.path}, line {line_of(place, lines(self.source))}{f', {name}' if name else ''}"
         raise CostError(
             f"{where}: {needed}", got or (f"the key {key[:80]!r}" if key is not None else ""), remedy
         )
@@ -128,7 +247,7 @@ class Table:
     def _table(self, key: str, value: Any, place: Place) -> Table:
         if not isinstance(value, dict):
             self.refuse(key, f"a table, begun with [{'.'.join(map(str, place))}]", units.shown(value))
-        return Table(self.path, place, value, self.lines)
+        return Table(self.path, place, value, self.source)
 
 
 def read(path: str | Path) -> Table:
@@ -147,30 +266,29 @@ def read(path: str | Path) -> Table:
         raise CostError(f"{path}, line {_line(str(error), text)}: valid TOML", str(error)[:200]) from None
     except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
         raise CostError(f"{path}: TOML of ordinary size and depth", str(error)[:200]) from None
-    return Table(path, (), values, lines(text.replace("\r\n", "\n")))
+    return Table(path, (), values, text.replace("\r\n", "\n"))
 
 
 def lines(text: str) -> dict[Place, int]:
     """Return the line on which each table and key of a valid TOML text begins, counted from 1.
 
-    Keys inside inline tables and arrays have no entry of their own: see `line_of`.
+    Keys inside arrays have no entry of their own: see `line_of`.
     """
     found: dict[Place, int] = {}
     rows: dict[Place, int] = {}
     table: Place = ()
-    for line, head in _statements(text):
-        if head.startswith("["):
-            keys = _keys(head.strip("[] \t") + "=0")
-            table = _placed(keys, rows)
-            if head.startswith("[["):
-                rows[table] = rows.get(table, -1) + 1
-                found.setdefault(table, line)
-                table = (*table, rows[table])
+    for line, statement, values in _statements(text):
+        places = list(_places(values))
+        if not statement.startswith("["):
+            for place in places:
+                found.setdefault((*table, *place), line)
+            continue
+        table = _in_last_rows(places[-1], rows)
+        if statement.startswith("[["):
+            rows[table] = rows.get(table, -1) + 1
             found.setdefault(table, line)
-        else:
-            keys = _keys(head + "=0")
-            for depth in range(1, len(keys) + 1):
-                found.setdefault((*table, *keys[:depth]), line)
+            table = (*table, rows[table])
+        found.setdefault(table, line)
     return found
 
 
@@ -215,35 +333,33 @@ def _line(message: str, text: str) -> int:
     return int(found[1]) if found else text.count("\n") + 1
 
 
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The line on which each statement begins, and its header or its key as written."""
-    line, depth, begun, head, value = 1, 0, 1, "", False
-    for found in _PIECE.finditer(text):
-        piece = found[0]
-        if piece == "\n" and depth == 0:
-            if head.strip():
-                yield begun, head.strip()
-            head, value = "", False
-        elif not piece.startswith("#"):
-            begun = begun if head.strip() else line
-            value = value or piece == "="
-            head += "" if value else piece
-            depth += (piece in "[{") - (piece in "]}") if len(piece) == 1 else 0
-        line += piece.count("\n")
-    if head.strip():
-        yield begun, head.strip()
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The line on which each statement begins, its text, and what it says."""
+    begun, statement = 1, ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        begun = begun if statement else number
+        statement += line + "\n"
+        if number - begun > MOST_LINES:
+            return
+        try:
+            values = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:  # it goes on
+            continue
+        if values:
+            yield begun, statement.lstrip(), values
+        statement = ""
 
 
-def _keys(statement: str) -> list[str]:
-    keys: list[str] = []
-    value: Any = tomllib.loads(statement)
-    while isinstance(value, dict):
-        key, value = next(iter(value.items()))
-        keys.append(key)
-    return keys
+def _places(values: dict[str, Any]) -> Iterator[Place]:
+    """The places of all keys, those outside before those inside; in an array of tables, as if it were one table."""
+    for name, value in values.items():
+        yield (name,)
+        inner = value[0] if isinstance(value, list) and value == [{}] else value
+        if isinstance(inner, dict):
+            yield from ((name, *place) for place in _places(inner))
 
 
-def _placed(keys: list[str], rows: dict[Place, int]) -> Place:
+def _in_last_rows(keys: Place, rows: dict[Place, int]) -> Place:
     """The place that a header names: inside the last row of every array of tables along its path."""
     place: Place = ()
     for number, key in enumerate(keys):

@@ -162,7 +162,7 @@ REFUSED = {  # what is replaced by what; the line and the key that are named; wh
         "",
         9,
         "mine.flops",
-        "at least one dtype",
+        "at least one of float8",
     ),
     "ranks in quotes": (
         "ranks_per_node = 8",
@@ -378,6 +378,7 @@ def test_lines_of_keys() -> None:
         ("rows", 1, "under", "i"): 20,
         ("t", "sub.table", "z"): 21,
         ("t", "sub.table", "z", "j"): 22,
+        ("t", "sub.table", "z", "j", "k"): 22,
     }
     assert toml_file.line_of(("t", "c", 1, "d"), found) == 8
     assert toml_file.line_of(("nowhere",), found) == 1
