@@ -21,6 +21,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -61,6 +62,7 @@ def key_of(it: Field[Any]) -> str:
     return it.metadata.get("key") or it.name
 
 
+@cache
 def _hints(kind: Any) -> dict[str, Any]:
     """The annotations of a dataclass; of those that may be None, the other one."""
     hints = get_type_hints(kind)
@@ -80,7 +82,8 @@ def check_values(it: Any) -> None:
 
     Raises: CostError for a count below one, a quantity that is not above zero, or a word that is not among those of its key.
     """
-    hints = _hints(type(it))
+    kind: Any = type(it)
+    hints = _hints(kind)
     for each in fields(it):
         value, hint = getattr(it, each.name), hints[each.name]
         among = each.metadata.get("among", ())
@@ -175,7 +178,8 @@ class Table:
         asked = {key_of(it): it for it in fields(kind) if it.name not in given}  # type: ignore[arg-type]
         needed = [key for key, it in asked.items() if it.default is MISSING or it.metadata.get("required")]
         self.check_keys(needed, [key for key in asked if key not in needed])
-        hints = _hints(kind)
+        of_kind: Any = kind
+        hints = _hints(of_kind)
         found = {
             it.name: self._value(key, it, hints[it.name]) for key, it in asked.items() if key in self.values
         }
