@@ -89,7 +89,6 @@ THOROUGH = {
     "tests/cost/test_pipeline.py::test_the_schedule": WRONG,
     "tests/cost/test_published.py::test_a_mistake": WRONG,
     "tests/cost/test_published.py::test_its_command": "tests/cost/test_published.py::test_every_published: the same figures",
-    "tests/cost/test_planner_by_hand.py": "tests/cost/test_planner.py",
     "tests/cost/test_planner_laws.py": "tests/cost/test_planner.py",
     "tests/cost/test_planner_mutants.py": "tests/cost/test_planner.py",
     "tests/cost/test_simulate.py::test_its_messages_under": "tests/cost/test_simulate.py::test_its_messages_are",

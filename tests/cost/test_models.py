@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringlab.cost import models
-from ringlab.cost.models import Model, model, model_names, read_models
+from ringlab.cost.models import model, model_names, read_models
 from ringlab.errors import CostError
 
 PRINTED = 2e-3  # relative: the least exact of them is 65.2 for 65.286
@@ -148,9 +148,3 @@ def test_a_name_may_have_dots_in_quotes(tmp_path: Path) -> None:
 def test_values_made_in_python_are_checked_too(change: dict[str, int]) -> None:
     with pytest.raises(CostError):
         replace(model("llama3-8b"), **change)
-
-
-def test_a_model_is_a_plain_value() -> None:
-    assert isinstance(hash(model("llama3-8b")), int)
-    assert model("llama3-8b") is model("llama3-8b")
-    assert isinstance(model("llama3-8b"), Model)

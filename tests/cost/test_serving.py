@@ -29,7 +29,6 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import Traffic
 from ringlab.errors import CostError, WorldSizeError
 from ringlab.layout import Layout, zigzag
-from ringlab.merge import state_dtype
 from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
 
 MHA = Attention(B=1, H=8, K=8, D=4, dtype="float32")
@@ -264,9 +263,3 @@ def test_shared_pages_are_counted_once() -> None:
 def test_what_has_no_formula(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
-
-
-def test_the_formulas_count_the_state_dtype() -> None:
-    assert [serving.state_bytes(s.dtype) for s in SIZES] == [
-        state_dtype(getattr(torch, s.dtype)).itemsize for s in SIZES
-    ]

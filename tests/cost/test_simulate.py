@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,17 +227,11 @@ def test_nodes_are_joined_by_slower_links() -> None:
     assert far.makespan_s == pytest.approx(1000 * near.makespan_s, rel=1e-6)
 
 
-def test_jitter_depends_on_the_seed_alone() -> None:
+def test_jitter_depends_on_the_seed_alone_and_is_each_ranks_own() -> None:
     layout = zigzag(256, 4)
     one, same, other = (run(layout, jitter=0.1, seed=seed) for seed in (1, 1, 2))
     assert one.makespan_s == same.makespan_s != other.makespan_s
-
-
-def test_ranks_jitter_each_for_itself() -> None:
-    """Under the same work no two ranks are busy for the same time; what they draw is not the number 0's."""
-    even = run(zigzag(256, 4))
-    assert len(set(even.busy_s)) == 1
-    assert len(set(run(zigzag(256, 4), jitter=0.1, seed=1).busy_s)) == 4
+    assert len(set(run(layout).busy_s)) == 1 and len(set(one.busy_s)) == 4
 
 
 def test_measurements_of_another_head_dim_do_not_count() -> None:
@@ -248,6 +241,8 @@ def test_measurements_of_another_head_dim_do_not_count() -> None:
     )
     measured = replace(hardware("h100"), block_times=blocks)
     assert isinstance(block_time(measured, "bfloat16", D=64), MeasuredTime)
+    rate = measured.peak("bfloat16") * measured.reached.attention_forward
+    assert block_time(measured, "bfloat16", D=128).forward_flops_per_s == rate  # type: ignore[attr-defined]
     assert block_time(measured, "bfloat16", D=128) == block_time(hardware("h100"), "bfloat16")
     assert isinstance(block_time(measured, "float16", D=64), PeakTime)
     sizes, layout = Attention(D=128), zigzag(256, 2)
@@ -299,19 +294,6 @@ def test_packed_documents_dealt_one_by_one_are_balanced() -> None:
         (lambda: zigzag(5000, 4097), {"jitter": 0.1}, "at most 4,096 ranks"),
         (lambda: zigzag(8, 2), {"tile": (2**21, 1)}, "rows of a tile"),
     ],
-    ids=[
-        "tokens",
-        "schedule",
-        "window",
-        "tile",
-        "slow rank",
-        "slow factor",
-        "jitter",
-        "nan",
-        "seed",
-        "ranks",
-        "large tile",
-    ],
 )
 def test_what_cannot_be_simulated_is_refused(
     layout: Callable[[], Layout], how: dict[str, Any], told: str
@@ -323,13 +305,6 @@ def test_what_cannot_be_simulated_is_refused(
 def test_a_dtype_that_the_hardware_has_not_is_refused() -> None:
     with pytest.raises(CostError, match="float64"):
         simulate(Attention(dtype="float64"), zigzag(8, 2), hardware("tpu-v4"))
-
-
-def test_block_times_come_from_the_peak_where_nothing_was_measured() -> None:
-    h100 = hardware("h100")
-    time = block_time(h100, "bfloat16", (128, 128))
-    assert isinstance(time, PeakTime) and not isinstance(time, MeasuredTime)
-    assert time.forward_flops_per_s == h100.peak("bfloat16") * h100.reached.attention_forward
 
 
 def test_a_network_that_is_none_is_refused() -> None:
@@ -360,12 +335,3 @@ def test_the_first_simulation_of_a_process_counts_no_more_memory_than_later_ones
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 1
-
-
-def test_the_published_thousands_of_ranks_took_seconds_and_little_memory() -> None:
-    published = json.loads((RESULTS / "simulate/many-ranks.json").read_text())
-    for case, (ranks, most_s) in zip(published["cases"], ((1024, 4), (8192, 60)), strict=True):
-        simulated, measured = case["simulated"], case["measured"]
-        assert (simulated["ranks"], simulated["tokens"], simulated["passes"]) == (ranks, 2**24, "forward")
-        assert simulated["causal"] and simulated["layout"].startswith("zigzag")
-        assert measured["process_cpu_s"] < most_s and measured["peak_rss_bytes"] < 400 * 2**20

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.cost import units
-from ringlab.cost.units import quantity, short, tokens, written
+from ringlab.cost.units import counted, duration, quantity, short, short_count, tokens, written
 from ringlab.errors import CostError
 
 dimensions = st.sampled_from(sorted(units.UNITS))
@@ -136,3 +136,15 @@ def test_any_text_is_read_or_refused(text: str, dimension: str) -> None:
 def test_bits_and_bytes_are_not_the_same() -> None:
     assert quantity("400 Gb/s", "bytes/s") * 8 == quantity("400 GB/s", "bytes/s")
     assert quantity("1 GiB", "bytes") != quantity("1 GB", "bytes")
+
+
+def test_counts_read_back_as_they_were_and_times_read_well() -> None:
+    for n in (1, 999, 1000, 1024, 131072, 131073, 10**6, 2**20, 486_000, 10**9):
+        assert tokens(short_count(n)) == n
+    assert (short_count(10**6), short_count(131072)) == ("1M", "128Ki")
+    assert (duration(332.4), duration(90000), duration(0.0123)) == ("332 s", "25 hours", "12.3 ms")
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "1 sequence"), (2, "2 sequences"), (1024, "1,024 sequences")])
+def test_counts_with_their_noun(n: int, words: str) -> None:
+    assert counted(n, "sequence") == words

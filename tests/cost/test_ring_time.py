@@ -1,0 +1,140 @@
+"""The planner's quick makespans of a ring against the simulator, which runs the ring program itself; and work by formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringlab.cost.flops import layout_work
+from ringlab.cost.hardware import Link, MeasuredBlock
+from ringlab.cost.planner import Request, ring_time, step_time
+from ringlab.cost.planner.ring_time import (
+    FORMULAS,
+    by_formula,
+    counted,
+    ring_backward_s,
+    ring_forward_s,
+)
+from ringlab.cost.planner.search import search
+from ringlab.cost.simulate import simulate
+from ringlab.layout import LAYOUTS, get_layout
+from tests.cost.planner_cases import forget, ideal, small_model
+from tests.cost.test_closed_form import backward_uniform_s, ring_s
+
+NAMED = [name for name, make in LAYOUTS.items() if make in FORMULAS]
+
+
+@pytest.mark.parametrize("layout", NAMED)
+@pytest.mark.parametrize(("P", "node"), [(1, 1), (2, 2), (4, 2), (6, 3), (8, 8)])
+@pytest.mark.parametrize("between", [50e9, 0.2e9])
+def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
+    layout: str, P: int, node: int, between: float
+) -> None:
+    """Causal and not, forward and with it the backward, hops that hide and hops that do not.
+
+    A plan lays kernel tiles over all rows of a rank, the simulation over each tile of the mask. For layouts without a
+    formula these may differ at the edges.
+    """
+    machine = replace(ideal(ranks_per_node=node), between=Link("slow", between, 10e-6, "made up"))
+    for causal in (True, False):
+        request = Request(
+            small_model(H=8, K=2), 1024 * P, machine, P // node, layout=layout, causal=causal,
+            dp=1, tp=1, ring=P, ulysses=1, recomputation="none", reserve=0.0,
+        )  # fmt: skip
+        forward, backward = (
+            it.attention_s + it.ring_exposed_s
+            for it in search(request)[0].time.passes  # type: ignore[union-attr]
+        )
+        dealt = get_layout(layout, 1024 * P, P)
+        alone, both = (
+            simulate(request.attention, dealt, machine, backward=each).makespan_s for each in (False, True)
+        )
+        assert (forward, forward + backward) == pytest.approx((alone, both), rel=1e-9)
+
+
+@pytest.mark.parametrize("largest_causal", [None, 256])
+@pytest.mark.parametrize("P", [2, 4])
+def test_measured_blocks_take_as_long_as_in_the_simulation(
+    largest_causal: int | None, P: int, monkeypatch
+) -> None:
+    """Rank by rank, and by one pair of each kind as in large rings."""
+    blocks = tuple(
+        MeasuredBlock("bfloat16", name, 1e-5, score, 1e-9, 128, "made up", largest_causal)
+        for name, score in (("forward", 1e-12), ("backward", 3e-12))
+    )
+    machine = ideal(ranks_per_node=P, block_times=blocks)
+    sizes = {"dp": 1, "tp": 1, "ring": P, "ulysses": 1, "recomputation": "none"}
+    for layout in LAYOUTS:
+        request = Request(small_model(H=8, K=2), 1024 * P, machine, layout=layout, **sizes)  # type: ignore[arg-type]
+        dealt = get_layout(layout, 1024 * P, P)
+        simulated = simulate(request.attention, dealt, machine, backward=True).makespan_s
+        for pairs in (16, 1):
+            monkeypatch.setattr(step_time, "ALL_PAIRS", pairs)
+            forget()
+            both = search(request)[0].time.passes  # type: ignore[union-attr]
+            assert sum(it.attention_s + it.ring_exposed_s for it in both) == pytest.approx(
+                simulated, rel=1e-9
+            )
+
+
+@pytest.mark.parametrize("later, hop", [(1.0, 0.5), (1.0, 3.0), (0.2, 0.9)])
+@pytest.mark.parametrize("P", [1, 2, 7, 300])
+def test_links_all_alike_give_the_closed_form(P: int, later: float, hop: float) -> None:
+    compute = np.full((P, P), later)
+    compute[:, 0] = 2.0
+    same = np.ones(P)
+    assert ring_forward_s(compute, hop * same, 0 * same) == pytest.approx(ring_s(P, 2.0, later, hop))
+
+
+def test_a_hidden_backward_gives_the_closed_form() -> None:
+    for P in (1, 2, 5, 300):
+        same = np.ones(P)
+        seconds = ring_backward_s(np.ones((P, P)), 0.2 * same, 0.4 * same, 0 * same)
+        assert seconds == pytest.approx(backward_uniform_s(P, 1.0, 0.4))
+
+
+def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
+    """Without the short cut the same comes out; the bound is never below, and slower links make it no tighter lie."""
+    rng = np.random.default_rng(5)
+    P = 12
+    slow = np.where(np.arange(P) % 4 == 3, 0.9, 0.1)
+    for _ in range(20):
+        compute = np.tile(rng.uniform(0.2, 2.0, P), (P, 1))
+        exact = ring_forward_s(compute, slow, 0.01 * slow), ring_backward_s(compute, slow, slow, 0.01 * slow)
+        with monkeypatch.context() as patched:
+            patched.setattr(ring_time, "_alike", lambda _: False)
+            followed = (
+                ring_forward_s(compute, slow, 0.01 * slow),
+                ring_backward_s(compute, slow, slow, 0.01 * slow),
+            )
+            patched.setattr(ring_time, "LARGEST_FOLLOWED", 4)
+            bound = (
+                ring_forward_s(compute, slow, 0.01 * slow),
+                ring_backward_s(compute, slow, slow, 0.01 * slow),
+            )
+        assert exact == pytest.approx(followed)
+        assert all(b >= e * (1 - 1e-12) for b, e in zip(bound, exact, strict=True))
+
+
+@pytest.mark.parametrize("layout", NAMED)
+@pytest.mark.parametrize("tile", [(128, 128), (64, 128), (256, 64)])
+@pytest.mark.parametrize("P", [1, 2, 3, 8])
+def test_the_formulas_of_work_equal_the_count(layout: str, tile: tuple[int, int], P: int) -> None:
+    for causal in (True, False):
+        S = 2 * P * 256 * 3
+        counts, tokens = counted(layout, S, P, causal, tile)
+        formula, same = by_formula(layout, S, P, causal, tile)
+        assert np.array_equal(np.broadcast_to(counts, (P, P)), np.broadcast_to(formula, (P, P)))
+        assert tokens == same
+        assert np.array_equal(
+            np.broadcast_to(counts, (P, P)), layout_work(get_layout(layout, S, P), causal, tile)
+        )
+
+
+def test_where_tiles_do_not_divide_the_formulas_are_close() -> None:
+    for layout in NAMED:
+        counts, _ = counted(layout, 100_000, 6, True, (128, 128))
+        formula, _ = by_formula(layout, 100_000, 6, True, (128, 128))
+        assert formula.mean() == pytest.approx(counts.mean(), rel=0.01)
