@@ -12,7 +12,6 @@ from ringlab.cost import memory
 from ringlab.cost.flops import (
     attention_flops,
     layout_work,
-    linear_backward_flops,
     linear_flops,
     slowest_per_step,
     vocabulary_flops,
@@ -21,12 +20,6 @@ from ringlab.cost.models import Model
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, striped
 
-STRIPED_TILE_GPU = (2048, 4096)
-"""Tile of the paper's A100 runs, queries × keys. Source: arXiv 2311.09431, section 3.1."""
-STRIPED_TILE_TPU = (2048, 2048)
-"""Tile of its TPU runs."""
-STRIPED_WEIGHT_GPU = 2.0
-"""Attention there runs in TF32, at half the rate of bfloat16: its FLOPs count twice. On TPUs once."""
 SEQUENCE_BLOCKS = 6
 """Blocks of the Ring Attention paper's shortest sequence per host: q, k, v, the arriving k and v, out."""
 ARCHITECTURES = ("vanilla", "memory-efficient", "blockwise", "ring")
@@ -50,39 +43,10 @@ def striped_speedup(
     own = -(-tokens // ranks)
     linear = linear_flops(model, own) + vocabulary_flops(model, own)
     ring, balanced = (
-        linear + attention_weight * _attention_flops(model, layout, tile, backward=False)
+        linear + attention_weight * _attention_flops(model, layout, tile)
         for layout in (contiguous(tokens, ranks), striped(tokens, ranks))
     )
     return ring / balanced
-
-
-def striped_bracket(
-    model: Model, ranks: int, tokens: int, attention_weight: float, tile: tuple[int, int]
-) -> tuple[float, float]:
-    """Return (lower, upper), the speed-ups between which a run that skips entirely masked tiles should lie.
-
-    Upper: a skipped tile is free in every pass: `striped_speedup` with the tile.
-    Lower: it is free in the forward and in its recomputation, but costs a whole tile in the
-    backward. That is the worst that the published code allows: its backward visits skipped tiles
-    too, writes zeros for their dK and dV and adds those up over all query tiles. The step is a
-    training step with full recomputation, as in the paper: linear layers forward, again, and
-    backward; attention two products, two again, and five. No parameter is taken from a measurement.
-    91 of the 137 measured rows are compared with it, and lie inside: those of A100 and TPU v4 with
-    16,384 tokens per rank or more. With fewer (30 rows), costs outside any count of FLOPs outweigh
-    attention, and some runs were slower striped; on TPU v3 (16 rows) the columns of two models are
-    printed identically, and partly above the upper end, so they prove nothing.
-    Raises: as `striped_speedup`.
-    """
-    _check_striped(ranks, tokens, attention_weight)
-    own = -(-tokens // ranks)
-    layers, vocabulary = linear_flops(model, own), vocabulary_flops(model, own)
-    linear = 2 * layers + linear_backward_flops(layers) + vocabulary + linear_backward_flops(vocabulary)
-    times = []
-    for layout in (contiguous(tokens, ranks), striped(tokens, ranks)):
-        forward = _attention_flops(model, layout, tile, backward=False)
-        backward = _attention_flops(model, layout, tile, backward=True, skip=False)
-        times.append(linear + attention_weight * (2 * forward + backward))
-    return times[0] / times[1], striped_speedup(model, ranks, tokens, attention_weight, tile)
 
 
 def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
@@ -141,12 +105,10 @@ def ring_max_context(model: Model, devices: int, memory_bytes: float, architectu
     return tokens * devices if architecture == "ring" else tokens
 
 
-def _attention_flops(
-    model: Model, layout: Layout, tile: tuple[int, int] | None, *, backward: bool, skip: bool = True
-) -> int:
-    """FLOPs of all layers' attention where every step waits for its slowest rank."""
-    work = slowest_per_step(layout_work(layout, causal=skip, tile=tile)).sum()
-    return model.layers * attention_flops(model.attention(), int(work), backward)
+def _attention_flops(model: Model, layout: Layout, tile: tuple[int, int] | None) -> int:
+    """Forward FLOPs of all layers' attention where every step waits for its slowest rank."""
+    work = slowest_per_step(layout_work(layout, tile=tile)).sum()
+    return model.layers * attention_flops(model.attention(), int(work))
 
 
 def _check_striped(ranks: int, tokens: int, attention_weight: float) -> None:

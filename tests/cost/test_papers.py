@@ -9,24 +9,34 @@ from dataclasses import replace
 
 import pytest
 
-from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
+from ringlab.cost.flops import (
+    attention_flops,
+    layout_work,
+    linear_backward_flops,
+    linear_flops,
+    slowest_per_step,
+    vocabulary_flops,
+)
 from ringlab.cost.models import Model, model
 from ringlab.cost.papers import (
     ARCHITECTURES,
-    STRIPED_TILE_GPU,
-    STRIPED_TILE_TPU,
-    STRIPED_WEIGHT_GPU,
     ring_context_bytes,
     ring_max_context,
     ring_minimum,
-    striped_bracket,
     striped_speedup,
 )
 from ringlab.errors import CostError
+from ringlab.layout import contiguous, striped
 from tests.cost.striped_tables import ROWS
 
 PRINTED = 0.005
 """The tables print two digits behind the point."""
+STRIPED_TILE_GPU = (2048, 4096)
+"""Tile of the paper's A100 runs, queries × keys. Source: arXiv 2311.09431, section 3.1."""
+STRIPED_TILE_TPU = (2048, 2048)
+"""Tile of its TPU runs."""
+STRIPED_WEIGHT_GPU = 2.0
+"""Attention there runs in TF32, at half the rate of bfloat16: its FLOPs count twice. On TPUs once."""
 
 
 def weight(device: str) -> float:
@@ -37,6 +47,34 @@ def rows() -> Iterator[tuple[str, str, int, int, float, float]]:
     for (device, name, (_, ranks)), lines in ROWS.items():
         for tokens, maximum, measured in lines:
             yield device, name, ranks, tokens, maximum, measured
+
+
+def striped_bracket(
+    it: Model, ranks: int, tokens: int, weight: float, tile: tuple[int, int]
+) -> tuple[float, float]:
+    """Return (lower, upper), the speed-ups between which a run that skips entirely masked tiles should lie.
+
+    Upper: a skipped tile is free in every pass: `striped_speedup` with the tile.
+    Lower: it is free in the forward and in its recomputation, but costs a whole tile in the
+    backward. That is the worst that the published code allows: its backward visits skipped tiles
+    too, writes zeros for their dK and dV and adds those up over all query tiles. The step is a
+    training step with full recomputation, as in the paper: linear layers forward, again, and
+    backward; attention two products, two again, and five. No parameter is taken from a measurement.
+    """
+    own = -(-tokens // ranks)
+    layers, vocabulary = linear_flops(it, own), vocabulary_flops(it, own)
+    linear = 2 * layers + linear_backward_flops(layers) + vocabulary + linear_backward_flops(vocabulary)
+    times = []
+    for layout in (contiguous(tokens, ranks), striped(tokens, ranks)):
+        seen, whole = (
+            int(slowest_per_step(layout_work(layout, causal, tile)).sum()) for causal in (True, False)
+        )
+        forward, backward = (
+            attention_flops(it.attention(), seen),
+            attention_flops(it.attention(), whole, True),
+        )
+        times.append(linear + weight * it.layers * (2 * forward + backward))
+    return times[0] / times[1], striped_speedup(it, ranks, tokens, weight, tile)
 
 
 def test_all_rows_are_here() -> None:

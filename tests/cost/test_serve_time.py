@@ -124,11 +124,6 @@ def test_the_plan_with_own_queries_reads_less_and_sends_more() -> None:
     assert own.merge_s > every.merge_s
 
 
-def test_more_ranks_for_tokens_read_the_cache_in_less_time() -> None:
-    times = [decode_time(replace(BASE, token_ranks=ranks)).cache_s for ranks in (1, 2, 4, 8)]
-    assert times == pytest.approx([times[0] / ranks for ranks in (1, 2, 4, 8)])
-
-
 @pytest.mark.parametrize("chunk", [131_072, 8192, 1000])
 def test_chunks_have_the_scores_of_the_whole_prompt(chunk: int) -> None:
     """On one rank, where nothing travels."""

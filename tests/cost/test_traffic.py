@@ -1,4 +1,7 @@
-"""The formulas' bytes are those that the real programs send, step by step, rank by rank."""
+"""The formulas' bytes are those that the real programs send, step by step, rank by rank.
+
+From how many tokens per rank a hop hides: published thresholds, and the definition itself.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from ringlab.cost.traffic import (
     Load,
     Traffic,
     allgather_traffic,
+    block_s,
+    hop_s,
     hybrid_traffic,
+    least_tokens_hidden,
     load,
     ring_traffic,
     routes_of,
@@ -268,3 +274,78 @@ def test_a_load_that_forgets_something_is_noticed(
     monkeypatch.setattr(traffic, "load", lambda *given, **how: mistake(load(*given, **how)))
     with pytest.raises(AssertionError):
         check_sent(MHA, zigzag(16, 4), schedule)
+
+
+FULL = Attention(H=32, K=32, D=128, causal=False)
+A100 = 312e12
+THRESHOLDS = [(600e9, 520), (300e9, 1040), (12.5e9, 24960)]
+"""bytes/s, tokens: A100 with NVLink counted both ways, one way, and InfiniBand."""
+
+sizes = st.builds(
+    lambda K, group, **rest: Attention(K=K, H=K * group, **rest),
+    K=st.integers(1, 8),
+    group=st.integers(1, 8),
+    B=st.integers(1, 4),
+    D=st.integers(1, 256),
+    dtype=st.sampled_from(["float8", "bfloat16", "float32"]),
+    causal=st.booleans(),
+)
+rates = st.floats(1e9, 1e16)
+latencies = st.sampled_from([0.0, 1e-6, 1e-3])
+
+
+@pytest.mark.parametrize(("bandwidth", "tokens"), THRESHOLDS)
+def test_published_thresholds(bandwidth: float, tokens: float) -> None:
+    assert least_tokens_hidden(A100, bandwidth, FULL) == pytest.approx(tokens, rel=1e-12)
+
+
+def test_what_changes_the_threshold() -> None:
+    base = least_tokens_hidden(A100, 300e9, FULL)
+    assert least_tokens_hidden(A100, 300e9, replace(FULL, K=8)) == pytest.approx(base / 4)
+    assert least_tokens_hidden(A100, 300e9, replace(FULL, causal=True)) == pytest.approx(2 * base)
+    assert least_tokens_hidden(A100, 300e9, replace(FULL, dtype="float32")) == pytest.approx(2 * base)
+    assert least_tokens_hidden(A100, 300e9, replace(FULL, B=4, D=64)) == pytest.approx(base)
+    # backward: 5 products for 2, and dK/dV in float32 beside K/V in bfloat16: (2 + 4)/2 bytes, 6/5 of the tokens
+    assert least_tokens_hidden(A100, 300e9, FULL, backward=True) == pytest.approx(1.2 * base)
+
+
+@given(sizes=sizes, flops=rates, bandwidth=rates, latency=latencies, backward=st.booleans())
+def test_at_the_threshold_a_hop_takes_as_long_as_a_block(
+    sizes: Attention, flops: float, bandwidth: float, latency: float, backward: bool
+) -> None:
+    tokens = least_tokens_hidden(flops, bandwidth, sizes, latency_s=latency, backward=backward)
+    compute = block_s(sizes, tokens, flops, backward=backward)
+    assert compute == pytest.approx(hop_s(sizes, tokens, bandwidth, latency, backward=backward), rel=1e-9)
+    for factor, hidden in ((1.01, True), (1 / 1.01, False)):
+        block = block_s(sizes, tokens * factor, flops, backward=backward)
+        assert hidden == (hop_s(sizes, tokens * factor, bandwidth, latency, backward=backward) <= block)
+
+
+THRESHOLD_MUTANTS: dict[str, Callable[[float, float, Attention], float]] = {
+    "2 FLOPs a pair": lambda F, B, a: 2 * least_tokens_hidden(F, B, a),
+    "both directions": lambda F, B, a: least_tokens_hidden(F, 2 * B, a),
+    "K only": lambda F, B, a: least_tokens_hidden(F, B, a) / 2,
+    "query heads travel": lambda F, B, a: least_tokens_hidden(F, B, replace(a, K=a.H)),
+    "causal halves": lambda F, B, a: least_tokens_hidden(F, B, a) / (4 if a.causal else 1),
+    "float32 on the wire": lambda F, B, a: least_tokens_hidden(F, B, replace(a, dtype="float32")),
+    "bits for bytes": lambda F, B, a: least_tokens_hidden(F, B / 8, a),
+}
+
+
+@pytest.mark.parametrize("mutant", THRESHOLD_MUTANTS)
+def test_the_thresholds_catch(mutant: str) -> None:
+    known = [(FULL, 1040.0), (replace(FULL, K=8), 260.0), (replace(FULL, causal=True), 2080.0)]
+    assert any(THRESHOLD_MUTANTS[mutant](A100, 300e9, it) != pytest.approx(tokens) for it, tokens in known)
+    assert all(least_tokens_hidden(A100, 300e9, it) == pytest.approx(tokens) for it, tokens in known)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_rates_that_are_no_rates_are_refused(bad: float) -> None:
+    for call in (
+        lambda: least_tokens_hidden(bad, 1e9, FULL),
+        lambda: least_tokens_hidden(1e12, bad, FULL),
+        lambda: block_s(FULL, bad, 1e12),
+        lambda: hop_s(FULL, 10, bad),
+    ):
+        with pytest.raises(CostError):
+            call()

@@ -134,9 +134,9 @@ class Candidate:
 def search(request: Request) -> tuple[Candidate, ...]:
     """Return the candidates, the best first: those that fit by their time, then the others by their memory.
 
-    Of the same degrees only the first that fits is weighed: no recomputation before some, all sequences
-    at once before rounds, since later ones take longer. With offloaded activations they need not: then
-    the fastest that fits.
+    With the same degrees, only the first variant that fits is weighed: no recomputation before some, all sequences
+    at once before rounds, since later variants take longer. With offloaded activations later ones may be
+    faster: then the fastest that fits.
     Raises: CostError if no way to divide the GPUs satisfies the request.
     """
     fitting: list[Candidate] = []

@@ -46,7 +46,7 @@ class Stage:
 
 
 def stages(model: Model, pp: int = 1, interleave: int = 1, micro_batches: int = 1) -> tuple[Stage, ...]:
-    """Return the stages among which the one is that needs most memory: the first, the second and the last of pp.
+    """Return the stages that can need most memory: the first, the second and the last of pp.
 
     Those between the second and the last hold no more layers than the second, and fewer micro-batches.
     """
