@@ -19,12 +19,11 @@ from ringlab.comm.clocked.recording import Recording
 from ringlab.comm.clocked.timeline import Links, Timeline
 from ringlab.comm.ring import Ring
 from ringlab.cost.equal_ranks import Seconds, models_of, run, seconds_by_label
-from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.shape_block import Prices, ShapeBlock, torch_dtype
 from ringlab.cost.sizes import Attention
 from ringlab.layout import Layout, Run
 from ringlab.mask import Mask
 
-_NO_TORCH_NAME = {"float8": "float8_e4m3fn", "tf32": "float32"}
 Timed: TypeAlias = tuple[Recording, Timeline, Timeline]
 
 
@@ -98,7 +97,7 @@ class RingProgram:
     def _shards(self) -> dict[int, tuple[Tensor, ...]]:
         """q, k, v and the gradient of out, by the number of tokens of a rank."""
         sizes = self.sizes
-        dtype = getattr(torch, _NO_TORCH_NAME.get(sizes.dtype, sizes.dtype))
+        dtype = torch_dtype(sizes.dtype)
         kinds = (
             (sizes.H, sizes.D),
             (sizes.K, sizes.D),

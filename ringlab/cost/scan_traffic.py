@@ -131,7 +131,7 @@ def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> i
 
 
 def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
-    """Return the FLOPs by which a rank finds what its tokens do to a state, forward; products of matrices and solves.
+    """Return the forward FLOPs by which a rank computes the effect of its tokens on a state: matrix products and solves.
 
     Per head and chunk of C tokens: without the delta rule 2·C·D·Dv, to write. With it, keys among each other 2·C²·D; and with
     W = D + Dv columns of the state and the transition, 2·C·D·W to read what is there, C²·W to solve, 2·C·D·W to write.
@@ -140,7 +140,7 @@ def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
 
 
 def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
-    """Return the FLOPs of a rank's outputs, once the state that enters is here; linear in its tokens.
+    """Return the FLOPs of a rank's outputs, once the state before its tokens has arrived; linear in its tokens.
 
     Per head and chunk, beside writing into Dv columns: the state 2·C·D·Dv, the scores 2·C²·D, and their values 2·C²·Dv.
     """

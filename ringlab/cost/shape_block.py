@@ -19,6 +19,12 @@ from ringlab.types import KeyValue, Query, Value
 Tiles = tuple[Tile, ...]
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of as many bytes as the dtype of this name."""
+    dtype: torch.dtype = getattr(torch, {"float8": "float8_e4m3fn", "tf32": "float32"}.get(name, name))
+    return dtype
+
+
 class Prices:
     """Seconds of tiles, looked up by identity: plans hand out the same tuples again and again."""
 

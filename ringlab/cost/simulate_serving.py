@@ -19,7 +19,7 @@ from ringlab.comm.clocked.timeline import Links
 from ringlab.comm.ring import Ring
 from ringlab.cost.block_time import BlockTime, MeasuredTime, block_time
 from ringlab.cost.hardware import Hardware
-from ringlab.cost.shape_block import Prices, ShapeBlock
+from ringlab.cost.shape_block import Prices, ShapeBlock, torch_dtype
 from ringlab.cost.simulate import Network, Simulation, check_amounts, check_ranks_that_run
 from ringlab.cost.sizes import Attention
 from ringlab.layout import contiguous, get_layout
@@ -83,7 +83,7 @@ def simulate_decode(
             value_dim=sizes.value_dim,
             pages=sum(-(-length // span) for length in lengths),
             page=PAGE,
-            dtype=_dtype(sizes),
+            dtype=torch_dtype(sizes.dtype),
             device="meta",
         )
         names = [cache.add() for _ in lengths]
@@ -123,7 +123,7 @@ def simulate_prefill(
             kv_heads=sizes.K,
             head_dim=sizes.D,
             value_dim=sizes.value_dim,
-            dtype=_dtype(sizes),
+            dtype=torch_dtype(sizes.dtype),
             device="meta",
         )
         old, own = cached.length(ring.rank), dealt.length(ring.rank)
@@ -138,16 +138,9 @@ def _maker(sizes: Attention) -> Callable[..., Tensor]:
     """Return a function of (heads, tokens, head dim = D) that makes tensors without memory."""
 
     def made(heads: int, tokens: int, dim: int = sizes.D) -> Tensor:
-        return torch.empty((sizes.B, heads, tokens, dim), dtype=_dtype(sizes), device="meta")
+        return torch.empty((sizes.B, heads, tokens, dim), dtype=torch_dtype(sizes.dtype), device="meta")
 
     return made
-
-
-def _dtype(sizes: Attention) -> torch.dtype:
-    dtype: torch.dtype = getattr(
-        torch, {"float8": "float8_e4m3fn", "tf32": "float32"}.get(sizes.dtype, sizes.dtype)
-    )
-    return dtype
 
 
 def _simulate(
