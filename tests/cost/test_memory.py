@@ -213,7 +213,7 @@ def own_bytes(sizes: Attention, tokens: int) -> int:
 
 
 def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> int:
-    """Attention's part of the ledger: its entries, and q, k, v, out and lse of what the layer holds."""
+    """Attention's part of the memory table: its entries, and q, k, v, out and lse of what the layer holds."""
     request = Request(
         small_model(H=H, K=K), tokens * P, replace(hardware("h100"), ranks_per_node=P), tp=1, ring=P, ulysses=1,
         fsdp=1, purpose="training" if backward else "prefill",
@@ -235,11 +235,11 @@ def misses(counted: Callable[[int, int, int, bool], int]) -> list[tuple[int, int
     ]
 
 
-def test_the_ledger_holds_what_the_ring_takes_and_little_more() -> None:
+def test_the_memory_table_holds_what_the_ring_takes_and_little_more() -> None:
     assert misses(counted_bytes) == []
 
 
-def test_the_ledger_of_64000_tokens_on_8_ranks() -> None:
+def test_the_memory_of_64000_tokens_on_8_ranks() -> None:
     """32 query heads, 4 K/V heads, backward: 494 MB and 82 MB of its own."""
     measured = measured_bytes(32, 4, 8, True, tokens=8000)
     assert measured == pytest.approx(494e6 + 82e6, rel=0.005)

@@ -71,16 +71,7 @@ def test_a_ring_over_nodes_takes_the_slower_link() -> None:
     assert plan(two_nodes.but(nodes=1, ring=4)).hidden[0].link == "inside"
 
 
-def test_the_kv_cache_of_a_million_tokens_is_327_68_gb() -> None:
-    """Eight GPUs that share the eight K/V heads hold an eighth each, 40.96 GB."""
-    found = plan(Request("llama3-70b", 10**6, "h100", purpose="decode", tp=8))
-    assert found.best.memory.of("K/V cache") * 8 == 327_680_000_000
-    assert found.fits and found.best.degrees.tp == 8
-    split = plan(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=2))
-    assert split.best.memory.of("K/V cache") * 32 == 327_680_000_000
-
-
-def test_the_ledger_of_a_training_by_hand() -> None:
+def test_the_memory_of_a_training_by_hand() -> None:
     found = plan(Request("llama3-70b", 2**20, "h100", nodes=8, tp=4, ring=16, recomputation="full", fsdp=16))
     sizes, it = model("llama3-70b"), found.best.memory
     share = sizes.parameters / 64
@@ -101,13 +92,6 @@ def test_the_ledger_of_a_training_by_hand() -> None:
     assert it.of("gradients of the layer at work") == (2**20 // 16) * 2 * (8192 + gate_up_product)
     layer = sizes.layer_matrix_parameters * 2 // 4
     assert it.of("gathered weights") == pytest.approx(3 * layer, abs=2)
-
-
-def test_decoding_reads_weights_and_cache_once() -> None:
-    found = plan(Request("llama3-8b", 100_000, replace(hardware("h100"), ranks_per_node=1), purpose="decode"))
-    cache = 2 * 32 * 8 * 128 * 2 * 100_000
-    assert found.best.step_s == pytest.approx((2 * model("llama3-8b").parameters + cache) / 3.35e12)
-    assert found.best.tokens_per_s == pytest.approx(1 / found.best.step_s)
 
 
 def test_collectives_by_hand() -> None:

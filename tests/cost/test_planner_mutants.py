@@ -53,9 +53,10 @@ def check_activations() -> None:
 
 
 def check_cache() -> None:
-    """All GPUs of one replica together hold each K and V once."""
-    it = best(Request("llama3-70b", 10**6, "h100", nodes=4, purpose="decode", tp=4))
-    assert it.memory.of("K/V cache") * 32 == 327_680_000_000
+    """All GPUs of one replica together hold each K and V once: 327.68 GB of a million tokens."""
+    for nodes, tp in ((1, 8), (4, 4), (4, 2)):
+        it = best(Request("llama3-70b", 10**6, "h100", nodes=nodes, purpose="decode", tp=tp))
+        assert it.memory.of("K/V cache") * 8 * nodes == 327_680_000_000
 
 
 def check_hops() -> None:
@@ -102,6 +103,7 @@ def check_decode() -> None:
     it = best(Request("llama3-70b", 10**6, ideal(ranks_per_node=8), nodes=4, purpose="decode", tp=4))
     read = model("llama3-70b").parameters * 2 / 4 + 327.68e9 / 32
     assert it.time.weights_s + it.time.cache_s == pytest.approx(read / 2039e9)  # type: ignore[union-attr]
+    assert it.tokens_per_s == pytest.approx(1 / it.step_s)
 
 
 def check_suggestions() -> None:
