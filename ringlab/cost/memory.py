@@ -16,7 +16,7 @@ from ringlab.errors import CostError
 
 
 class Weights(Protocol):
-    """A model, or a part of one, of which only the number of weights counts."""
+    """A model or a part of one; only its number of weights counts."""
 
     @property
     def parameters(self) -> int:

@@ -166,7 +166,7 @@ def _passage(sizes: LinearAttention, C: int) -> int:
 
 
 def _written(sizes: LinearAttention, C: int, columns: int) -> int:
-    """FLOPs of writing C tokens into so many columns of a state."""
+    """FLOPs of writing C tokens into `columns` columns of a state."""
     write = 2 * C * sizes.D * columns
     return write + (2 * C * C * sizes.D + write + C * C * columns if sizes.delta else 0)
 

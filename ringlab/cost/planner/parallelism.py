@@ -187,7 +187,7 @@ def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
 
 
 def _heads_fit(request: Request, ranks: int) -> bool:
-    """Whether so many ranks, tp × ulysses, can share the heads."""
+    """Whether the heads can be shared by `ranks` = tp × ulysses ranks."""
     return request.sized.H % ranks == 0 and _shared(request.sized.K, ranks)
 
 

@@ -129,10 +129,10 @@ class ServeRequest:
         return size * (it.layers * layer + -(-rest // N))
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
-        """Return the bytes of K and V of so many tokens of each of so many sequences on one rank."""
+        """Return the bytes of K and V on one rank: `tokens` tokens of each of `sequences` sequences."""
         held, copies = -(-tokens // self.token_ranks), max(1, self.head_ranks // self.sized.K)
         return -(-kv_cache_bytes(self.sized, held, self.dtype, sequences) * copies // self.head_ranks)
 
     def among(self, ranks: int, stride: int = 1) -> Group:
-        """Return a group of so many GPUs, `stride` apart."""
+        """Return a group of `ranks` GPUs, `stride` apart."""
         return placed(ranks, stride, self.machine)

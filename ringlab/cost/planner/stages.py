@@ -41,7 +41,7 @@ class Stage:
 
     @property
     def layers_held(self) -> int:
-        """Return the number of layers whose activations it holds at once, those of several micro-batches."""
+        """Return the number of layers whose activations the stage holds at once, once for each micro-batch."""
         return -(-self.layers * self.chunks_held // self.interleave)
 
 
