@@ -33,7 +33,7 @@ MOST_BYTES = 256 * 1024
 LONGEST_TEXT = 2000
 LARGEST_COUNT = 10**9
 MOST_DOTS = 200  # on one line: tomllib takes quadratic time over a key of many parts
-MOST_LINES = 500  # of a statement whose lines are found: reading it line by line takes quadratic time
+MOST_LINES = 50  # of a statement whose line is found: reading it line by line takes quadratic time
 Place = tuple[str | int, ...]
 _Entry = TypeVar("_Entry")
 

@@ -220,6 +220,9 @@ def test_files_that_are_no_text_or_endless_are_refused(tmp_path: Path) -> None:
     path.write_text("x = " + "9" * 50_000)
     with pytest.raises(CostError, match="ordinary size and depth"):
         hardware(path)
+    path.write_text("x = [" + "1,\n" * 80_000 + "]")
+    with pytest.raises(CostError, match="line 1, x: a table"):
+        hardware(path)
     path.write_text("x = 1\n" + "a." * 100_000 + "b = 1")
     with pytest.raises(CostError, match="line 2: at most 200 dots"):
         hardware(path)
