@@ -89,33 +89,6 @@ def test_a_skeleton_is_not_written(tmp_path) -> None:
     assert "no function `double`" in checks(report)["values"].message
 
 
-def test_duplicated_and_retyped_cells(tmp_path) -> None:
-    assert grade(notebook(tmp_path, "def double(x): return x", RIGHT), EXERCISE).ok, (
-        "the last definition counts"
-    )
-    path = notebook(tmp_path, RIGHT)
-    document = json.loads(path.read_text())
-    document["cells"][0]["cell_type"] = "markdown"
-    path.write_text(json.dumps(document))
-    report = grade(path, EXERCISE)
-    assert report.earned == 0 and "no code cell any more" in checks(report)["values"].message
-
-
-def test_magic_in_the_graded_cell_is_left_out_and_named(tmp_path) -> None:
-    report = grade(notebook(tmp_path, "%matplotlib inline\n" + RIGHT), EXERCISE)
-    assert report.ok and "without line 1, a magic or shell line" in " ".join(report.notes)
-
-
-def test_edited_outputs_count_for_nothing(tmp_path) -> None:
-    path = notebook(tmp_path, "def double(x): return x")
-    document = json.loads(path.read_text())
-    document["cells"][0]["outputs"] = [
-        {"output_type": "stream", "name": "stdout", "text": "✓ all checks passed, 5 of 5"}
-    ]
-    path.write_text(json.dumps(document))
-    assert grade(path, EXERCISE).earned == 0
-
-
 def test_unreadable_notebooks_get_zero_with_a_reason_and_stop_nobody(tmp_path) -> None:
     (tmp_path / "a.ipynb").write_text("{")
     (tmp_path / "b.ipynb").symlink_to("/etc/passwd")
