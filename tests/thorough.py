@@ -125,6 +125,7 @@ THOROUGH = {
     "tests/course/test_exercise_21.py": CHECKS,
     "tests/course/test_extras_needed.py::test_its_notebook": "only here: it starts pytest twice; learners do not run pytest",
     "tests/course/test_kill_matrix.py": AUTHORS,
+    "tests/course/test_lesson_04.py": "notebooks/04_triton_from_zero.ipynb: the same kernels in the interpreter",
     "tests/course/test_lesson_17.py": "notebooks/17_ring_in_jax.ipynb",
     "tests/course/test_nonsense.py": ANSWERS,
     "tests/course/test_seeds.py::test_on_twenty": "tests/course/test_submissions.py: on one draw",

@@ -240,11 +240,9 @@ RECORDED = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_without_a_person_all_pictures_are_recorded_for_the_site(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    recorded: list[dict[str, Any]], name: str
 ) -> None:
-    outputs: list[dict[str, Any]] = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: outputs.append(data))
     play, count = RECORDED[name]
     play()
-    (output,) = outputs
+    (output,) = recorded
     assert output["text/plain"] and len(output[FRAMES]["pictures"]) == count

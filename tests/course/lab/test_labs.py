@@ -365,7 +365,3 @@ def test_what_cannot_be_measured_is_refused(make: Any) -> None:
 def test_the_numbers_of_ranks_are_powers_of_two_and_all() -> None:
     assert l2.L2().numbers(6) == (2, 4, 6) and l2.L2().numbers(8) == (2, 4, 8)
     assert l2.L2(ranks=(3,)).numbers(4) == (3,)
-
-
-def test_the_environment_of_torchrun_is_not_that_of_the_tests() -> None:
-    assert "RANK" not in os.environ

@@ -1,7 +1,4 @@
-"""The page of results: places by score among those that are right, hostile files, nothing from elsewhere.
-
-The run sheets as slides: every section and every block is on one, and none is cut.
-"""
+"""The page of results: places by score among those that are right, hostile files, nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from ringlab.cli import app
 from ringlab.errors import LabError
 from ringlab_course.lab.report import leaderboard, report
 from ringlab_course.lab.result import ResultFile, load, load_all
-from tools.slides import LINES, deck, slides
 
 HEADER: dict[str, Any] = {
     "format": 1, "lab": "l3", "title": "make it faster", "label": "2 gloo processes: no GPU took part",
@@ -234,36 +230,3 @@ def test_the_command_reads_folders_and_names_what_is_empty(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "empty")])
     assert done.exit_code == 1
-
-
-CHECKOUT = Path(__file__).resolve().parents[3]
-SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
-
-
-def test_every_section_has_slides_in_its_order() -> None:
-    headings = re.findall(r"^#+ (.+)$", SHEET, re.M)
-    shown = [heading for heading, _ in slides(SHEET)]
-    assert list(dict.fromkeys(shown)) == headings
-    page = deck(SHEET)
-    assert page.count("<section>") == len(shown) and "<table>" in page and "<pre>" in page
-
-
-def test_what_does_not_fit_goes_on_the_next_and_no_block_is_cut() -> None:
-    rows = "\n".join(f"| {n} | x |" for n in range(LINES - 3))
-    shown = list(slides(f"# A\n\none\n\n| a | b |\n|---|---|\n{rows}\n\ntwo\n"))
-    assert [heading for heading, _ in shown] == ["A", "A"]
-    assert "one" in shown[0][1] and shown[0][1].count("<tr>") == LINES - 2 and "two" in shown[1][1]
-
-
-def test_markup_of_the_page_is_text_on_the_slide() -> None:
-    page = deck("# A <script>\n\n<script>alert(1)</script>\n")
-    assert "<script>" not in page and "&lt;script&gt;" in page and "default-src 'none'" in page
-
-
-def test_a_line_that_announces_a_block_is_on_its_slide() -> None:
-    page = "# A\n\none\n\ntype:\n\n```sh\n" + "x\n" * (LINES - 3) + "```\n\nlast:\n\n# B\n\ntwo\n"
-    shown = list(slides(page))
-    assert [heading for heading, _ in shown] == ["A", "A", "A", "B"]
-    assert "one" in shown[0][1] and "type:" not in shown[0][1]
-    assert "type:" in shown[1][1] and "<pre>" in shown[1][1] and "last:" in shown[2][1]
-    assert not any(body.rstrip().endswith(":</p>") for _, body in slides(SHEET))
