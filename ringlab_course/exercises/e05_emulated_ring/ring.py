@@ -164,7 +164,7 @@ def _check_killed(subject: Any, rng: np.random.Generator) -> None:
         case = shards(rng, [2] * P, 1, 1, 2)
         results = case.run(subject, Faults(kill=(rank, exchange))).results
         example = f"{case.text}: rank {rank} dies before its exchange {exchange}"
-        if results[rank] != Ended("Killed"):
+        if not isinstance(results[rank], Ended) or results[rank] != Ended("Killed"):
             raise Failure("A rank makes fewer exchanges than there are blocks to fetch.", example)
         for right in answered_ranks(case, results):
             if not isinstance(right.answer, Ended):
