@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.agreement import agree, checked_over
@@ -35,7 +35,7 @@ from ringlab.modes import (
     witness,
 )
 from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
-from ringlab.types import KeyValue, Query, Sinks, Travelling, Value
+from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Travelling, Value
 
 
 @overload
@@ -221,7 +221,7 @@ class _RingAttention(torch.autograd.Function):
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
 
-def run_forward(call: ScheduledCall, q: Query, k: Tensor, v: Tensor) -> ForwardResult:
+def run_forward(call: ScheduledCall, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
     """Return (out, lse, tensors to save) of this rank's rows."""
     with without_autocast(q.device.type):
         return ForwardResult(*call.schedule.forward(call, q.detach(), k.detach(), v.detach()))
@@ -257,8 +257,8 @@ def agree_on_backward(call: ScheduledCall, device: torch.device) -> None:
 
 
 def run_backward(
-    call: ScheduledCall, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor | None
-) -> tuple[Tensor, ...]:
+    call: ScheduledCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+) -> tuple[Float[Tensor, "..."], ...]:
     """Return the gradients of q, k, v and of the weights of `run`."""
     with torch.no_grad(), without_autocast(dout.device.type):
         if call.expansion is not None:
