@@ -124,7 +124,9 @@ def judge(
     hosts = Counter(each["host"] for each in everyone)
     told = ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items()))
     right = nodes is None or len(hosts) == nodes
-    yield Finding("machines", right, f"ranks: {told}", f"start torchrun on each of the {nodes} machines")
+    yield Finding(
+        "machines", right, f"ranks: {told}", f"start torchrun on each of {nodes} machines" if nodes else ""
+    )
     several = [which for which, count in Counter(each["id"] for each in everyone).items() if count > 1]
     yield Finding(
         "a device each", shared or not several,

@@ -67,8 +67,7 @@ class Witness:
 
     def why(self) -> str:
         """Return the first failure, or SIGNALLED if there is none."""
-        first = self.first()
-        return SIGNALLED if first is None else str(first)
+        return _told(self.first())
 
     def first(self) -> Failure | None:
         """Return the run's first failure; it may reach the board a moment after the signal."""
@@ -129,7 +128,7 @@ class Witness:
         if file is not None and not self.reported:
             self.reported = True
             own = not isinstance(error, Ended | None) and (first is None or first.rank == self.rank)
-            cause = f"{type(error).__name__}: {error}" if own else str(first or SIGNALLED)
+            cause = f"{type(error).__name__}: {error}" if own else _told(first)
             self.report(file, f"rank {self.rank} failed first: {cause}" if own else cause, stacks)
 
     def _file(self, first: Failure | None) -> Path | None:
@@ -262,3 +261,8 @@ def _how_it_ended(pid: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"ended with status {os.WEXITSTATUS(status)}"
+
+
+def _told(first: Failure | None) -> str:
+    """Return the first failure in words. A rank that only got a signal has not failed."""
+    return SIGNALLED if first is None or SIGNALLED in str(first) else str(first)

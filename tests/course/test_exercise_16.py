@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from dataclasses import replace
@@ -329,3 +330,19 @@ def test_the_judge_runs_what_it_has_read(tmp_path: Path, name: str, earned: int)
     code = CELL + SOUND_RING + UNCHANGED.get(name, MENDED)
     report = grade(notebook(tmp_path, code, grade=stage.id), replace(EXERCISE, stages=(stage,)), seed=5)
     assert (report.earned, report.reason) == (earned, "")
+
+
+RING_IN_A_LINE = """if ring.world_size:
+    o, l = nothing_seen(q)
+    return [(o, l, k, v) for s in range(ring.world_size) for o, l in [attend(q, k, v, sees(positions, ring.rank, ring.origin(s), causal), o, l)] for k, v in [ring.shift(k, v, length=len(positions[ring.origin(s + 1)]))]][-1][:2]
+"""
+
+
+@pytest.mark.parametrize("name", ["ash", "birch", "cedar", "elm", "fir"])
+def test_a_whole_ring_above_the_patient_is_no_mend_of_it(name: str) -> None:
+    """All of the patient's lines are left, and none of them runs."""
+    patient = PATIENTS[name]
+    (function,) = ast.parse(patient.source).body
+    function.body[:0] = ast.parse(RING_IN_A_LINE).body
+    assert "nodes more" in e16_mend._another_program(ast.unparse(function), patient)
+    assert e16_mend._another_program(patient.source, patient) == ""

@@ -250,12 +250,14 @@ def _another_program(text: str, patient: Patient) -> str:
     lost, new = len(own) - kept, len(theirs) - kept
     allowed = min(MOST_LOST, len(own) // 2)
     length = sum(map(len, theirs)) - sum(len(own[i]) for b in blocks for i in range(b.a, b.a + b.size))
-    strange = _strange(found, ours)
-    if not (lost > allowed or new > MOST_NEW or length > MOST_NEW * LONGEST or strange):
+    strange, grown = _strange(found, ours), _size(found) - _size(ours)
+    if not (lost > allowed or new > MOST_NEW or length > MOST_NEW * LONGEST or grown > MOST_GROWN or strange):
         return ""
     told = f"{lost} of its {len(own)} lines are gone, at most {allowed}; {new} are new, at most {MOST_NEW}"
     if length > MOST_NEW * LONGEST:
         told += f"; the new ones have {length} characters, at most {MOST_NEW * LONGEST}"
+    if grown > MOST_GROWN:
+        told += f"; its syntax tree has {grown} nodes more, at most {MOST_GROWN}"
     if strange:
         told += f"; used, and not known to the patient: {', '.join(sorted(strange))[:200]}"
     return told
@@ -263,6 +265,8 @@ def _another_program(text: str, patient: Patient) -> str:
 
 MOST_LOST, MOST_NEW = 6, 6
 """Lines of a patient that may go, and that may come, without comments, layout and what can never run."""
+MOST_GROWN = 75
+"""Nodes that the syntax tree of a patient may gain: the mends that are known gain 52 at most, a ring in one line 143."""
 LONGEST = 115
 """Characters of a line of a patient's source: new lines together may not be longer than so many of these."""
 _BUILTINS = frozenset({
@@ -317,6 +321,10 @@ def _strange(theirs: ast.FunctionDef, ours: ast.FunctionDef) -> set[str]:
     return attributes | (_named(theirs, ast.Name) - known) | _forbidden(theirs)
 
 
+def _size(node: ast.AST) -> int:
+    return sum(1 for _ in ast.walk(node))
+
+
 def _named(node: ast.AST, kind: type[ast.Name] | type[ast.Attribute]) -> set[str]:
     parts = [part for part in ast.walk(node) if isinstance(part, kind)]
     return {part.id if isinstance(part, ast.Name) else part.attr for part in parts}
@@ -344,6 +352,8 @@ def _forbidden(node: ast.FunctionDef) -> set[str]:
             found |= {f"import {each.name}" for each in part.names if each.asname or each.name not in modules}
         elif isinstance(part, ast.ImportFrom):
             found.add(f"from {part.module} import")
+        elif isinstance(part, ast.Lambda):
+            found.add("lambda")
         elif isinstance(part, (ast.Global, ast.Nonlocal)):
             found |= {f"{type(part).__name__.lower()} {name}" for name in part.names}
         elif isinstance(part, ast.ClassDef) or (part is not node and getattr(part, "decorator_list", ())):

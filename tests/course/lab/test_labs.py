@@ -320,7 +320,7 @@ def test_the_signal_by_which_torchrun_ends_a_rank_is_written_down(
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(LabError, match="a signal to end, while no rank had failed"):
         run("l1", l1.cases, L1, Start(tmp_path / "l1.json"))
-    assert "a signal to end, while no rank had failed" in load(tmp_path / "l1.json")["ended_by"]
+    assert load(tmp_path / "l1.json")["ended_by"].startswith("a signal to end, while no rank had failed")
     assert signal.getsignal(signal.SIGTERM) is before
 
 
