@@ -61,9 +61,8 @@ class MemoryMeter:
 
     def trade(self, gone: AnyTensor, come: AnyTensor, nbytes: int) -> None:
         """Count `nbytes` for the memory of `come`, which another rank made, in place of that of `gone`."""
-        with (
-            self._lock
-        ):  # both at once: a computation of this rank may be under way, and its peak is to be exact
+        # Both at once: a computation of this rank may be under way, and its peak is to be exact.
+        with self._lock:
             self.live_bytes -= self.counted(gone)
             self._storages.pop(gone.untyped_storage()._cdata, None)
             self._remember(come.untyped_storage(), nbytes)

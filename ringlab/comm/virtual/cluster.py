@@ -340,9 +340,6 @@ class _VirtualWork(Work):
         self.spans: list[tuple[float, float]] = []
         self.open_ends: list[Half] = []
         self.buffers: tuple[Tensor, ...] = ()
-        self.sent: tuple[
-            Tensor, ...
-        ] = ()  # held until `wait`: else the other rank's pace would set the peak of memory
         self.error: RinglabError | None = None
 
     @property
