@@ -146,7 +146,8 @@ def _sandbox(name: str) -> Diagnosis:
 
     found = probe()
     if found.available:
-        how = "one server forks them" if found.forks else "each is started by itself, which is slower"
+        slower = f"each is started by itself, which is slower, as forking failed: {found.unforked}"
+        how = slower if found.unforked else "one server forks them"
         return Diagnosis(name, "ok", f"bubblewrap {found.version} isolates workers; {how}")
     return Diagnosis(name, "missing", found.got or found.needed, found.remedy)
 

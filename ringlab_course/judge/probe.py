@@ -25,12 +25,12 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 class Probe:
     """`available`; the version of bubblewrap; and where it is not available what was needed, came and helps.
 
-    forks: whether a server forks the workers; else each imports for itself what submissions need, for a second and more.
+    unforked: why no server can fork the workers, so that each imports for itself what submissions need, for a second and more.
     """
 
     available: bool
     version: str = ""
-    forks: bool = False
+    unforked: str = ""
     needed: str = ""
     got: str = ""
     remedy: str = ""
@@ -50,7 +50,7 @@ def probe() -> Probe:
     try:
         with WorkerProcess() as worker:
             worker.ready(30)
-            return Probe(True, version, worker.forked)
+            return Probe(True, version, worker.unforked)
     except SandboxError as error:
         return Probe(False, version, needed=error.needed, got=error.got, remedy=_remedy())
 

@@ -25,8 +25,10 @@ ROOM = (
 OBJECTS = 64  # bytes of Python's objects that a byte of a frame's header may become
 GRACE_S = 1.0  # for the rest of an answer that was on its way at its deadline
 START_SECONDS = 60.0  # torch takes 2 s of CPU to import, on a machine that may be busy
-_UNFORKED = set[str]()
-"""The arrays whose workers could not be forked here: they are started one by one."""
+FORK_TRIES = 3
+"""Workers that may fail one after another before forking is given up: a single failure may be the machine's bad moment."""
+_UNFORKED = dict[str, str]()
+"""The arrays whose workers could not be forked here, with the reason: they are started one by one."""
 
 
 class WorkerDied(CourseError):
@@ -122,26 +124,30 @@ class WorkerProcess:
         """Whether a server has forked it."""
         return isinstance(self._start, Forked)
 
+    @property
+    def unforked(self) -> str:
+        """Why workers with its arrays cannot be forked on this machine; "" where they can."""
+        return _UNFORKED.get(self.arrays, "")
+
     def ready(self, seconds: float = START_SECONDS) -> None:
         """Wait until the worker can take calls, for so many seconds each time it is started. Raises: SandboxError when it cannot start."""
-        failed = 0
+        failures: list[str] = []
         while True:
             deadline = Deadline(seconds)
             try:
                 self._greet(deadline)
                 break
-            except SandboxError:
+            except SandboxError as error:
                 server = self._start.server if isinstance(self._start, Forked) else None
                 self.kill()
                 if server is None:
                     raise
-                failed += 1
+                failures.append(error.got)
                 if deadline.over:
                     servers.give_up(server)
-                # A server that has ended, for want of memory perhaps, gets a successor; one that lives cannot fork.
-                self._start = self._started(alone=server.alive() or failed > 1)
-        if failed and not self.forked:
-            _UNFORKED.add(self.arrays)
+                self._start = self._started(alone=len(failures) == FORK_TRIES)
+        if failures and not self.forked:
+            _UNFORKED[self.arrays] = failures[-1]
 
     def _greet(self, deadline: Deadline) -> None:
         assert self._start is not None

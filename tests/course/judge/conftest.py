@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ringlab_course.judge import process, servers
+from ringlab_course.judge import probe, process, servers
 from ringlab_course.judge.session import SandboxedSubject, Session
 
 Ask: TypeAlias = Callable[..., Any]
@@ -22,12 +22,14 @@ def forked(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
-    """Servers of this test alone, and no memory of arrays that could not be forked."""
+    """Servers of this test alone, and no memory of arrays that could not be forked, neither before nor afterwards."""
     own = servers._Servers()
     monkeypatch.setattr(servers, "_servers", lambda pid: own)
-    monkeypatch.setattr(process, "_UNFORKED", set())
+    monkeypatch.setattr(process, "_UNFORKED", {})
+    probe.probe.cache_clear()
     yield own
     own._end()
+    probe.probe.cache_clear()
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def asked(source: str, functions: Sequence[str], forked: bool, **options: Any) -
     """A worker of one kind that has loaded `source`: call what is yielded with the name of a function, and its arguments."""
     with Session([source], functions, torch=False, **options) as session:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(process, "_UNFORKED", set() if forked else {"numpy"})
+            patch.setattr(process, "_UNFORKED", {} if forked else {"numpy": "a test"})
             (worker,) = session.workers(1)
         assert worker.forked == forked
         yield lambda name, *args: SandboxedSubject(session, name).call(*args)

@@ -259,10 +259,19 @@ def test_where_no_worker_can_be_forked_one_is_started(monkeypatch, tmp_path, own
     else:
         monkeypatch.setattr(starts, "server_command", lambda *_, **__: ["false"])
     assert grade(notebook(tmp_path, RIGHT), EXERCISE).ok
-    assert process._UNFORKED == {"numpy"}
+    assert [*process._UNFORKED] == ["numpy"]
     with WorkerProcess() as worker:
         worker.ready()
-        assert not worker.forked
+        assert not worker.forked and worker.unforked
+
+
+def test_a_single_failure_does_not_end_forking(monkeypatch, own_servers) -> None:
+    found = [["it shares the namespace pid"], ["it shares the namespace net"]]
+    monkeypatch.setattr(Forked, "openings", lambda self, pid: found.pop() if found else [])
+    with WorkerProcess() as worker:
+        worker.ready()
+        assert worker.forked and not worker.unforked and not found
+        assert worker._start.server.workers == 1
 
 
 def test_a_worker_that_shares_something_is_refused(monkeypatch, own_servers) -> None:
@@ -279,7 +288,7 @@ def test_a_worker_that_shares_something_is_refused(monkeypatch, own_servers) -> 
     monkeypatch.setattr(Forked, "openings", lambda self, pid: ["it shares the namespace pid"])
     with WorkerProcess() as worker:
         worker.ready()
-        assert not worker.forked
+        assert not worker.forked and "namespace pid" in worker.unforked
 
 
 def test_both_kinds_of_worker_hold_the_same_bounds(forked) -> None:
