@@ -118,7 +118,9 @@ def compare_with(
     for misconception in misconceptions:
         if explains(misconception, answer, truth, bound, inputs, keywords):
             raise misconception.failure(example)
-    raise Failure(_generic(got, expected, bounds), example)
+    failure = Failure(_generic(got, expected, bounds), example)
+    failure.allowed = [*bounds.values()]
+    raise failure
 
 
 def explains(

@@ -9,6 +9,7 @@ import linecache
 import re
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -23,8 +24,11 @@ class Failure(AssertionError):
 
     `message` says what is wrong in words and holds no value of the inputs, so that it may be shown
     for hidden checks too; values go into `counterexample`. `misconception` is the name of the
-    common mistake that explains the answer, or None.
+    common mistake that explains the answer, or None. `allowed` are the relative errors that the check allows to the parts
+    of an answer.
     """
+
+    allowed: Sequence[float] = ()
 
     def __init__(self, message: str, counterexample: str = "", misconception: str | None = None) -> None:
         self.message, self.counterexample, self.misconception = message, counterexample, misconception

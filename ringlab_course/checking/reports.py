@@ -12,6 +12,7 @@ import numpy as np
 
 from ringlab.errors import CourseError, SandboxError
 from ringlab_course.checking.contract import CHECK_KINDS, TIERS, Check, Stage
+from ringlab_course.checking.explain import Noted, explained
 from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.subject import Subject
@@ -90,7 +91,7 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
     reports: list[CheckReport] = []
     for check in chosen:
         try:
-            reports.append(_run_check(check, subject, seed))
+            reports.append(_run_check(stage, check, subject, seed))
         except NotWritten as failure:
             if not reports:
                 return not_written(stage, failure, tier)
@@ -176,15 +177,17 @@ def _failed(check: Check, failure: Failure) -> CheckReport:
     )
 
 
-def _run_check(check: Check, subject: Subject, seed: int) -> CheckReport:
+def _run_check(stage: Stage, check: Check, subject: Subject, seed: int) -> CheckReport:
     rng = np.random.default_rng([seed, zlib.crc32(check.id.encode())])
     begin = time.perf_counter()
     ok, message, example, misconception, broken = True, "", "", None, False
+    noted = Noted(subject)
     try:
-        check.run(subject, rng)
+        check.run(noted, rng)
     except (NotWritten, SandboxError):  # a worker that does not start is no answer, and no learner's fault
         raise
-    except Failure as failure:
+    except Failure as found:
+        failure = explained(found, stage, check.id, noted.calls)
         ok, message, example = False, failure.message, failure.counterexample
         misconception = failure.misconception
     except Exception as error:

@@ -34,6 +34,8 @@ class WrongAnswer:
     right: str
     """The name of the right answer that this one is an edit of."""
     hunks: str
+    variants: tuple[str, ...] = ()
+    """Texts that others may write for the first: "1e-9, 1e-6" for the 1e-9 in the edit, where it is no other mistake."""
 
     @property
     def submission(self) -> str:
@@ -53,6 +55,12 @@ class WrongAnswer:
         whole = edits.apply(self.hunks, right_answers(exercise_id)[self.right], where)
         stage = load_stage(self.stage)
         return used_by((stage.function, *stage.helpers), whole)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """`source`, and what it is with each of the other `variants` in the place of the first."""
+        others = (self.source.replace(self.variants[0], other) for other in self.variants[1:])
+        return self.source, *others
 
 
 @cache
@@ -80,13 +88,14 @@ def _wrong_answer(entry: edits.Entry) -> WrongAnswer:
             f"check {check}, of {right}",
             f"complete its fields in {FILE}",
         )
-    return WrongAnswer(entry.name, stage, check, misconception, right, entry.hunks)
+    variants = filter(None, entry.fields.get("variants", "").split(", "))
+    return WrongAnswer(entry.name, stage, check, misconception, right, entry.hunks, tuple(variants))
 
 
 @cache
 def entries(exercise_id: str) -> tuple[edits.Entry, ...]:
     """Return all entries of an exercise's file, those without an edit too."""
-    optional = ("check", "of", "misconception")
+    optional = ("check", "of", "misconception", "variants")
     return edits.read(folder_of(exercise_id) / FILE, required=("stage",), optional=optional)
 
 
@@ -94,23 +103,34 @@ def mistakes_of(where: str) -> Callable[..., Misconception]:
     """Return a function (name, imitate=None) → Misconception that takes the text from the exercise's file.
 
     `where` is a stage, as "05.forward", or an exercise, as "05". The text is that of the first entry there which
-    names the misconception. Raises: CourseError, when it is called, if no entry does.
+    names the misconception and has one, else of the exercise's first. Raises: CourseError, when it is called, if no entry has.
     """
     texts: dict[str, str] = {}
-    for entry in entries(where[:2]):
-        if entry.fields["stage"].startswith(where) and "misconception" in entry.fields:
+    for entry in sorted(entries(where[:2]), key=lambda entry: not entry.fields["stage"].startswith(where)):
+        if "misconception" in entry.fields and entry.text:
             texts.setdefault(entry.fields["misconception"], entry.text)
 
     def mistake(name: str, imitate: Callable[..., Any] | None = None) -> Misconception:
         if not texts.get(name):
             raise CourseError(
                 f"a text for misconception {name!r} in {FILE} of exercise {where[:2]}",
-                f"no entry of {where} with one",
+                "no entry with one",
                 "add the text to the first entry that names it",
             )
         return Misconception(name, texts[name], imitate)
 
     return mistake
+
+
+@cache
+def misconceptions_of(stage_id: str) -> tuple[Misconception, ...]:
+    """Return the mistakes that entries of a stage name, in the order of their file.
+
+    The text is that of the stage's first entry which has one, else of the exercise's.
+    """
+    named = [entry.fields for entry in entries(stage_id[:2]) if entry.fields["stage"] == stage_id]
+    names = dict.fromkeys(fields["misconception"] for fields in named if "misconception" in fields)
+    return tuple(map(mistakes_of(stage_id), names))
 
 
 def found_by(stage_id: str) -> dict[str, set[str]]:

@@ -13,6 +13,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import (
     entries,
     found_by,
+    misconceptions_of,
     mistakes_of,
     namespace_of,
     right_answers,
@@ -55,7 +56,7 @@ Nobody wrote this one down.
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """A function that puts a file of wrong answers, beside one right answer, in the place of exercise 01's."""
-    caches = (module.right_answers, module.wrong_answers, module.entries)
+    caches = (module.right_answers, module.wrong_answers, module.entries, module.misconceptions_of)
 
     def write(text: str) -> None:
         (tmp_path / "right").mkdir(exist_ok=True)
@@ -89,9 +90,24 @@ def test_what_learners_read_is_the_text_of_the_first_entry(written) -> None:
         mistake = mistakes_of(where)("strict", len)
         assert (mistake.message, mistake.imitate) == ("A query sees itself too.", len)
     assert mistakes_of("01")("seen_only").message == "Nobody wrote this one down."
-    for where, name in (("01.causal", "seen_only"), ("01", "unheard_of")):
-        with pytest.raises(CourseError, match=f"text for misconception '{name}'"):
-            mistakes_of(where)(name)
+    assert mistakes_of("01.causal")("seen_only").message == "Nobody wrote this one down."
+    with pytest.raises(CourseError, match="text for misconception 'unheard_of'"):
+        mistakes_of("01")("unheard_of")
+
+
+def test_the_mistakes_of_a_stage_are_those_that_its_entries_name(written) -> None:
+    written(STRICT + "\n## again_seen_only\nstage 01.causal · misconception seen_only\n")
+    assert [(m.name, m.message) for m in misconceptions_of("01.causal")] == [
+        ("strict", "A query sees itself too."),
+        ("seen_only", "Nobody wrote this one down."),
+    ]
+
+
+def test_an_answer_has_variants(written) -> None:
+    written(STRICT.replace("strict\n\nA query", "strict · variants <, <<\n\nA query"))
+    strict, again = wrong_answers("01")
+    assert strict.sources == (strict.source, strict.source.replace("<", "<<"))
+    assert again.sources == (again.source,)
 
 
 def test_the_names_that_a_check_must_find_are_those_of_its_entries(written) -> None:
@@ -138,5 +154,5 @@ def test_entries_name_what_their_stage_has(exercise_id) -> None:
         if "misconception" in entry.fields:
             stage.misconception(entry.fields["misconception"])
         if not entry.hunks:
-            assert entry.fields.get("misconception") and entry.text, f"{entry.name} says nothing"
+            assert entry.fields.get("misconception"), f"{entry.name} says nothing"
     assert {answer.right for answer in wrong_answers(exercise_id)} <= set(right_answers(exercise_id))

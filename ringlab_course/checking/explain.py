@@ -1,0 +1,177 @@
+"""Name the mistake behind a wrong answer: make it on the same arguments, and see whether the same answers come.
+
+A mistake stands once, as an edit in `wrong_answers.md`. While a check runs, the calls of the learner's function are noted. Where
+the check finds a fault that it cannot name, the stage's wrong answers are called with the same arguments, in this process.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlab_course.checking.answers import resembles, to_numpy
+from ringlab_course.checking.contract import Stage
+from ringlab_course.checking.failures import Failure, NotWritten
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import exercise_ids, load_stage
+from ringlab_course.checking.subject import Measured
+from ringlab_course.checking.wrong_answers import namespace_of, right_answers, used_by, wrong_answers
+
+if TYPE_CHECKING:
+    from ringlab_course.checking.subject import Subject
+
+LARGEST = 100_000
+"""Numbers of an answer that are compared: larger ones, as where memory is counted, would take minutes."""
+
+
+@dataclass
+class Call:
+    """A call of the learner's function, and its answer; where it broke off, the failure."""
+
+    method: str
+    args: Sequence[Any]
+    keywords: Mapping[str, Any]
+    answer: Any
+
+
+@dataclass
+class Noted:
+    """A subject whose calls are noted."""
+
+    subject: Subject
+    calls: list[Call] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.subject, name)
+
+    def call(self, *args: Any, **keywords: Any) -> Any:
+        return self._note("call", args, keywords, self.subject.call)
+
+    def measure(self, *args: Any, **keywords: Any) -> Measured:
+        measured: Measured = self._note("measure", args, keywords, self.subject.measure)
+        return measured
+
+    def run_ring(self, *args: Any, **keywords: Any) -> Any:
+        return self._note("run_ring", args, keywords, self.subject.run_ring)
+
+    def _note(
+        self, method: str, args: Sequence[Any], keywords: Mapping[str, Any], ask: Callable[..., Any]
+    ) -> Any:
+        try:
+            answer = ask(*args, **keywords)
+        except NotWritten:
+            raise
+        except Failure as failure:
+            self.calls.append(Call(method, args, keywords, failure))
+            raise
+        self.calls.append(Call(method, args, keywords, answer))
+        return answer
+
+
+def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Call]) -> Failure:
+    """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call, if there is one.
+
+    Of several, the one that this check is there to find. A diagnosis that may be false is worse than none: where two
+    mistakes fit, or the right answer does, nothing is named.
+    """
+    if failure.misconception or not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+        return failure
+    fitting: dict[str, bool] = {}
+    for (misconception, finder), subject in _programs(stage):
+        if _gives(subject, calls, failure.allowed):
+            if not misconception:
+                return failure
+            fitting[misconception] = fitting.get(misconception, False) or finder == check_id
+    likely = [name for name, expected in fitting.items() if expected] or [*fitting]
+    return stage.misconception(likely[0]).failure(failure.counterexample) if len(likely) == 1 else failure
+
+
+@cache
+def _sources(stage_id: str) -> tuple[tuple[str, str, str], ...]:
+    """The first right answer to a stage, and each wrong one: the name of its mistake, the check that finds it, and its code."""
+    exercise = stage_id[:2]
+    if exercise not in exercise_ids():  # a stage of somebody else's
+        return ()
+    stage = load_stage(stage_id)
+    right = used_by((stage.function, *stage.helpers), next(iter(right_answers(exercise).values())))
+    wrong = [w for w in wrong_answers(exercise) if w.stage == stage_id]
+    return ("", "", right), *(
+        (w.misconception, w.check, source) for w in wrong if w.misconception for source in w.sources
+    )
+
+
+@cache
+def _namespace(source: str, name: str) -> dict[str, Any]:
+    return namespace_of(source, name)
+
+
+def _programs(stage: Stage) -> Iterator[tuple[tuple[str, str], InProcessSubject]]:
+    """Yield each answer of `_sources` as something that can be called, with its mistake and the check that finds it."""
+    for number, (name, check, source) in enumerate(_sources(stage.id)):
+        space = _namespace(source, f"<answer {number} to {stage.id}>")
+        yield (name, check), InProcessSubject(stage, space)
+
+
+def _gives(subject: InProcessSubject, calls: Sequence[Call], allowed: Sequence[float]) -> bool:
+    with np.errstate(all="ignore"):
+        return all(_same(call.answer, _answer(subject, call), allowed) for call in calls)
+
+
+def _answer(subject: InProcessSubject, call: Call) -> Any:
+    method = "call" if call.method == "measure" else call.method  # the answer is enough
+    try:
+        return getattr(subject, method)(*call.args, **call.keywords)
+    except Failure as failure:
+        return failure
+
+
+def _values(answer: Any) -> Any:
+    """What a call answered, without what it took."""
+    if isinstance(answer, Measured):
+        return answer.answer
+    return answer.results if hasattr(answer, "results") and hasattr(answer, "trace") else answer
+
+
+def _same(got: Any, made: Any, allowed: Sequence[float]) -> bool:
+    got, made = _values(got), _values(made)
+    if isinstance(got, Failure) or isinstance(made, Failure):
+        return type(got) is type(made) and got.message == made.message
+    if isinstance(got, Mapping) and isinstance(made, Mapping):
+        return got.keys() == made.keys() and all(_same(got[key], made[key], allowed) for key in got)
+    if _is_array(got) and _is_array(made):
+        return _same_arrays(got, made, allowed)
+    if isinstance(got, (tuple, list)) and isinstance(made, (tuple, list)):
+        of_parts = (
+            [[each] for each in allowed]
+            if type(got) is tuple and len(got) == len(allowed)
+            else [allowed] * len(got)
+        )
+        return len(got) == len(made) and all(map(_same, got, made, of_parts))
+    if is_dataclass(got) and type(got) is type(made):
+        return all(
+            _same(getattr(got, name), getattr(made, name), allowed) for name in got.__dataclass_fields__
+        )
+    return type(got) is type(made) and bool(got == made)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, numbers.Number) or (hasattr(value, "shape") and hasattr(value, "dtype"))
+
+
+def _same_arrays(got: Any, made: Any, allowed: Sequence[float]) -> bool:
+    left, right = to_numpy(got), to_numpy(made)
+    if left.shape != right.shape or left.dtype.kind in "OUS" or right.dtype.kind in "OUS":
+        return left.shape == right.shape and bool(np.all(left == right))
+    return resembles(left, right, max(allowed, default=0.0))
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))

@@ -1,0 +1,114 @@
+"""The mistake behind a wrong answer: found by making it on the same arguments, named only where no other fits."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringlab_course.checking import explain
+from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.checking.reports import run_in_process
+
+CAUSAL = load_stage("01.causal")
+HERE = np.arange(4)
+
+
+def noted(function, *calls, stage=CAUSAL) -> list[explain.Call]:
+    """The calls of a learner's function, each with (queries, keys)."""
+    subject = explain.Noted(InProcessSubject(stage, {stage.function: function}))
+    for args in calls:
+        with contextlib.suppress(Failure):
+            subject.call(*args)
+    return subject.calls
+
+
+def name(calls, check: str = "any", failure: Failure | None = None) -> str | None:
+    return explain.explained(failure or Failure("wrong"), CAUSAL, check, calls).misconception
+
+
+def strict(queries, keys, window=None):
+    return np.array([[key < query for key in keys] for query in queries])
+
+
+def by_index(queries, keys, window=None):
+    return np.tri(len(queries), len(keys), dtype=bool)
+
+
+def test_a_mistake_in_another_style_is_named_with_the_text_and_the_example_of_the_check() -> None:
+    failure = Failure("wrong values", "queries at …")
+    found = explain.explained(failure, CAUSAL, "origin", noted(strict, (HERE, HERE)))
+    assert (found.misconception, found.counterexample) == ("strict", "queries at …")
+    assert found.message == CAUSAL.misconception("strict").message
+    report = run_in_process(CAUSAL, {"causal_mask": strict})
+    assert report.checks[0].misconception == "strict"
+
+
+def test_it_has_to_fit_every_call() -> None:
+    def once(queries, keys, window=None):
+        return strict(queries, keys) if len(queries) == 4 else queries[:, None] >= keys
+
+    assert name(noted(once, (HERE, HERE))) == "strict"
+    assert name(noted(once, (HERE, HERE), (HERE[:3], HERE[:3]))) is None
+
+
+def test_of_two_that_fit_the_check_names_its_own_or_none() -> None:
+    calls = noted(by_index, (HERE + 3, HERE))
+    assert name(calls, check="positions") == "indices_for_positions"
+    assert name(calls, check="any") is None
+
+
+def test_nothing_is_named_where_the_right_answer_fits_as_well() -> None:
+    assert name(noted(lambda q, k, window=None: q[:, None] >= k, (HERE, HERE))) is None
+
+
+def test_a_failure_that_has_a_name_keeps_it() -> None:
+    failure = Failure("late", "", "some_other")
+    assert explain.explained(failure, CAUSAL, "any", noted(strict, (HERE, HERE))) is failure
+
+
+def test_where_an_answer_breaks_off_the_mistake_has_to_break_off_alike() -> None:
+    def broken(queries, keys, window=None):
+        raise ValueError("mine")
+
+    calls = noted(broken, (HERE, HERE))
+    assert isinstance(calls[0].answer, Crashed) and name(calls) is None
+
+
+@pytest.mark.parametrize("answer", [None, "text", {"a": 1}, [1, [2]], object, 3 + 1j, np.array(["a"])])
+def test_whatever_comes_back_can_be_compared(answer) -> None:
+    call = explain.Call("call", (HERE, HERE), {}, answer)
+    assert name([call]) is None
+
+
+def test_large_answers_are_not_compared(monkeypatch) -> None:
+    calls = noted(strict, (HERE, HERE))
+    monkeypatch.setattr(explain, "LARGEST", 15)
+    monkeypatch.setattr(explain, "_programs", lambda stage: pytest.fail("a mistake was tried"))
+    assert name(calls) is None
+
+
+def test_parts_of_an_answer_are_compared_as_closely_as_the_check_does() -> None:
+    got, made = (np.array([1.0, 1.0]), np.array(1000.0)), (np.array([1.0, 1.01]), np.array(1001.0))
+    assert explain._same(got, made, (0.01, 0.001))
+    assert not explain._same(got, made, (0.002, 0.001)) and not explain._same(got, made, (0.01, 0.0002))
+    assert explain._same([got, got], [made, made], (0.01, 0.001)) is True
+    assert not explain._same(got, (*made, 0.0), (0.01, 0.001))
+
+
+def test_variants_of_a_mistake_are_tried_too(monkeypatch) -> None:
+    exercise, wrong = "01", explain.wrong_answers("01")
+    first = next(w for w in wrong if w.misconception == "strict")
+    assert "<" in first.source
+    varied = [replace(w, variants=("<", "!=")) if w is first else w for w in wrong]
+    monkeypatch.setattr(explain, "wrong_answers", lambda each: varied if each == exercise else ())
+    explain._sources.cache_clear()
+    try:
+        calls = noted(lambda q, k, window=None: q[:, None] != k, (HERE, HERE))
+        assert name(calls) == "strict"
+    finally:
+        explain._sources.cache_clear()
