@@ -80,16 +80,26 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
     Of several, the one that this check is there to find. A diagnosis that may be false is worse than none: where two
     mistakes fit, or the right answer does, nothing is named.
     """
-    if failure.misconception or not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+    if failure.misconception or not calls:
         return failure
+    try:
+        name = _only_mistake(stage, check_id, calls, failure.allowed)
+    except RecursionError:  # an answer may be nested without end
+        return failure
+    return stage.misconception(name).failure(failure.counterexample) if name else failure
+
+
+def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], allowed: Sequence[float]) -> str | None:
+    if any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+        return None
     fitting: dict[str, bool] = {}
     for (misconception, finder), subject in _programs(stage):
-        if _gives(subject, calls, failure.allowed):
+        if _gives(subject, calls, allowed):
             if not misconception:
-                return failure
+                return None
             fitting[misconception] = fitting.get(misconception, False) or finder == check_id
     likely = [name for name, expected in fitting.items() if expected] or [*fitting]
-    return stage.misconception(likely[0]).failure(failure.counterexample) if len(likely) == 1 else failure
+    return likely[0] if len(likely) == 1 else None
 
 
 @cache

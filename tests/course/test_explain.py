@@ -79,7 +79,16 @@ def test_where_an_answer_breaks_off_the_mistake_has_to_break_off_alike() -> None
     assert isinstance(calls[0].answer, Crashed) and name(calls) is None
 
 
-@pytest.mark.parametrize("answer", [None, "text", {"a": 1}, [1, [2]], object, 3 + 1j, np.array(["a"])])
+def endless() -> list[object]:
+    """A list that holds itself."""
+    nest: list[object] = []
+    nest.append(nest)
+    return nest
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "text", {"a": 1}, [1, [2]], object, 3 + 1j, np.array(["a"]), endless()]
+)
 def test_whatever_comes_back_can_be_compared(answer) -> None:
     call = explain.Call("call", (HERE, HERE), {}, answer)
     assert name([call]) is None
