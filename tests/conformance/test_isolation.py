@@ -109,7 +109,7 @@ def test_another_dtype_is_named() -> None:
     [
         (
             "tests.conformance.no_such_module:ring",
-            "needed: a module called tests.conformance.no_such_module got: no no_such_module in tests.conformance",
+            "needed: a module called tests.conformance.no_such_module; got: no no_such_module in tests.conformance",
         ),
         (f"{HERE}:no_such_function", "something called 'no_such_function'"),
         (f"{HERE}:needs_an_argument", "none for sauce, which a plain call of attention does not have"),

@@ -6,6 +6,7 @@ Programs that run on processes as well; those import them from here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
