@@ -1,4 +1,4 @@
-"""Registers a layout before anything else is imported, and prints where it is known: run as a program of its own.
+"""Registers a layout before anything else is imported, and prints where it is known: run as a program of its self_targets.
 
 With "--in-a-copy" it is registered in a copy of the table instead, so nothing may know it.
 """
@@ -31,7 +31,7 @@ def known() -> dict[str, Any]:
 def _holds(check: Any) -> bool:
     try:
         return bool(check())
-    except Exception as error:  # the name is refused, each place with an error of its own
+    except Exception as error:  # the name is refused, each place with an error of its self_targets
         if NAME not in str(error):
             raise
         return False
@@ -91,10 +91,10 @@ def _in_conformance() -> bool:
 
 
 def _verified() -> bool:
-    from ringlab.conformance import own
+    from ringlab.conformance import self_targets
     from ringlab.conformance.cases import covering
 
-    return NAME in own.ring.layouts and NAME in {case.layout for case in covering()}
+    return NAME in self_targets.ring.layouts and NAME in {case.layout for case in covering()}
 
 
 def _in_labs() -> bool:

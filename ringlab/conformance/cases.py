@@ -21,7 +21,7 @@ from ringlab import layout as layouts
 from ringlab.attention import ring_attention
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
-from ringlab.conformance.covering import covering_pairs
+from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.conformance.tolerance import Results, Scoring, bounds, truth
 from ringlab.errors import RinglabError, ShapeError, WorldSizeError
 from ringlab.layout import Layout, dealt, per_document

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
-from ringlab.conformance.covering import covering_pairs
+from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.conformance.scan_tolerance import Inputs, Results, bounds, truth
 from ringlab.layout import Layout, contiguous, dealt, per_document, zigzag
 from ringlab.merge import state_dtype

@@ -1,7 +1,7 @@
 """Right rings in ten styles, which the suite must accept: Ulysses, both directions, queries that travel, and others.
 
 `ringlab check ringlab.conformance.styles:travelling_queries` checks one. `styles.md` holds them, as edits of the plain
-ring or names of ringlab's own schedules, with what each does not promise.
+ring or names of ringlab's self_targets schedules, with what each does not promise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringlab import edits
-from ringlab.conformance import own
+from ringlab.conformance import self_targets
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.target import Target
 
@@ -22,7 +22,7 @@ class Style:
     """A right ring: what it does differently from the plain ring, and what it does not promise.
 
     lacks: which promise of a ring it does not keep, and why; "" if it keeps them all. allow: checks that may fail for
-    that reason. schedule: of ringlab's own, in place of an edit. dtypes, ranks: those that it claims, if not the usual ones.
+    that reason. schedule: of ringlab's self_targets, in place of an edit. dtypes, ranks: those that it claims, if not the usual ones.
 
     >>> STYLES["both_directions"].allow
     ('rounds',)
@@ -44,7 +44,7 @@ class Style:
     def target(self) -> Target:
         """Return the style as a target with its claims."""
         if self.schedule:
-            target = own.of(schedule=self.schedule)
+            target = self_targets.of(schedule=self.schedule)
         else:
             module = edits.as_module(self.source(), f"ringlab_style_{self.name}")
             target = Target(module.attend, name=self.name)

@@ -1,6 +1,6 @@
 """Every wrong ring is found by the check that is named for it; the plain rings pass them all.
 
-ringlab's own ring passes its own checks: every layout, schedule and block; and on every transport.
+ringlab's self_targets ring passes its self_targets checks: every layout, schedule and block; and on every transport.
 
 A reference to a target that is not there says which part of it, and what comes near; another's missing package is that.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ringlab import plain_ring
-from ringlab.conformance import checks, own
+from ringlab.conformance import checks, self_targets
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
@@ -67,7 +67,7 @@ def test_a_mutant_can_be_named_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("name", ["ring", "allgather"])
 def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
-    target: Target = getattr(own, name)
+    target: Target = getattr(self_targets, name)
     report = check(target, quick=True, isolate=False)
     assert report.failed == []
     applies = {finding.name: finding.applies for finding in report.findings}
@@ -77,7 +77,7 @@ def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", ["naive", "blockwise"])
 def test_our_other_blocks_compute_the_same(name: str) -> None:
     """Their ring is the one above: only its values can differ."""
-    target: Target = getattr(own, name)
+    target: Target = getattr(self_targets, name)
     values = [each.name for each in (*VALUE_CHECKS, *PRECISION_CHECKS) if each.tier == "quick"]
     assert check(target, only=values, quick=True, isolate=False).failed == []
 
@@ -85,11 +85,11 @@ def test_our_other_blocks_compute_the_same(name: str) -> None:
 @pytest.mark.parametrize(("name", "seed"), [("dv", 6), ("ragged", 36)])
 def test_our_ring_is_not_blamed_for_bad_luck(name: str, seed: int) -> None:
     """Here it errs by a little more than twice the plainest implementation, which is lucky."""
-    assert check(own.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
+    assert check(self_targets.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
 
 
 def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
-    report = check(own.ring, quick=True, only=("more seeds",), isolate=False)
+    report = check(self_targets.ring, quick=True, only=("more seeds",), isolate=False)
     assert [each.name for each in report.findings] == ["loads", "more seeds"] and report.runs > 0
 
 
@@ -100,7 +100,7 @@ def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
 )
 def test_our_ring_passes_on_processes(name: str, transport: str) -> None:
     report = check(
-        f"ringlab.conformance.own:{name}", quick=True, transport=transport, ranks=(2,), limit=60.0,
+        f"ringlab.conformance.self_targets:{name}", quick=True, transport=transport, ranks=(2,), limit=60.0,
         layouts=("contiguous", "zigzag"),
     )  # fmt: skip
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}

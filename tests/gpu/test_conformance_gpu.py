@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
 
-from ringlab.conformance import own
+from ringlab.conformance import self_targets
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.runner import check
 from ringlab.conformance.target import Target
@@ -23,7 +23,7 @@ def on_the_gpu(target: Target, *only: str, **claims: object) -> dict[str, str]:
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("dtypes", [("bfloat16",), ("float16",), ("float32",)], ids=str)
 def test_our_ring_passes(dtypes: tuple[str, ...]) -> None:
-    assert on_the_gpu(own.ring, *CHECKS, dtypes=dtypes) == {}
+    assert on_the_gpu(self_targets.ring, *CHECKS, dtypes=dtypes) == {}
 
 
 @pytest.mark.needs_cuda

@@ -36,7 +36,7 @@ REFERENCE = {
     "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki": 0,
     "simulate --tokens 4096 --ranks 2 --perfetto events.json": 0,
     "kernels": 0,
-    "check ringlab.conformance.own:ring --quick --only scale --layouts contiguous --ranks 2": 0,
+    "check ringlab.conformance.self_targets:ring --quick --only scale --layouts contiguous --ranks 2": 0,
     "verify --quick": 0,
     f"bench emulate {TINY}": 0,
     f"bench processes {TINY}": 0,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ringlab import VirtualCluster, latent_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance import cases
-from ringlab.conformance.covering import covering_pairs
+from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
 from ringlab.errors import AgreementError, BackendError, DtypeError, LayoutError, RinglabError, ShapeError

@@ -1,4 +1,4 @@
-"""ringlab's own attention as targets: `ringlab check ringlab.conformance.own:ring`, or `:allgather`.
+"""ringlab's own attention as targets: `ringlab check ringlab.conformance.self_targets:ring`, or `:allgather`.
 
 Add `--transport gloo`, or another one between processes, for real processes.
 """
