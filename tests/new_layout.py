@@ -83,7 +83,7 @@ def _simulated() -> bool:
 
 
 def _in_conformance() -> bool:
-    from ringlab.conformance.target import Target
+    from ringlab.conformance.target.claims import Target
 
     target = Target(lambda ring, q, k, v, layout: q).completed()
     found = target.known_layout(NAME, 8, 2)

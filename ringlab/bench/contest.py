@@ -29,7 +29,8 @@ from ringlab.bench.interleaved import Times, Turn, interleaved, speed_ratio
 from ringlab.bench.problem import Inputs
 from ringlab.bench.reference import Reference, errors
 from ringlab.comm.ring import Ring
-from ringlab.conformance.target import Target, as_axes, call, tensors_of
+from ringlab.conformance.target.calling import as_axes, call, tensors_of
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import LabError
 
 

@@ -23,7 +23,7 @@ from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
 from ringlab.conformance.peers.flash_attn import Kernel, choose
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError, RinglabError
 
 OURS = "ringlab"

@@ -243,14 +243,14 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
     claims: dict[str, Any] = {}
     if layouts or dtypes:
         from ringlab.conformance.cases import LAYOUTS
-        from ringlab.conformance.target import DTYPES
+        from ringlab.conformance.target.claims import DTYPES
 
         for name, text, known in (("layouts", layouts, tuple(LAYOUTS)), ("dtypes", dtypes, DTYPES)):
             claims |= {name: tuple(text.split(","))} if text else {}
             if unknown := [each for each in claims.get(name, ()) if each not in known]:
                 _bad(BackendError(f"--{name} among {', '.join(known)}", ", ".join(unknown)), as_json)
     if axes:
-        from ringlab.conformance.target import AXES
+        from ringlab.conformance.target.calling import AXES
 
         if axes not in AXES:
             _bad(BackendError(f"--axes among {', '.join(AXES)}", repr(axes)), as_json)

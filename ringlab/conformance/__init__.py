@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringlab.conformance.runner import Report as Report
     from ringlab.conformance.runner import check as check
-    from ringlab.conformance.target import Target as Target
+    from ringlab.conformance.target.claims import Target as Target
 
-_HOME = {"check": "runner", "Report": "runner", "Target": "target"}
+_HOME = {"check": "runner", "Report": "runner", "Target": "target.claims"}
 __all__ = ["Report", "Target", "check"]
 
 

@@ -26,11 +26,8 @@ from ringlab.conformance.loading import named
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.runs import RAISED, Trouble
-from ringlab.conformance.target import (
-    AROUND,
-    GROUPS,
-    RING,
-    TORCH,
+from ringlab.conformance.target.argument_names import AROUND, GROUPS
+from ringlab.conformance.target.calling import (
     CannotCall,
     check_callable,
     name_of,
@@ -38,6 +35,7 @@ from ringlab.conformance.target import (
     required,
     written,
 )
+from ringlab.conformance.target.claims import RING, TORCH
 from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringlab.conformance.given import (
+from ringlab.conformance.plan_runs import Check, Plan, Verdict, by_errors, needs_own_tensors
+from ringlab.conformance.runs import RAISED, Ran, Run
+from ringlab.conformance.target.argument_names import (
     ALIBI,
+    CU_PADDED,
     DOCUMENTS,
     JOINT_KEYS,
     PADDING,
@@ -21,9 +24,6 @@ from ringlab.conformance.given import (
     VALID,
     WINDOWS,
 )
-from ringlab.conformance.plan_runs import Check, Plan, Verdict, by_errors, needs_own_tensors
-from ringlab.conformance.runs import RAISED, Ran, Run
-from ringlab.conformance.target import CU_PADDED
 from ringlab.conformance.tolerance import NAMES
 
 Changes = Callable[[Run], dict[str, Any]]

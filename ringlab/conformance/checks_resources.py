@@ -9,7 +9,7 @@ import torch
 
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_ring
 from ringlab.conformance.runs import Ran, Run
-from ringlab.conformance.target import RING
+from ringlab.conformance.target.claims import RING
 
 _SHARE = 64
 """Tokens per rank in metered runs."""

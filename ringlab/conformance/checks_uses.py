@@ -16,7 +16,8 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
 )
 from ringlab.conformance.runs import TWO_RINGS, Ran, Run
-from ringlab.conformance.target import GROUPS, TORCH
+from ringlab.conformance.target.argument_names import GROUPS
+from ringlab.conformance.target.claims import TORCH
 from ringlab.conformance.tolerance import NAMES
 from ringlab.conformance.uses import USES
 

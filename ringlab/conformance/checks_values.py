@@ -30,7 +30,7 @@ from ringlab.conformance.plan_runs import (
     needs_ranks,
 )
 from ringlab.conformance.runs import Ran, Run
-from ringlab.conformance.target import RING
+from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 

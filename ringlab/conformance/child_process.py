@@ -29,7 +29,7 @@ def main(folder: Path, parent: int) -> int:
     import cloudpickle
 
     from ringlab.conformance import perform
-    from ringlab.conformance.target import as_target
+    from ringlab.conformance.target.claims import as_target
 
     perform.one_thread()
     perform.tell_stacks(folder)

@@ -15,7 +15,7 @@ import numpy as np
 from ringlab.conformance.measuring import Measured, expected, measure
 from ringlab.conformance.plan_runs import size
 from ringlab.conformance.runs import TWO_RINGS, Ran, Run
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
 
 ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}

@@ -7,7 +7,7 @@ The function is called with those of these arguments that it has parameters for,
     length            the number of slots that are in use here; the others hold what nobody has cleared
     lengths           of all ranks, a list
     positions         where the tokens of the slots in use stand in the sequence, int64
-    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target`)
+    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target.claims`)
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse) with lse (B, H, n) a natural logarithm in float32 (float64 for
 float64), whole ones on every rank. Query i is token
@@ -36,7 +36,7 @@ from ringlab.conformance.measuring import expected
 from ringlab.conformance.runner import LIMIT, Report
 from ringlab.conformance.runs import Run, inputs
 from ringlab.conformance.step_cases import distance
-from ringlab.conformance.target import call
+from ringlab.conformance.target.calling import call
 from ringlab.errors import BackendError, apart
 from ringlab.merge import state_dtype
 

@@ -15,37 +15,27 @@ from numpy import arange, ndarray
 from torch import Tensor
 
 from ringlab.conformance.runs import Run, joint_of, sinks_of, slopes_of
-from ringlab.conformance.target import (
+from ringlab.conformance.target.argument_names import (
+    ALIBI,
     CU_PADDED,
     CU_SEQLENS,
+    DROPOUTS,
     GRADIENTS_OF,
     IDS,
+    JOINT_KEYS,
+    JOINT_VALUES,
     MAX_SEQLENS,
     PACKING,
+    PADDING,
     PLAIN,
-    Claims,
-    Target,
-    as_axes,
+    PREFIXES,
+    SEEDS,
+    SINKS,
+    SOFTCAPS,
+    VALID,
 )
-
-WINDOWS = ("window", "sliding_window", "window_left", "window_size")
-"""`window` counts the row's own key, `window_left` the keys before it, and `window_size` is (left, right)."""
-SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
-PREFIXES = ("prefix", "prefix_len", "prefix_length")
-"""Keys at the start of the sequence that every row sees, in spite of a causal mask."""
-SINKS = ("sinks", "sink", "s_aux", "attention_sinks", "learnable_sink")
-"""A logit of each query head, (H,), in the dtype of q."""
-DOCUMENTS = (*CU_SEQLENS, *IDS)
-PADDING = ("key_padding_mask", "padding_mask")
-"""(B, L), True for padding; `attention_mask` is 1 for the others."""
-VALID = ("attention_mask",)
-ALIBI = ("alibi_slopes",)
-"""A slope of each query head, (H,), float32: a score falls by the slope for each token between its query and its key."""
-JOINT_KEYS = ("joint_tensor_key", "joint_key", "joint_k")
-JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
-"""Keys and values of tokens that every rank holds, to be counted once; `joint_strategy` is "front" or "rear"."""
-DROPOUTS = ("dropout", "dropout_p")
-SEEDS = ("seed", "dropout_seed")
+from ringlab.conformance.target.calling import as_axes
+from ringlab.conformance.target.claims import Claims, Target
 
 
 def given(

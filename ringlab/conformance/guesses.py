@@ -11,7 +11,8 @@ from ringlab.conformance.isolation import HUNG
 from ringlab.conformance.measuring import measure
 from ringlab.conformance.runs import Ran, Run, Trouble
 from ringlab.conformance.source import Guessing
-from ringlab.conformance.target import AXES, Claims
+from ringlab.conformance.target.calling import AXES
+from ringlab.conformance.target.claims import Claims
 
 PLAIN = {"types", "forward", "masks", "layouts"}
 """Checks that fail if a target takes its inputs in another way than it is given them."""

@@ -34,7 +34,7 @@ from ringlab.conformance.perform import (
     transport_of,
 )
 from ringlab.conformance.runs import Ran, Run, Trouble, gave
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 from ringlab.temporary import TemporaryFolder
 
 START_SECONDS = 120.0

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.conformance import peers
-from ringlab.conformance.target import Target, as_target, name_of
+from ringlab.conformance.target.calling import name_of
+from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
 
 

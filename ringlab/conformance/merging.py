@@ -27,7 +27,7 @@ from ringlab import oracle
 from ringlab.conformance.diagnosis import LOADS
 from ringlab.conformance.loading import named
 from ringlab.conformance.runner import Finding, Report
-from ringlab.conformance.target import (
+from ringlab.conformance.target.calling import (
     CannotCall,
     called,
     check_callable,

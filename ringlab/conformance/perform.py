@@ -27,7 +27,7 @@ from ringlab.conformance.loading import load
 from ringlab.conformance.meters import STALL, SendFault
 from ringlab.conformance.rank import RankPart, WrongResult, trouble_of
 from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, gave, join
-from ringlab.conformance.target import RING, Target, as_target
+from ringlab.conformance.target.claims import RING, Target, as_target
 from ringlab.conformance.uses import kept_modes
 
 VIRTUAL = "virtual"

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ringlab import plain_ring
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 
 class Neighbours:

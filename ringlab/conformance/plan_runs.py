@@ -9,7 +9,7 @@ from typing import Any
 
 from ringlab.conformance.measuring import Measured, measure
 from ringlab.conformance.runs import Ran, Run
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES
 
 LENGTH = 48

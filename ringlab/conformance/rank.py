@@ -19,7 +19,9 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.given import given
 from ringlab.conformance.meters import Metered, PassMeter
 from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
-from ringlab.conformance.target import GROUPS, CannotCall, Target, as_axes, call, from_axes, tensors_of
+from ringlab.conformance.target.argument_names import GROUPS
+from ringlab.conformance.target.calling import CannotCall, as_axes, call, from_axes, tensors_of
+from ringlab.conformance.target.claims import Target
 from ringlab.conformance.uses import USES
 from ringlab.errors import in_one_line
 

@@ -23,7 +23,7 @@ from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, t
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
 from ringlab.conformance.runs import ANY_LAYOUT, GIVEN, Ran, Run, Trouble
 from ringlab.conformance.source import Guessing, Source
-from ringlab.conformance.target import Claims, as_target
+from ringlab.conformance.target.claims import Claims, as_target
 from ringlab.errors import BackendError
 
 LIMIT = 30.0

@@ -22,7 +22,8 @@ from ringlab.conformance.measuring import expected
 from ringlab.conformance.perform import VIRTUAL
 from ringlab.conformance.runs import GIVEN, LOSS_SCALE, Run
 from ringlab.conformance.script_call import CALLS, Code, call_lines, expression, known, layout_of, names_of
-from ringlab.conformance.target import RING, Target, parameters
+from ringlab.conformance.target.calling import parameters
+from ringlab.conformance.target.claims import RING, Target
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
 from ringlab.temporary import TemporaryFolder

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringlab.conformance.given import SOFTCAPS
 from ringlab.conformance.runs import Run
-from ringlab.conformance.target import (
+from ringlab.conformance.target.argument_names import (
     CU_PADDED,
     CU_SEQLENS,
     GROUPS,
     IDS,
     MAX_SEQLENS,
-    RING,
-    Target,
-    arguments,
+    SOFTCAPS,
 )
+from ringlab.conformance.target.calling import arguments
+from ringlab.conformance.target.claims import RING, Target
 from ringlab.conformance.tolerance import NAMES
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringlab.attention import ring_attention
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 
 def of(**options: Any) -> Target:

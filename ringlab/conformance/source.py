@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from ringlab.conformance.runs import Ran, Run, Trouble
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 
 
 class Source(Protocol):

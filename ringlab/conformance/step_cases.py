@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
 from ringlab.conformance.calls import around
-from ringlab.conformance.target import call, required
+from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError
 
 IGNORE = -100

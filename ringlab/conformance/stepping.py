@@ -6,7 +6,7 @@ over its labels, no label sees a later token, and documents that are packed into
 
 The function is called with those of these arguments that it has parameters for, by name:
 
-    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target`)
+    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target.claims`)
     tokens                            or input_ids: (B, S) int64 below 32, the whole batch on every rank
     labels                            (B, S): label i is token i, or −100 where it does not count; position i − 1 predicts it
     cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of

@@ -12,7 +12,7 @@ from pathlib import Path
 from ringlab import edits
 from ringlab.conformance import self_targets
 from ringlab.conformance.mutants import SOURCE
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 FILE = Path(__file__).with_suffix(".md")
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ringlab.conformance.runner import Finding, Report, check
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab_course.clinic import sound
 from ringlab_course.clinic.patients import SOUND, Patient, patient
 

@@ -25,7 +25,7 @@ from ringlab.bench.problem import Inputs, Problem, draw
 from ringlab.bench.reference import sample
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import LabError
 from ringlab.layout import layout_names
 from ringlab_course.lab.l1 import Truth

@@ -28,7 +28,7 @@ from ringlab import plain_ring, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.peers.peer import Peer
 from ringlab.conformance.plain_distributed import Neighbours, Transfer
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 NO_FUNCTION = 3
 

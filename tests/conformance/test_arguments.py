@@ -18,7 +18,7 @@ from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import Report, check, smaller_runs
 from ringlab.conformance.runs import JOINT, Run, inputs, joint_of, sinks_of
-from ringlab.conformance.target import Target, as_target
+from ringlab.conformance.target.claims import Target, as_target
 from ringlab.layout import per_document
 
 quick = partial(check, quick=True, isolate=False)

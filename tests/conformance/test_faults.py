@@ -17,7 +17,7 @@ from ringlab.conformance import perform
 from ringlab.conformance.checks_faults import FAULT_CHECKS
 from ringlab.conformance.runner import AGAIN, Report, check, check_source
 from ringlab.conformance.runs import Ran, RankResult, Run, Trouble
-from ringlab.conformance.target import Claims, as_target
+from ringlab.conformance.target.claims import Claims, as_target
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
 LIMIT = 4.0

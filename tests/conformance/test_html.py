@@ -169,7 +169,7 @@ def test_a_block_that_counts_twice_is_told_from_one_that_is_halved() -> None:
     twice = source.replace(again, again + again.replace("            ", "            if step == 1: ", 1))
     space: dict[str, Any] = {"__name__": "ringlab.plain_ring"}
     exec(compile(twice, "<twice>", "exec"), space)
-    from ringlab.conformance.target import Target
+    from ringlab.conformance.target.claims import Target
 
     run = wide_runs(Run(2, 48, "contiguous", False), ("out",), (4,))[0]
     where: Any = located(on_virtual_ranks(Target(space["attend"]).completed(), run))

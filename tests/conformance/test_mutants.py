@@ -20,7 +20,7 @@ from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.loading import resolve
 from ringlab.conformance.mutants import MUTANTS, Mutant
 from ringlab.conformance.runner import check
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError, EditError
 
 

@@ -26,7 +26,7 @@ from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.rank import RankPart
 from ringlab.conformance.runner import check
 from ringlab.conformance.runs import Run
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HERE = "tests.conformance.wrong_values"

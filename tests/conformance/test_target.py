@@ -21,7 +21,8 @@ from ringlab.conformance.merging import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runs import Run, inputs, join
-from ringlab.conformance.target import as_target, call, written
+from ringlab.conformance.target.calling import call, written
+from ringlab.conformance.target.claims import as_target
 from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import layout_names
 from ringlab.plain_ring import Call, backward, forward

@@ -20,7 +20,8 @@ from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.runner import Report, check, smaller_runs
 from ringlab.conformance.runs import Run, inputs
-from ringlab.conformance.target import AXES, Target, as_axes, as_target, from_axes
+from ringlab.conformance.target.calling import AXES, as_axes, from_axes
+from ringlab.conformance.target.claims import Target, as_target
 from ringlab.conformance.uses import USES
 from ringlab.errors import BackendError
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ringlab import plain_ring, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 _through_lse = MUTANTS["gradient_of_lse_added"].module().attend
 

@@ -33,7 +33,7 @@ from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.runner import Finding, check
 from ringlab.conformance.runs import Run
 from ringlab.conformance.styles import STYLES
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from tools.conformance import matrix_page
 from tools.conformance.matrix_page import SEEDS, Row
 

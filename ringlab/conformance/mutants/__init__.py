@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ringlab import edits, plain_ring, plain_step
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 FILES = tuple(
     Path(__file__).with_name(f"{name}.md")

@@ -13,7 +13,7 @@ from ringlab.conformance.peers import (
     yunchang,
 )
 from ringlab.conformance.peers.peer import STAND_IN, Peer
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError
 
 _TORCH_KERNEL = "torch's flash operator for CPUs"

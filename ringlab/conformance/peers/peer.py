@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError
 
 OWN_KERNEL = "its own"

@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 RANKS = (2, 3, 4, 8)
 

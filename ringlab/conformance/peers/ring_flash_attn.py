@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ringlab.conformance.peers.flash_attn import in_place_of_flash_attn
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.layout import per_document
 
 PACKAGE = "ring_flash_attn"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ringlab.conformance.peers import ring_flash_attn
 from ringlab.conformance.peers.flash_attn import in_place_of_flash_attn
-from ringlab.conformance.target import Target
+from ringlab.conformance.target.claims import Target
 
 
 def contiguous() -> Target:

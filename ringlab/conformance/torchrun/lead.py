@@ -10,7 +10,7 @@ from dataclasses import replace
 from ringlab.conformance.isolation import HUNG, START_SECONDS, Isolated
 from ringlab.conformance.perform import TargetSpec, returned_in
 from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.torchrun.keeper import STOPPED, Keeper
 from ringlab.conformance.torchrun.mail import End, Job, Mail, Order, World, connected
 from ringlab.errors import BackendError, TransportTimeout

@@ -20,7 +20,7 @@ from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.plan_runs import Check
 from ringlab.conformance.runner import Finding, check_source
 from ringlab.conformance.runs import Meter, Ran, RankResult, Run, Trouble, join
-from ringlab.conformance.target import Claims
+from ringlab.conformance.target.claims import Claims
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.faults import Ended, Faults

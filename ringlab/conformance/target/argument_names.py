@@ -1,0 +1,38 @@
+"""The names that code has for the arguments of attention: a target is given each by the name that it has a parameter for."""
+
+from __future__ import annotations
+
+GROUPS = ("group", "process_group", "cp_group", "ring_pg")
+AROUND = ("ring", "comm", *GROUPS, "rank", "world_size")
+CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_q", "cu_seq_lens_k")
+CU_PADDED = ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "cu_seqlens_kv_padded")
+MAX_SEQLENS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_seqlen_kv")
+IDS = ("segment_ids", "document_ids")
+PACKING = (*CU_SEQLENS, *CU_PADDED, *MAX_SEQLENS, *IDS, "position_ids")
+PLAIN = frozenset(
+    {*AROUND, "causal", "is_causal", "layout", "positions", "scale", "softmax_scale", "return_lse", "qkv", "kv", *PACKING}
+)  # fmt: skip
+"""The names of the arguments of a plain call beside q, k and v; those of packed documents if a function requires them."""
+GRADIENTS_OF = frozenset({"dout", "out", "lse"})
+"""What `gradients` may take, too."""
+THROUGH = ("sliding_window", "softcap", "s_aux")
+"""Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
+
+WINDOWS = ("window", "sliding_window", "window_left", "window_size")
+"""`window` counts the row's own key, `window_left` the keys before it, and `window_size` is (left, right)."""
+SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
+PREFIXES = ("prefix", "prefix_len", "prefix_length")
+"""Keys at the start of the sequence that every row sees, in spite of a causal mask."""
+SINKS = ("sinks", "sink", "s_aux", "attention_sinks", "learnable_sink")
+"""A logit of each query head, (H,), in the dtype of q."""
+DOCUMENTS = (*CU_SEQLENS, *IDS)
+PADDING = ("key_padding_mask", "padding_mask")
+"""(B, L), True for padding; `attention_mask` is 1 for the others."""
+VALID = ("attention_mask",)
+ALIBI = ("alibi_slopes",)
+"""A slope of each query head, (H,), float32: a score falls by the slope for each token between its query and its key."""
+JOINT_KEYS = ("joint_tensor_key", "joint_key", "joint_k")
+JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
+"""Keys and values of tokens that every rank holds, to be counted once; `joint_strategy` is "front" or "rear"."""
+DROPOUTS = ("dropout", "dropout_p")
+SEEDS = ("seed", "dropout_seed")

@@ -1,0 +1,233 @@
+"""A ring attention to be checked, and its claims: what it computes, and how its ranks share the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ringlab.conformance.cases import LAYOUTS
+from ringlab.conformance.target.argument_names import GRADIENTS_OF, PLAIN, THROUGH
+from ringlab.conformance.target.calling import (
+    AXES,
+    bound,
+    check_call,
+    check_callable,
+    name_of,
+    parameters,
+    required,
+    swallows,
+    tensor_names,
+    written,
+)
+from ringlab.errors import BackendError, LayoutError
+from ringlab.layout import Layout, layout_names
+
+Positions = Callable[..., Sequence[Any]]
+"""(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them.
+
+A layout that cuts each packed document by itself has a third parameter, the lengths of the documents, () if there is one.
+"""
+RING, TORCH = "ring", "torch.distributed"
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function to be checked, with its claims; only its claims are checked.
+
+    over: "ring" (ringlab's Comm, on the virtual cluster or on processes) or "torch.distributed".
+    layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
+    causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that are
+    not divisible by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
+    split_heads: ranks share out the heads, as Ulysses does, so P divides H, and one of P and K divides the other.
+    axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
+    promises nothing about what is sent and held.
+    options: more arguments, passed by name at each call; what a functools.partial binds is fixed in the same way.
+    allow: checks whose failure is on purpose, each with its reason.
+
+    >>> Target(len, layouts={"mine": lambda S, P: [[0, 3], [1, 2]]}).positions("mine", 4, 2)
+    [array([0, 3]), array([1, 2])]
+    """
+
+    function: Callable[..., Any]
+    name: str = ""
+    over: str = ""
+    layouts: Mapping[str, Positions | str] | Sequence[str] = ()
+    causal: Sequence[bool] = ()
+    dtypes: Sequence[str] = ("float32", "bfloat16", "float16", "float64")
+    ranks: Sequence[int] = (1, 2, 3, 4, 8, 16)
+    grouped: bool = True
+    ragged: bool = True
+    backward: bool = True
+    split_heads: bool = False
+    axes: str = "BHLD"
+    schedule: str = "ring"
+    gradients: Callable[..., Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    allow: Mapping[str, str] = field(default_factory=dict)
+
+    def positions(self, layout: str, S: int, P: int, documents: tuple[int, ...] = ()) -> list[np.ndarray]:
+        """Return each rank's global positions.
+
+        Raises: LayoutError for an unknown layout, or unless every token has exactly one owner.
+        """
+        known = self.known_layout(layout, S, P)
+        if known is not None:
+            return [known.positions(rank) for rank in range(P)]
+        make = dict(self.layouts)[layout] if isinstance(self.layouts, Mapping) else None
+        if not callable(make):
+            raise LayoutError(f"a layout among {', '.join(LAYOUTS)}, or a function of its own", repr(layout))
+        made = make(S, P, documents) if _cuts_documents(make) else make(S, P)
+        owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in made]
+        if len(owned) != P or sorted(np.concatenate([*owned, []]).tolist()) != list(range(S)):
+            got = f"{[len(each) for each in owned]} positions"
+            raise LayoutError(f"positions that give each of {S} tokens to one of {P} ranks", got)
+        return owned
+
+    def known_layout(self, layout: str, S: int, P: int) -> Layout | None:
+        """Return ringlab's own layout if the target claims one of these, otherwise None."""
+        meant = self.layouts.get(layout, layout) if isinstance(self.layouts, Mapping) else layout
+        return LAYOUTS[meant](S, P) if isinstance(meant, str) and meant in LAYOUTS else None
+
+    def completed(self) -> Target:
+        """Return the target with open claims filled in from the function's own parameters."""
+        names = parameters(self.function)
+        over = self.over or (RING if "ring" in names or "comm" in names else TORCH)
+        any_layout = "layout" in names or "positions" in names
+        layouts = self.layouts or (layout_names() if any_layout else ("contiguous",))
+        masked = "causal" in names or "is_causal" in names or not names
+        fixed = {**bound(self.function), **self.options}
+        said = next((bool(fixed[name]) for name in ("causal", "is_causal") if name in fixed), None)
+        causal = tuple(self.causal) or ((False, True) if masked else (False,))
+        if said is not None and not self.causal:
+            causal = (said,)
+        grouped = self.grouped and "qkv" not in names
+        name = self.name or name_of(self.function)
+        return replace(self, over=over, layouts=layouts, causal=causal, name=name, grouped=grouped)
+
+    def claims(self) -> Claims:
+        """Return the claims as plain data. Raises: BackendError for an invalid claim, or a function that no call can be made of."""
+        for what, value, among in (
+            ("over", self.over, (RING, TORCH)),
+            ("axes", self.axes, tuple(AXES)),
+            ("schedule", self.schedule, ("ring", "any")),
+        ):
+            if value not in among:
+                raise BackendError(f"{what}= one of {', '.join(among)}", repr(value))
+        named = self.layouts.values() if isinstance(self.layouts, Mapping) else self.layouts
+        for layout in named:
+            if not callable(layout) and layout not in LAYOUTS:
+                raise BackendError(f"a layout among {', '.join(LAYOUTS)}, or a function", repr(layout))
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                raise BackendError(f"a dtype among {', '.join(DTYPES)}", repr(dtype))
+        self._check_calls()
+        return Claims(
+            name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),
+            dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
+            backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
+            whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
+            takes=tuple(sorted(parameters(self.function) - {*self.options})),
+            through=tuple(name for name in THROUGH if swallows(self.function) and name not in self.options),
+            takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
+            required=self.required, open=self._open(),
+        )  # fmt: skip
+
+    def _open(self) -> tuple[str, ...]:
+        """The parameters that no option and no tensor fills, with the stars of `*args` and `**kwargs`, of both functions."""
+        filled = {*self.options, *tensor_names(self.function)}
+        of_forward = [name for name in written(self.function) if name not in filled]
+        if self.gradients is None:
+            return tuple(of_forward)
+        filled = {*tensor_names(self.gradients), *GRADIENTS_OF}
+        return tuple(
+            dict.fromkeys([*of_forward, *(name for name in written(self.gradients) if name not in filled)])
+        )
+
+    def _check_calls(self) -> None:
+        """Return if a plain call gives the function, and `gradients`, all that they require. Raises: BackendError otherwise."""
+        mask = {"mask"} if self.takes_mask else set()
+        check_call(self.function, {*PLAIN, *mask, *self.options})
+        if self.gradients is not None:
+            check_call(self.gradients, {*PLAIN, *mask, *self.options, *GRADIENTS_OF})
+
+    def _functions(self) -> Sequence[Any]:
+        """The layouts that are functions of their own."""
+        named = self.layouts.values() if isinstance(self.layouts, Mapping) else ()
+        return [layout for layout in named if callable(layout)]
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """Return the names of the parameters that have no default."""
+        return frozenset(required(self.function))
+
+    def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
+        """Return q, k and v stacked under the names of the packed parameters that the function has."""
+        names = {"qkv", "kv"} & parameters(self.function)
+        return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
+
+    @property
+    def takes_mask(self) -> bool:
+        """Return whether the function takes ringlab's Mask."""
+        return "mask" in parameters(self.function) and "layout" in parameters(self.function)
+
+    @property
+    def takes_scale(self) -> bool:
+        """Return whether the function takes a scale."""
+        names = parameters(self.function)
+        return "scale" in names or "softmax_scale" in names
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A target's claims, as data that can be sent between processes.
+
+    takes: names of parameters that its options do not fix; through: arguments that its `**kwargs` are given. required: names
+    without a default. open: names that neither an option nor a tensor fills, and `*args` and `**kwargs` if it has them.
+    whole_documents: the length of each packed document has to be divisible by twice the ranks, as a layout cuts it by itself. can_die: its
+    ranks may be killed to see what the others do.
+    """
+
+    name: str
+    over: str
+    layouts: tuple[str, ...]
+    causal: tuple[bool, ...]
+    dtypes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    grouped: bool
+    ragged: bool
+    backward: bool
+    schedule: str
+    scale: bool
+    axes: str = "BHLD"
+    autograd: bool = True
+    takes: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()
+    takes_mask: bool = False
+    whole_documents: bool = False
+    split_heads: bool = False
+    allow: tuple[tuple[str, str], ...] = ()
+    required: frozenset[str] = frozenset()
+    open: tuple[str, ...] = ()
+    can_die: bool = True
+
+
+def as_target(value: Any, **claims: Any) -> Target:
+    """Return `value` as a target with these claims.
+
+    Raises: BackendError unless it is a function or a Target.
+    """
+    target = value if isinstance(value, Target) else None
+    check_callable(target.function if target else value)
+    return replace(target or Target(value), **claims).completed()
+
+
+def _cuts_documents(layout: Callable[..., Any]) -> bool:
+    return len(parameters(layout)) == 3
