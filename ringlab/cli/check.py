@@ -20,8 +20,8 @@ from ringlab.cli.output import Json, counted, ignored, people, print_json, stder
 from ringlab.errors import RinglabError
 
 if TYPE_CHECKING:
+    from ringlab.conformance.run.torchrun.lead import Lead
     from ringlab.conformance.runner import Report
-    from ringlab.conformance.torchrun.lead import Lead
 
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there too.")]
 
@@ -91,8 +91,8 @@ def _ranks(as_json: bool) -> Iterator[Lead | None]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield None
         return
-    from ringlab.conformance.torchrun.lead import Lead, follow
-    from ringlab.conformance.torchrun.mail import world
+    from ringlab.conformance.run.torchrun.lead import Lead, follow
+    from ringlab.conformance.run.torchrun.rendezvous import world
 
     place = world()
     if place is None:
@@ -126,7 +126,7 @@ def _attention(
 ) -> Report:
     from ringlab.conformance import runner
     from ringlab.conformance.diagnosis import NOT_RUN
-    from ringlab.conformance.perform import TargetSpec
+    from ringlab.conformance.run.loading import TargetSpec
 
     checks = runner.selected(asked["only"], asked["quick"])
     with counted("check", 1 + len(checks)) as step:
@@ -187,7 +187,7 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
 
 
 def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any], device: str) -> None:
-    from ringlab.conformance.loading import load
+    from ringlab.conformance.run.loading import load
     from ringlab.conformance.script import attach, attach_nothing
 
     if kind != "attention":

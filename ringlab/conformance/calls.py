@@ -20,12 +20,14 @@ import torch
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance import perform
 from ringlab.conformance.diagnosis import LOADS
-from ringlab.conformance.loading import named
-from ringlab.conformance.perform import VIRTUAL
+from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.folder import leave, rank_path, ranks_left
+from ringlab.conformance.run.loading import VIRTUAL, named
+from ringlab.conformance.run.run import RAISED, Trouble
+from ringlab.conformance.run.stacks import stacks, tell_stacks
+from ringlab.conformance.run.troubles import crash_in, described, first_trouble
 from ringlab.conformance.runner import Finding, Report
-from ringlab.conformance.runs import RAISED, Trouble
 from ringlab.conformance.target.argument_names import AROUND, GROUPS
 from ringlab.conformance.target.calling import (
     CannotCall,
@@ -36,7 +38,6 @@ from ringlab.conformance.target.calling import (
     written,
 )
 from ringlab.conformance.target.claims import RING, TORCH
-from ringlab.conformance.uses import kept_modes
 from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
@@ -113,7 +114,7 @@ class Calls(Generic[C, R]):
                     self.done[case] = VirtualCluster(P, memory=False).run(self._on_ring, case).results
             except Exception as error:
                 _raise_if_not_called(error)
-                self.done[case] = perform.described(error)
+                self.done[case] = described(error)
             self.seconds[case] = time.monotonic() - begun
 
     def _on_ring(self, ring: Ring, case: C) -> R:
@@ -145,7 +146,7 @@ class Calls(Generic[C, R]):
                 _raise_if_not_called(error)
                 failure = error
             for index, case in enumerate(cases):
-                parts = perform.ranks_left(Path(name), index, P)
+                parts = ranks_left(Path(name), index, P)
                 if None in parts or any(isinstance(part, _RankTrouble) for part in parts):
                     self.done[case] = _trouble_of(failure, parts)
                     return index + 1
@@ -155,10 +156,10 @@ class Calls(Generic[C, R]):
 
 def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
     """The trouble of a call: a rank that hung or whose process ended, else the error of the rank that failed first."""
-    reported = perform.first_trouble(failure, [x if isinstance(x, _RankTrouble) else None for x in parts])
+    reported = first_trouble(failure, [x if isinstance(x, _RankTrouble) else None for x in parts])
     if reported is not None and reported.kind != RAISED:
         return reported
-    return perform.crash_in(failure) or reported or perform.described(failure)
+    return crash_in(failure) or reported or described(failure)
 
 
 def _raise_if_not_called(error: BaseException) -> None:
@@ -201,24 +202,24 @@ def _program(
     ring: Ring, target: Any, result: ResultOf, cases: Sequence[Any], seed: int, limit: float, folder: str
 ) -> None:
     function = named(target) if isinstance(target, str) else target
-    perform.tell_stacks(Path(folder), ring.rank)
+    tell_stacks(Path(folder), ring.rank)
     for index, case in enumerate(cases):
-        path = perform.rank_path(Path(folder), index, ring.rank)
+        path = rank_path(Path(folder), index, ring.rank)
         watchdog = threading.Timer(limit, _hung, (path, ring.world_size, limit))
         watchdog.start()
         try:
             with kept_modes():
-                perform.leave(path, result(function, case, None, ring.rank, seed))
+                leave(path, result(function, case, None, ring.rank, seed))
         except BaseException as error:
-            perform.leave(path, _RankTrouble(perform.described(error)))
+            leave(path, _RankTrouble(described(error)))
             raise
         finally:
             watchdog.cancel()
 
 
 def _hung(path: Path, P: int, limit: float) -> None:
-    told = f"the limit of {limit:g} s for one call was hit{perform.stacks(path.parent, P)}"
-    perform.leave(path, _RankTrouble(Trouble("hung", told)))
+    told = f"the limit of {limit:g} s for one call was hit{stacks(path.parent, P)}"
+    leave(path, _RankTrouble(Trouble("hung", told)))
     os._exit(1)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 
 from ringlab.conformance.measuring import Measured, compare, expected, truth_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict
-from ringlab.conformance.runs import RAISED, Ran, Run
+from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import DROPOUTS, SEEDS
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart

@@ -17,7 +17,7 @@ from ringlab.conformance.plan_runs import (
     needs_backward,
     needs_ranks,
 )
-from ringlab.conformance.runs import Ran, Run
+from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24

@@ -15,11 +15,11 @@ from ringlab.conformance.plan_runs import (
     needs_backward,
     needs_own_tensors,
 )
-from ringlab.conformance.runs import TWO_RINGS, Ran, Run
+from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
 from ringlab.conformance.target.claims import TORCH
 from ringlab.conformance.tolerance import NAMES
-from ringlab.conformance.uses import USES
 
 _LENGTH = 24
 
@@ -48,9 +48,9 @@ def _called(names: Sequence[str]) -> Runs:
         P = _worlds(plan)[0] if TWO_RINGS in names else plan.ranks(2)[0]
         plain = plan.run(P, _LENGTH, layout=claims.layouts[-1], causal=claims.causal[-1])
         return [
-            replace(plain, use=name, **USES[name].changes)
+            replace(plain, use=name, **CALL_PATTERNS[name].changes)
             for name in names
-            if claims.autograd or not USES[name].autograd
+            if claims.autograd or not CALL_PATTERNS[name].autograd
         ]
 
     return runs
@@ -76,7 +76,7 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _needs(names: Sequence[str], plan: Plan) -> str | None:
-    uses = [USES[name] for name in names]
+    uses = [CALL_PATTERNS[name] for name in names]
     if TWO_RINGS in names and (reason := _no_rings(plan)):
         return reason
     if "same memory" in names and (reason := needs_own_tensors(plan)):
@@ -100,7 +100,7 @@ def _no_rings(plan: Plan) -> str | None:
 
 def _by_check() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name, use in USES.items():
+    for name, use in CALL_PATTERNS.items():
         found.setdefault(use.check, []).append(name)
     return found
 

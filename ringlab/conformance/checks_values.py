@@ -29,7 +29,7 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
     needs_ranks,
 )
-from ringlab.conformance.runs import Ran, Run
+from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart

@@ -14,7 +14,7 @@ import numpy as np
 
 from ringlab.conformance.measuring import Measured, expected, measure
 from ringlab.conformance.plan_runs import size
-from ringlab.conformance.runs import TWO_RINGS, Ran, Run
+from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
 

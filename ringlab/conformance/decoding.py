@@ -33,8 +33,8 @@ from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.conformance.calls import Calls, Check, around, report
 from ringlab.conformance.measuring import expected
+from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.runner import LIMIT, Report
-from ringlab.conformance.runs import Run, inputs
 from ringlab.conformance.step_cases import distance
 from ringlab.conformance.target.calling import call
 from ringlab.errors import BackendError, apart

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ringlab.conformance.counterexample import small
-from ringlab.conformance.runs import GIVEN
+from ringlab.conformance.run.run import GIVEN
 from ringlab.errors import apart
 
 NO_TARGET = "not run: the target could not be imported"

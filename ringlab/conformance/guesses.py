@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.isolation import HUNG
 from ringlab.conformance.measuring import measure
-from ringlab.conformance.runs import Ran, Run, Trouble
-from ringlab.conformance.source import Guessing
+from ringlab.conformance.run.isolation import HUNG
+from ringlab.conformance.run.run import Ran, Run, Trouble
+from ringlab.conformance.run.source import Guessing
 from ringlab.conformance.target.calling import AXES
 from ringlab.conformance.target.claims import Claims
 

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.conformance.runs import JOINT, Ran, Run, cotangent_of_lse, inputs, joint_of, sinks_of, slopes_of
+from ringlab.conformance.run.run import (
+    JOINT,
+    Ran,
+    Run,
+    cotangent_of_lse,
+    inputs,
+    joint_of,
+    sinks_of,
+    slopes_of,
+)
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 from ringlab.errors import apart
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.conformance.diagnosis import LOADS
-from ringlab.conformance.loading import named
+from ringlab.conformance.run.loading import named
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.target.calling import (
     CannotCall,

@@ -8,7 +8,7 @@ from math import lcm
 from typing import Any
 
 from ringlab.conformance.measuring import Measured, measure
-from ringlab.conformance.runs import Ran, Run
+from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,23 +16,32 @@ from ringlab.conformance import checks, guesses
 from ringlab.conformance.counterexample import Search, is_gross, smaller_runs, troubled
 from ringlab.conformance.diagnosis import LOADS, NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
 from ringlab.conformance.findings import ALLOWED, Finding, Report
-from ringlab.conformance.given import names_given
-from ringlab.conformance.isolation import HUNG, Isolated
 from ringlab.conformance.measuring import measure, truth_of
-from ringlab.conformance.perform import VIRTUAL, TargetSpec, on_virtual_ranks, transport_of
 from ringlab.conformance.plan_runs import Check, Plan, Verdict, size
-from ringlab.conformance.runs import ANY_LAYOUT, GIVEN, Ran, Run, Trouble
-from ringlab.conformance.source import Guessing, Source
-from ringlab.conformance.target.claims import Claims, as_target
+from ringlab.conformance.run.arguments import names_given
+from ringlab.conformance.run.isolation import HUNG, Isolated
+from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of
+from ringlab.conformance.run.run import ANY_LAYOUT, GIVEN, Ran, Run, Trouble
+from ringlab.conformance.run.source import Guessing, Source
+from ringlab.conformance.run.virtual import InThisProcess
+from ringlab.conformance.target.claims import Claims
 from ringlab.errors import BackendError
 
 LIMIT = 30.0
 """Seconds for the import of a target, and for each run."""
+
+
 AGAIN = 2
 """How often the runs of a check are made again where a busy machine alone could be the cause of its verdict."""
+
+
 _IN_A_ROW = 2
 """Runs in a row that may hang; each costs the limit."""
+
+
 _EXPLAINED = 3  # checks at most, whose counterexample is made smaller
+
+
 Opened = Callable[[], AbstractContextManager[Guessing]]
 
 
@@ -70,8 +79,8 @@ def check(
     if not limit > 0:
         raise BackendError("a limit above 0 seconds", repr(limit))
 
-    def source_of(spec: TargetSpec) -> Isolated | _Here:
-        return Isolated(spec, limit) if isolate else _Here(spec)
+    def source_of(spec: TargetSpec) -> Isolated | InThisProcess:
+        return Isolated(spec, limit) if isolate else InThisProcess(spec)
 
     with source_of(spec) as source:
         return report_on(
@@ -119,35 +128,6 @@ def check_source(source: Source, among: Sequence[Check], *, seed: int = 0) -> Re
 
 def _quick(among: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(each for each in among if each.tier == "quick")
-
-
-class _Here:
-    """Runs made in this process, on virtual ranks."""
-
-    def __init__(self, spec: TargetSpec) -> None:
-        self.target, self.device = spec.target(), spec.device
-        self.skipped: set[Run] = set()
-
-    def __enter__(self) -> _Here:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def claims(self) -> Claims | Trouble:
-        return self.target.claims()
-
-    def skip(self, run: Run) -> None:
-        self.skipped.add(run)
-
-    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        for run in runs:
-            if run not in self.skipped:
-                yield on_virtual_ranks(self.target, run, self.device)
-
-    def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
-        target = as_target(self.target, axes=axes)
-        yield from (on_virtual_ranks(target, run, self.device) for run in runs)
 
 
 class _Suite:

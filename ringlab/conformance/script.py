@@ -17,10 +17,9 @@ from ringlab.comm.processes.launch import environment
 from ringlab.conformance import diagnosis
 from ringlab.conformance.counterexample import as_run
 from ringlab.conformance.findings import Report
-from ringlab.conformance.loading import named
 from ringlab.conformance.measuring import expected
-from ringlab.conformance.perform import VIRTUAL
-from ringlab.conformance.runs import GIVEN, LOSS_SCALE, Run
+from ringlab.conformance.run.loading import VIRTUAL, named
+from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, Run
 from ringlab.conformance.script_call import CALLS, Code, call_lines, expression, known, layout_of, names_of
 from ringlab.conformance.target.calling import parameters
 from ringlab.conformance.target.claims import RING, Target
@@ -185,7 +184,7 @@ def _documents(run: Run) -> list[str]:
 
 
 def _inputs(run: Run) -> str:
-    """The drawing of `ringlab.conformance.runs.inputs`, for the values of this run."""
+    """The drawing of `ringlab.conformance.run.run.inputs`, for the values of this run."""
     slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
     values = {
         "normal": [],

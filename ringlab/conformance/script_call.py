@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringlab.conformance.runs import Run
+from ringlab.conformance.run.run import Run
 from ringlab.conformance.target.argument_names import (
     CU_PADDED,
     CU_SEQLENS,
@@ -87,7 +87,7 @@ def expression(function: Callable[..., Any], text: str, known: Mapping[str, Any]
 
 
 CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
-"""The ways of calling that a script can show; see `ringlab.conformance.uses`."""
+"""The ways of calling that a script can show; see `ringlab.conformance.run.call_patterns`."""
 _TURNED = [
     "if lse is not None and lse.shape == (B, length, H) and length != H:",
     "    lse = lse.transpose(1, 2)",

@@ -105,7 +105,7 @@ class InProcessSubject:
         Where no rank makes any, the elements that torch's operators write: a product by hand is an element each.
         """
         from ringlab.comm.ring import Ring
-        from ringlab.conformance.meters import Metered, PassMeter
+        from ringlab.conformance.run.meters import Metered, PassMeter
         from ringlab_course.checking.virtual_ranks import Elements
 
         flops, elements = [0.0] * world_size, [0.0] * world_size

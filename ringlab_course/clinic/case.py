@@ -18,7 +18,7 @@ from ringlab.comm.trace import Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.measuring import expected
-from ringlab.conformance.runs import Run, inputs
+from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.tolerance import Results, relative_error, score_rounding
 from ringlab.errors import CourseError
 from ringlab.layout import Layout, layout_names

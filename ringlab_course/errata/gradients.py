@@ -19,8 +19,8 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.perform import on_virtual_ranks
-from ringlab.conformance.runs import Run
+from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.layout import Layout, contiguous, dealt, zigzag
 from ringlab_course.errata.entry import Entry, Figure
 

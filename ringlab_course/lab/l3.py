@@ -19,7 +19,7 @@ from ringlab.bench.interleaved import speed_ratio
 from ringlab.bench.problem import Problem, draw
 from ringlab.bench.reference import sample
 from ringlab.comm.ring import Ring
-from ringlab.conformance.loading import load
+from ringlab.conformance.run.loading import load
 from ringlab.conformance.target.claims import Target
 from ringlab.errors import LabError
 from ringlab.layout import layout_names

@@ -16,8 +16,8 @@ from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.runner import Report, check, smaller_runs
-from ringlab.conformance.runs import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.layout import per_document
 

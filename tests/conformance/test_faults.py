@@ -13,10 +13,10 @@ import pytest
 
 from ringlab import ring_attention
 from ringlab.comm.processes.launch import ProcessesFailedError
-from ringlab.conformance import perform
 from ringlab.conformance.checks_faults import FAULT_CHECKS
+from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble
+from ringlab.conformance.run.troubles import stopped_in
 from ringlab.conformance.runner import AGAIN, Report, check, check_source
-from ringlab.conformance.runs import Ran, RankResult, Run, Trouble
 from ringlab.conformance.target.claims import Claims, as_target
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
@@ -179,4 +179,4 @@ def test_a_rank_that_waits_inside_the_backend_is_no_fault_where_another_raised(
         None,
         RankResult(trouble=Trouble("raised", "Connection reset by peer") if raised else None),
     ]
-    assert perform.stopped_in(ProcessesFailedError("all ranks", rank=1, errors=errors), parts) == stopped
+    assert stopped_in(ProcessesFailedError("all ranks", rank=1, errors=errors), parts) == stopped

@@ -18,14 +18,14 @@ from ringlab.cli import app
 from ringlab.conformance import diagnosis
 from ringlab.conformance.counterexample import ONE_HOT, _blocks, located, wide_runs
 from ringlab.conformance.findings import Finding, Report
-from ringlab.conformance.loading import load
 from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.report import markdown
 from ringlab.conformance.report_html import command_for, html
+from ringlab.conformance.run.loading import load
+from ringlab.conformance.run.run import Ran, Run
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.runner import check
-from ringlab.conformance.runs import Ran, Run
 
 HOSTILE = "<script>alert('x')</script>\"&\x00<img src=//host.example/x onerror=alert(1)>"
 ALONE = {"meta", "rect", "path"}

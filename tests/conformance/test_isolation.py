@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringlab.conformance.isolation import Isolated
-from ringlab.conformance.perform import TargetSpec
+from ringlab.conformance.run.isolation import Isolated
+from ringlab.conformance.run.loading import TargetSpec
+from ringlab.conformance.run.run import Run
 from ringlab.conformance.runner import Report, check
-from ringlab.conformance.runs import Run
 
 HERE = "tests.conformance.bad_targets"
 LIMIT = 6.0
@@ -127,7 +127,7 @@ def test_what_cannot_be_imported_is_said_and_nothing_is_run(reference: str, says
 def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "import_hangs.py").write_text("import time\nwhile True:\n    time.sleep(0.1)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 20.0)
+    monkeypatch.setattr("ringlab.conformance.run.isolation.START_SECONDS", 20.0)
     report = check("import_hangs:ring", quick=True, only=("dq",), limit=1.0)
     assert evidence(report, "loads").startswith("hung: the limit of 11 s for its import")
 
@@ -138,8 +138,8 @@ def test_while_the_machine_stands_still_nobody_hangs(monkeypatch: pytest.MonkeyP
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 900.0 * (next(looks) // 50), sleep=time.sleep
     )
-    for module in ("ringlab.comm.processes.children", "ringlab.conformance.isolation"):
+    for module in ("ringlab.comm.processes.children", "ringlab.conformance.run.isolation"):
         monkeypatch.setattr(f"{module}.time", clock)
-    monkeypatch.setattr("ringlab.conformance.isolation.START_SECONDS", 600.0)
+    monkeypatch.setattr("ringlab.conformance.run.isolation.START_SECONDS", 600.0)
     report = check("ringlab.plain_ring:attend", quick=True, only=("dq", "strided"), limit=30.0)
     assert report.failed == [] and next(looks) > 50

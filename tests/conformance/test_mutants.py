@@ -17,8 +17,8 @@ from ringlab.conformance import checks, self_targets
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
-from ringlab.conformance.loading import resolve
 from ringlab.conformance.mutants import MUTANTS, Mutant
+from ringlab.conformance.run.loading import resolve
 from ringlab.conformance.runner import check
 from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError, EditError

@@ -21,10 +21,10 @@ from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
 from ringlab.conformance.checks_values import rounded_to
-from ringlab.conformance.loading import load
 from ringlab.conformance.peers import flash_attn, ring_attention_pytorch, ring_flash_attn
 from ringlab.conformance.peers.flash_attn import Kernel, _flash_attn_backward, _flash_attn_forward
 from ringlab.conformance.peers.peer import Peer
+from ringlab.conformance.run.loading import load
 from ringlab.conformance.runner import Report, check
 from ringlab.conformance.tolerance import Results, bounds, errors, relative_error, truth
 from ringlab.errors import BackendError

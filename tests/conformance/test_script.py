@@ -20,12 +20,12 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance import diagnosis, script, script_call
 from ringlab.conformance.counterexample import located
 from ringlab.conformance.findings import Finding, Report
-from ringlab.conformance.loading import load
 from ringlab.conformance.mutants import MUTANTS, SOURCE
-from ringlab.conformance.perform import on_virtual_ranks
-from ringlab.conformance.rank import RankPart
+from ringlab.conformance.run.loading import load
+from ringlab.conformance.run.rank import RankPart
+from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.runner import check
-from ringlab.conformance.runs import Run
 from ringlab.conformance.target.claims import Target
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ from ringlab.cli import app
 from ringlab.conformance import diagnosis
 from ringlab.conformance.measuring import Measured
 from ringlab.conformance.mutants import MUTANTS, STEPS
+from ringlab.conformance.run.run import Run
 from ringlab.conformance.runner import Report
-from ringlab.conformance.runs import Run
 from ringlab.conformance.step_cases import IGNORE, Case, Result, batch
 from ringlab.conformance.stepping import CHECKS, check_step
 from ringlab.errors import BackendError

@@ -16,11 +16,11 @@ from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
 from ringlab.conformance.decoding import check_decode
-from ringlab.conformance.loading import load
 from ringlab.conformance.merging import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.plan_runs import Plan
-from ringlab.conformance.runs import Run, inputs, join
+from ringlab.conformance.run.loading import load
+from ringlab.conformance.run.run import Run, inputs, join
 from ringlab.conformance.target.calling import call, written
 from ringlab.conformance.target.claims import as_target
 from ringlab.errors import BackendError, LayoutError
@@ -175,7 +175,7 @@ def test_what_is_not_claimed_is_not_asked() -> None:
 
 
 def test_shards_are_joined_by_position() -> None:
-    from ringlab.conformance.perform import on_virtual_ranks
+    from ringlab.conformance.run.virtual import on_virtual_ranks
 
     run = Run(3, 17, "token-fold", True, H=4, K=2)
     target = as_target(ring_attention, layouts=("token-fold",))
@@ -186,7 +186,7 @@ def test_shards_are_joined_by_position() -> None:
 
 
 def test_a_rank_that_failed_leaves_no_result() -> None:
-    from ringlab.conformance.runs import RankResult, Trouble
+    from ringlab.conformance.run.run import RankResult, Trouble
 
     trouble = Trouble("raised", "E")
     ran = join(Run(2, 4, "contiguous", False), [RankResult(), RankResult(trouble=trouble)])

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from ringlab.conformance import check
-from ringlab.conformance.perform import returned_in
-from ringlab.conformance.runs import RankResult, Run, Trouble
-from ringlab.conformance.torchrun import keeper, mail
-from ringlab.conformance.torchrun.lead import Source
+from ringlab.conformance.run.run import RankResult, Run, Trouble
+from ringlab.conformance.run.torchrun import rendezvous, watchdog
+from ringlab.conformance.run.torchrun.lead import Source
+from ringlab.conformance.run.troubles import returned_in
 from ringlab.errors import TransportTimeout
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -158,12 +158,12 @@ def test_a_merge_is_checked_on_rank_0_alone() -> None:
     assert (status, report["ok"], report["over"]) == (0, True, "one process")
 
 
-def letters(session: int = 1) -> mail.Mail:
-    return mail.Mail(dist.HashStore(), session)
+def letters(session: int = 1) -> rendezvous.Rendezvous:
+    return rendezvous.Rendezvous(dist.HashStore(), session)
 
 
 def test_a_value_larger_than_the_store_takes_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "_PIECE", 100)
+    monkeypatch.setattr(rendezvous, "_PIECE", 100)
     post, value = letters(), list(range(500))
     post.put("value", value)
     assert post.read("value", 1.0) == value
@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
     """Rank 0 puts its own part, and rank 1 never does: the next run is not even asked for."""
     post, asked = letters(), list[Any]()
 
-    def make(order: mail.Order) -> None:
+    def make(order: rendezvous.Order) -> None:
         post.put(f"part/{order.number}/0", (0, mail_part()))
 
     kept = SimpleNamespace(make=make, longest=lambda P: 0.2, spec=None)
@@ -191,7 +191,7 @@ def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
 
 
 def mail_part() -> Any:
-    from ringlab.conformance.runs import RankResult
+    from ringlab.conformance.run.run import RankResult
 
     return RankResult()
 
@@ -199,17 +199,17 @@ def mail_part() -> Any:
 def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    second, third = (mail.World(rank, 4, rank, 4) for rank in (1, 2))
-    assert keeper._lack(second, "cuda") == "" == keeper._lack(third, "cpu")
-    assert keeper._lack(third, "cuda") == "rank 2: LOCAL_RANK 2, and 2 GPUs"
+    second, third = (rendezvous.World(rank, 4, rank, 4) for rank in (1, 2))
+    assert watchdog._lack(second, "cuda") == "" == watchdog._lack(third, "cpu")
+    assert watchdog._lack(third, "cuda") == "rank 2: LOCAL_RANK 2, and 2 GPUs"
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
     """Three of four ranks, two on each machine: the second machine has one of them, and gloo must leave the loopback."""
-    from ringlab.conformance.torchrun.rank import Seat
+    from ringlab.conformance.run.torchrun.rank import Seat
 
     seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)
-    found = keeper._surroundings(seat, mail.World(2, 4, 0, 2))
+    found = watchdog._surroundings(seat, rendezvous.World(2, 4, 0, 2))
     assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "2",
         "WORLD_SIZE": "3",
@@ -224,6 +224,6 @@ def test_without_torchrun_there_are_no_ranks(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert mail.world() is None
+    assert rendezvous.world() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert mail.world() == mail.World(0, 0, 0, 0)
+    assert rendezvous.world() == rendezvous.World(0, 0, 0, 0)

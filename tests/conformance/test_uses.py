@@ -16,13 +16,13 @@ from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks_uses import CALL_CHECKS
 from ringlab.conformance.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.perform import on_virtual_ranks
 from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.run.run import Run, inputs
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.runner import Report, check, smaller_runs
-from ringlab.conformance.runs import Run, inputs
 from ringlab.conformance.target.calling import AXES, as_axes, from_axes
 from ringlab.conformance.target.claims import Target, as_target
-from ringlab.conformance.uses import USES
 from ringlab.errors import BackendError
 
 quick = partial(check, quick=True, isolate=False)
@@ -76,7 +76,7 @@ def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> No
     claims = as_target(plain_ring.attend).claims()
     plan = Plan(claims, quick=True, seed=0)
     asked = {run.use: each.name for each in CALL_CHECKS for run in each.runs(plan)}
-    assert asked == {name: use.check for name, use in USES.items()}
+    assert asked == {name: use.check for name, use in CALL_PATTERNS.items()}
     assert {each.name for each in CALL_CHECKS} <= set(checks.names())
 
 

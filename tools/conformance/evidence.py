@@ -29,9 +29,9 @@ from ringlab.conformance.checks_faults import FAULT_CHECKS
 from ringlab.conformance.checks_resources import RESOURCE_CHECKS
 from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.perform import on_virtual_ranks
+from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.runner import Finding, check
-from ringlab.conformance.runs import Run
 from ringlab.conformance.styles import STYLES
 from ringlab.conformance.target.claims import Target
 from tools.conformance import matrix_page

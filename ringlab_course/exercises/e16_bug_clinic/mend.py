@@ -21,7 +21,7 @@ import torch
 from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.runs import Run
+from ringlab.conformance.run.run import Run
 from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Misconception, Stage

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.runs import Run
+from ringlab.conformance.run.run import Run
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.clinic.case import shards_of

@@ -13,7 +13,7 @@ import torch
 
 from ringlab.conformance.measuring import expected
 from ringlab.conformance.plan_runs import Check as SuiteCheck
-from ringlab.conformance.runs import Ran, Run, join
+from ringlab.conformance.run.run import Ran, Run, join
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason

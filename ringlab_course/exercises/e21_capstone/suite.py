@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from ringlab import oracle
-from ringlab.conformance import checks, runs
+from ringlab.conformance import checks
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.plan_runs import Check
 from ringlab.conformance.runner import Finding, check_source
-from ringlab.conformance.runs import Meter, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run import run as drawn
+from ringlab.conformance.run.run import Meter, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.target.claims import Claims
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.failures import Crashed
@@ -151,7 +152,7 @@ def _keywords(run: Run) -> dict[str, Any]:
 @lru_cache(maxsize=8)
 def inputs(run: Run) -> tuple[torch.Tensor, ...]:
     """Return q, k, v and dout of a run, whole, for reading only."""
-    return runs.inputs(run)
+    return drawn.inputs(run)
 
 
 def shards_of(run: Run, names: tuple[str, ...]) -> list[list[torch.Tensor]]:

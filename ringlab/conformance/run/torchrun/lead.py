@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ringlab.conformance.isolation import HUNG, START_SECONDS, Isolated
-from ringlab.conformance.perform import TargetSpec, returned_in
-from ringlab.conformance.runs import RAISED, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run.isolation import HUNG, START_SECONDS, Isolated
+from ringlab.conformance.run.loading import TargetSpec
+from ringlab.conformance.run.run import RAISED, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run.torchrun.rendezvous import End, Job, Order, Rendezvous, World, connected
+from ringlab.conformance.run.torchrun.watchdog import STOPPED, Watchdog
+from ringlab.conformance.run.troubles import returned_in
 from ringlab.conformance.target.claims import Claims
-from ringlab.conformance.torchrun.keeper import STOPPED, Keeper
-from ringlab.conformance.torchrun.mail import End, Job, Mail, Order, World, connected
 from ringlab.errors import BackendError, TransportTimeout
 
 LOST = "lost"
@@ -27,8 +28,8 @@ class Lead:
     """Rank 0's side: its `source` of runs, and at the end its exit status for all ranks."""
 
     def __init__(self, world: World) -> None:
-        self.world, self._mail = world, connected(world)
-        self._keeper: Keeper | None = None
+        self.world, self._rendezvous = world, connected(world)
+        self._watchdog: Watchdog | None = None
         self._said = 0
 
     def source(self, spec: TargetSpec, limit: float) -> Source:
@@ -42,16 +43,16 @@ class Lead:
             )
         spec = replace(spec, transport="gloo" if spec.device == "cpu" else "nccl")
         self.say(Job(spec, limit))
-        self._keeper = Keeper(self.world, self._mail, spec, limit)
+        self._watchdog = Watchdog(self.world, self._rendezvous, spec, limit)
         lacks = [self._lack_of(rank) for rank in range(self.world.size)]
         if any(lacks):
             needed = "NCCL, and a GPU for each rank of a machine"
             raise BackendError(needed, "; ".join(filter(None, lacks)), "--device cpu, or fewer processes")
-        return Source(self, self._keeper, self._mail)
+        return Source(self, self._watchdog, self._rendezvous)
 
     def _lack_of(self, rank: int) -> str:
         try:
-            return str(self._mail.read(f"lack/{rank}", START_SECONDS))
+            return str(self._rendezvous.read(f"lack/{rank}", START_SECONDS))
         except TransportTimeout as error:
             needed, got = f"all ranks of torchrun within {START_SECONDS:g} s", f"no word from rank {rank}"
             remedy = "run the same command on all of them, or unset TORCHELASTIC_RUN_ID to run it alone"
@@ -59,46 +60,46 @@ class Lead:
 
     def say(self, what: Job | Order | End) -> None:
         """Tell all ranks what comes next."""
-        self._mail.put(f"order/{self._said}", what)
+        self._rendezvous.put(f"order/{self._said}", what)
         self._said += 1
 
     def end(self, status: int) -> None:
         """End all ranks with this exit status, and return when they have heard of it, or after 10 seconds."""
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
         limit = time.monotonic() + _FAREWELL
         with suppress(RuntimeError):  # the store is gone, and torchrun with it
             self.say(End(status))
-            while self._mail.count("ended") < self.world.size - 1 and time.monotonic() < limit:
+            while self._rendezvous.count("ended") < self.world.size - 1 and time.monotonic() < limit:
                 time.sleep(_POLL)
 
 
 def follow(world: World) -> int:
     """Make this rank's part of the runs that rank 0 asks for; return the exit status, which is that of rank 0."""
-    mail, number = connected(world), 0
-    keeper: Keeper | None = None
+    rendezvous, number = connected(world), 0
+    watchdog: Watchdog | None = None
     while True:
         try:
-            said = mail.read(f"order/{number}", _PATIENCE)
+            said = rendezvous.read(f"order/{number}", _PATIENCE)
         except TransportTimeout:
             continue  # rank 0 judges for a while; if it were gone, torchrun would have ended this process
         number += 1
         if isinstance(said, Job):
-            keeper = Keeper(world, mail, said.spec, said.limit)
-        elif isinstance(said, Order) and keeper is not None:
-            keeper.make(said)
+            watchdog = Watchdog(world, rendezvous, said.spec, said.limit)
+        elif isinstance(said, Order) and watchdog is not None:
+            watchdog.make(said)
         else:
-            if keeper is not None:
-                keeper.close()
-            mail.count("ended", 1)
+            if watchdog is not None:
+                watchdog.close()
+            rendezvous.count("ended", 1)
             return int(said.status)
 
 
 class Source:
-    """Runs of a target on torchrun's ranks (see `ringlab.conformance.source.Source`)."""
+    """Runs of a target on torchrun's ranks (see `ringlab.conformance.run.source.Source`)."""
 
-    def __init__(self, lead: Lead, keeper: Keeper, mail: Mail) -> None:
-        self.lead, self.keeper, self.mail, self.spec = lead, keeper, mail, keeper.spec
+    def __init__(self, lead: Lead, watchdog: Watchdog, rendezvous: Rendezvous) -> None:
+        self.lead, self.watchdog, self.rendezvous, self.spec = lead, watchdog, rendezvous, watchdog.spec
         self.skipped: set[Run] = set()
         self.number, self.generation, self.P, self.whole = 0, 0, 0, False
         self.lost: Trouble | None = None
@@ -108,7 +109,7 @@ class Source:
 
         Raises: BackendError if it claims more ranks only.
         """
-        with Isolated(self.keeper.spec, self.keeper.limit) as reader:
+        with Isolated(self.watchdog.spec, self.watchdog.limit) as reader:
             found = reader.claims()
         if isinstance(found, Trouble):
             return found
@@ -141,10 +142,10 @@ class Source:
         self.number, self.P = self.number + 1, run.P
         since = time.monotonic()
         self.lead.say(order)
-        self.keeper.make(order)
+        self.watchdog.make(order)
         parts = self._parts(order)
         for name in ("failed", "over"):
-            self.mail.store.delete_key(f"count/{name}/{order.number}")
+            self.rendezvous.store.delete_key(f"count/{name}/{order.number}")
         self.whole = not run.ends and all(part.trouble is None for _, part in parts)
         if all(part.trouble is None for _, part in parts):
             return join(run, [part for _, part in parts])
@@ -155,13 +156,13 @@ class Source:
 
     def _parts(self, order: Order) -> list[tuple[int, RankResult]]:
         """Each rank's place among those that failed, 0 if it did not, and its result."""
-        end = time.monotonic() + self.keeper.longest(order.run.P)
+        end = time.monotonic() + self.watchdog.longest(order.run.P)
         parts = []
         for rank in range(order.run.P):
             name = f"part/{order.number}/{rank}"
             try:
-                parts.append(self.mail.read(name, end - time.monotonic()))
-                self.mail.forget(name)
+                parts.append(self.rendezvous.read(name, end - time.monotonic()))
+                self.rendezvous.forget(name)
             except TransportTimeout:
                 self.lost = Trouble(LOST, f"the process of rank {rank} does not answer")
                 parts.append((order.run.P, RankResult(trouble=self.lost)))
@@ -202,6 +203,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _waiting(results: Sequence[RankResult]) -> tuple[int, ...]:
-    """The ranks that went on after others had failed, none if some rank raised an error: see `perform.stopped_in`."""
+    """The ranks that went on after others had failed, none if some rank raised an error: see `troubles.stopped_in`."""
     kinds = [result.trouble.kind if result.trouble else "" for result in results]
     return () if RAISED in kinds else tuple(rank for rank, kind in enumerate(kinds) if kind == STOPPED)

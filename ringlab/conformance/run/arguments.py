@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy import arange, ndarray
 from torch import Tensor
 
-from ringlab.conformance.runs import Run, joint_of, sinks_of, slopes_of
+from ringlab.conformance.run.run import Run, joint_of, sinks_of, slopes_of
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     CU_PADDED,

@@ -1,4 +1,4 @@
-"""A rank's keeper, in torchrun's process, and the child that it keeps: it is watched, and ended when a run goes wrong."""
+"""A rank's watchdog, in torchrun's process, and the child that it keeps: it is watched, and ended when a run goes wrong."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from ringlab.comm.processes.children import GRACE
 from ringlab.comm.processes.launch import environment
-from ringlab.conformance.isolation import HUNG, START_SECONDS, ChildProcess
-from ringlab.conformance.perform import TargetSpec, leave, rank_path
-from ringlab.conformance.runs import RankResult, Trouble
-from ringlab.conformance.torchrun.mail import Mail, Order, World
-from ringlab.conformance.torchrun.rank import STACK, Seat
+from ringlab.conformance.run.folder import leave, rank_path
+from ringlab.conformance.run.isolation import HUNG, START_SECONDS, ChildProcess
+from ringlab.conformance.run.loading import TargetSpec
+from ringlab.conformance.run.run import RankResult, Trouble
+from ringlab.conformance.run.torchrun.rank import STACK, Seat
+from ringlab.conformance.run.torchrun.rendezvous import Order, Rendezvous, World
 
 STOPPED = "stopped"
 """The kind of trouble of a rank that still waited when others had failed."""
@@ -29,12 +30,12 @@ _STACK_SECONDS = 10.0
 _STILL = 0.2  # seconds for which an account of where a process is has not grown, and is taken as whole
 
 
-class Keeper:
-    """Keeps this rank's child, makes its part of each run, and puts the result into the mail."""
+class Watchdog:
+    """Keeps this rank's child, makes its part of each run, and leaves the result at the rendezvous."""
 
-    def __init__(self, world: World, mail: Mail, spec: TargetSpec, limit: float) -> None:
-        self.world, self.mail, self.limit = world, mail, limit
-        mail.put(f"lack/{world.rank}", _lack(world, spec.device))
+    def __init__(self, world: World, rendezvous: Rendezvous, spec: TargetSpec, limit: float) -> None:
+        self.world, self.rendezvous, self.limit = world, rendezvous, limit
+        rendezvous.put(f"lack/{world.rank}", _lack(world, spec.device))
         self.spec = spec
         self.child: _RankChild | None = None
         self.generation = 0
@@ -48,13 +49,13 @@ class Keeper:
         if rank >= order.run.P:
             return
         child = self.child = self.child or self._new(order)
-        part = child.part(order, lambda: self.mail.count(failed))
+        part = child.part(order, lambda: self.rendezvous.count(failed))
         place = 0
         if part.trouble is not None:
-            place = self.mail.count(f"over/{order.number}", 1)
+            place = self.rendezvous.count(f"over/{order.number}", 1)
             if part.trouble.kind != HUNG:  # the others may have as much time as this one had
-                self.mail.count(failed, 1)
-        self.mail.put(f"part/{order.number}/{rank}", (place, part))
+                self.rendezvous.count(failed, 1)
+        self.rendezvous.put(f"part/{order.number}/{rank}", (place, part))
         if part.trouble is not None:
             self.close()
 
@@ -65,7 +66,7 @@ class Keeper:
         self.child = None
 
     def longest(self, P: int) -> float:
-        """Return the seconds after which a rank has put its result into the mail, unless its process is gone."""
+        """Return the seconds after which a rank has left its result at the rendezvous, unless its process is gone."""
         return START_SECONDS + 2 * self.limit + (P + 2) * GRACE
 
     def _new(self, order: Order) -> _RankChild:
@@ -73,7 +74,7 @@ class Keeper:
         device = "cpu" if spec.device == "cpu" else f"cuda:{world.local_rank}"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         startup = START_SECONDS + self.limit
-        prefix = f"ringlab/check/{attempt}/{self.mail.session}/{order.generation}"
+        prefix = f"ringlab/check/{attempt}/{self.rendezvous.session}/{order.generation}"
         seat = Seat(world.rank, P, spec.transport, device, prefix, order.number, startup)
         return _RankChild(spec, seat, world, self.limit)
 
@@ -95,7 +96,7 @@ class _RankChild(ChildProcess):
 
     def __init__(self, spec: TargetSpec, seat: Seat, world: World, limit: float) -> None:
         super().__init__(
-            "ringlab.conformance.torchrun.rank", {"spec": spec, "seat": seat}, _surroundings(seat, world)
+            "ringlab.conformance.run.torchrun.rank", {"spec": spec, "seat": seat}, _surroundings(seat, world)
         )
         self.limit, self.seat = limit, seat
 

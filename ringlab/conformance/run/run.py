@@ -34,7 +34,7 @@ class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
     values: how the inputs are drawn (see `inputs`). strided: which axis of the inputs lies apart in memory, "heads" or
-    "dims". use: the way in which the target is called (see `ringlab.conformance.uses`). dout: "normal", "ones", or "large",
+    "dims". use: the way in which the target is called (see `ringlab.conformance.run.call_patterns`). dout: "normal", "ones", or "large",
     2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
     or () if not given. pads: tokens of padding after each document, or after the one sequence, in front of it if negative: keys
     that no row sees, rows without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value.

@@ -8,14 +8,46 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ringlab.conformance import peers
 from ringlab.conformance.target.calling import name_of
-from ringlab.conformance.target.claims import Target, as_target
+from ringlab.conformance.target.claims import RING, Target, as_target
 from ringlab.errors import BackendError
+
+VIRTUAL = "virtual"
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """A target for any process: a reference to import, or the target itself; and where it runs.
+
+    transport: "virtual", or that of `ringlab.launch`. claims: what replaces the target's own claims.
+    """
+
+    what: str | Any
+    transport: str = VIRTUAL
+    device: str = "cpu"
+    claims: dict[str, Any] = field(default_factory=dict)
+
+    def target(self) -> Target:
+        """Return the target. Raises: any error of its import."""
+        if isinstance(self.what, str):
+            return load(self.what, **self.claims)
+        return as_target(self.what, **self.claims)
+
+    def claiming(self, **claims: Any) -> TargetSpec:
+        """Return the same target with these claims in place of its own."""
+        return replace(self, claims={**self.claims, **claims})
+
+
+def transport_of(over: str, transport: str) -> str:
+    """Return the transport of a target over `over` if `transport` was requested."""
+    if over == RING:
+        return transport
+    return "gloo" if transport == VIRTUAL else transport
 
 
 def load(reference: str, **claims: Any) -> Target:

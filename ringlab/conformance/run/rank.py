@@ -16,21 +16,22 @@ from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
-from ringlab.conformance.given import given
-from ringlab.conformance.meters import Metered, PassMeter
-from ringlab.conformance.runs import RAISED, TWO_RINGS, WRONG_RESULT, Meter, RankResult, Run, Trouble, inputs
+from ringlab.conformance.run.arguments import given
+from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.run.meters import Metered, PassMeter
+from ringlab.conformance.run.run import (
+    TWO_RINGS,
+    Meter,
+    RankResult,
+    Run,
+    inputs,
+)
+from ringlab.conformance.run.troubles import WrongResult
 from ringlab.conformance.target.argument_names import GROUPS
-from ringlab.conformance.target.calling import CannotCall, as_axes, call, from_axes, tensors_of
+from ringlab.conformance.target.calling import as_axes, call, from_axes, tensors_of
 from ringlab.conformance.target.claims import Target
-from ringlab.conformance.uses import USES
-from ringlab.errors import in_one_line
 
 Tensors = dict[str, Tensor]
-_LONGEST = 600  # characters of an error
-
-
-class WrongResult(Exception):
-    """The target returned something other than the results of attention."""
 
 
 class RankPart:
@@ -80,7 +81,7 @@ class RankPart:
         own = self.positions[self.rank]
         if self.run.use:
             with self._turn():
-                found = USES[self.run.use].call(self)
+                found = CALL_PATTERNS[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
             return RankResult(own, own, arrays, list(dict.fromkeys(self.notes)))
         first = self._call(self._shards(self.run))
@@ -329,20 +330,6 @@ class RankPart:
     def note(self, kind: str, text: str) -> None:
         """Record an observation for the checks."""
         self.notes.append((kind, f"{text} (rank {self.rank}; {self.run})"))
-
-
-def trouble_of(error: BaseException) -> Trouble:
-    """Return the text of an exception of a run, in the words of a report."""
-    if isinstance(error, WrongResult):
-        return Trouble(WRONG_RESULT, str(error))
-    if isinstance(error, ModuleNotFoundError):
-        return Trouble("a package is missing", str(error))
-    cause = error.__cause__ if type(error).__name__.endswith("FailedError") else None
-    if cause is not None:
-        return trouble_of(cause)
-    return Trouble(
-        RAISED, f"{type(error).__name__}: {in_one_line(error)[:_LONGEST]}", isinstance(error, CannotCall)
-    )
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

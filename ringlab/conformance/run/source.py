@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from ringlab.conformance.runs import Ran, Run, Trouble
+from ringlab.conformance.run.run import Ran, Run, Trouble
 from ringlab.conformance.target.claims import Claims
 
 

@@ -22,18 +22,10 @@ import cloudpickle
 
 from ringlab.comm.processes.children import Clock
 from ringlab.comm.processes.launch import environment
-from ringlab.conformance.perform import (
-    VIRTUAL,
-    TargetSpec,
-    any_left,
-    joined,
-    leave,
-    ran_path,
-    ranks_left,
-    stacks,
-    transport_of,
-)
-from ringlab.conformance.runs import Ran, Run, Trouble, gave
+from ringlab.conformance.run.folder import any_left, joined, leave, ran_path, ranks_left
+from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of
+from ringlab.conformance.run.run import Ran, Run, Trouble, gave
+from ringlab.conformance.run.stacks import stacks
 from ringlab.conformance.target.claims import Claims
 from ringlab.temporary import TemporaryFolder
 
@@ -180,7 +172,7 @@ class _Child(ChildProcess):
     """One child process and the results in its folder; `over` counts the runs of its last batch that are done."""
 
     def __init__(self, spec: TargetSpec, limit: float) -> None:
-        super().__init__("ringlab.conformance.child_process", {"spec": spec}, environment(1))
+        super().__init__("ringlab.conformance.run.child_process", {"spec": spec}, environment(1))
         self.limit = limit
         self.runs: list[Run] = []
         self.batches = self.over = 0

@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ringlab.conformance.meters import PassMeter
-from ringlab.conformance.runs import TWO_RINGS, Run, cotangent_of_lse
+from ringlab.conformance.run.meters import PassMeter
+from ringlab.conformance.run.run import TWO_RINGS, Run, cotangent_of_lse
 
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
@@ -29,7 +29,7 @@ CALLS = 4
 
 
 class _Part(Protocol):
-    """One rank's part of a run, as `ringlab.conformance.rank.RankPart` has it."""
+    """One rank's part of a run, as `ringlab.conformance.run.rank.RankPart` has it."""
 
     run: Run
     device: str
@@ -46,7 +46,7 @@ class _Part(Protocol):
 
 
 @dataclass(frozen=True)
-class Use:
+class CallPattern:
     """One way of calling. check: the line of the report; changes: fields of the run.
 
     autograd: it needs a graph. backward: it is about gradients; other uses are asked of a target without any, too.
@@ -254,23 +254,23 @@ def _groups() -> Any:
     return torch.distributed.distributed_c10d._world.pg_map if torch.distributed.is_available() else ()
 
 
-USES: dict[str, Use] = {
-    "summed loss": Use("summed loss", _summed, {"dout": "ones"}),
-    "loss scale": Use("loss scale", _whole, {"dout": "large"}),
-    "loss on lse": Use("gradient of lse", _through_lse, {"dlse": True}, autograd=True),
-    "backward again": Use("backward again", _retained),
-    "three in flight": Use("calls in flight", _first_in_first_out),
-    "no_grad": Use("inference", partial(_without, torch.no_grad), backward=False),
-    "inference_mode": Use("inference", partial(_without, torch.inference_mode), backward=False),
-    "q trained": Use("frozen inputs", partial(_frozen, "q"), autograd=True),
-    "q and v trained": Use("frozen inputs", partial(_frozen, "qv"), autograd=True),
-    "k trained": Use("frozen inputs", partial(_frozen, "k"), autograd=True),
-    "inputs changed": Use("changed in place", partial(_overwritten, "inputs"), autograd=True),
-    "out changed": Use("changed in place", partial(_overwritten, "out"), autograd=True),
-    "recomputed": Use("recomputation", _recomputed, autograd=True),
-    TWO_RINGS: Use("two rings", _whole, backward=False),
-    "same memory": Use("same memory", _same_memory, backward=False),
-    "many calls": Use("many calls", _many_calls, backward=False),
-    "side effects": Use("side effects", _side_effects, backward=False),
+CALL_PATTERNS: dict[str, CallPattern] = {
+    "summed loss": CallPattern("summed loss", _summed, {"dout": "ones"}),
+    "loss scale": CallPattern("loss scale", _whole, {"dout": "large"}),
+    "loss on lse": CallPattern("gradient of lse", _through_lse, {"dlse": True}, autograd=True),
+    "backward again": CallPattern("backward again", _retained),
+    "three in flight": CallPattern("calls in flight", _first_in_first_out),
+    "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
+    "inference_mode": CallPattern("inference", partial(_without, torch.inference_mode), backward=False),
+    "q trained": CallPattern("frozen inputs", partial(_frozen, "q"), autograd=True),
+    "q and v trained": CallPattern("frozen inputs", partial(_frozen, "qv"), autograd=True),
+    "k trained": CallPattern("frozen inputs", partial(_frozen, "k"), autograd=True),
+    "inputs changed": CallPattern("changed in place", partial(_overwritten, "inputs"), autograd=True),
+    "out changed": CallPattern("changed in place", partial(_overwritten, "out"), autograd=True),
+    "recomputed": CallPattern("recomputation", _recomputed, autograd=True),
+    TWO_RINGS: CallPattern("two rings", _whole, backward=False),
+    "same memory": CallPattern("same memory", _same_memory, backward=False),
+    "many calls": CallPattern("many calls", _many_calls, backward=False),
+    "side effects": CallPattern("side effects", _side_effects, backward=False),
 }
 """Every way, by the name that a run states."""

@@ -8,7 +8,6 @@ NaN until their message arrives.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -22,16 +21,21 @@ from torch.utils.flop_counter import flop_registry
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import CONTROL, Comm, Work
 from ringlab.comm.virtual.threads import entered_modes
-from ringlab.conformance.runs import Meter
+from ringlab.conformance.run.run import Meter
 
 T = TypeVar("T")
 
-STALL = 0.3
-"""Seconds for which a stalling rank delays its message."""
+
 _NUMBERS = 2
 """Integers for each rank that a message may hold and not be counted: its queries and its keys."""
+
+
 _SENDS = ("send", "isend")
+
+
 _RECEIVES = ("recv_", "recv_any_source_")
+
+
 _QUIET = ("barrier", "monitored_barrier_")
 
 
@@ -233,22 +237,3 @@ class Metered(Comm):
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)
-
-
-class SendFault:
-    """Called before each send over torch.distributed: at one of them the rank dies, or at each it stalls.
-
-    Send number 2 P is one of backward, whether K and V go in one message or in two.
-    """
-
-    def __init__(self, kind: str, world_size: int, die: Callable[[], None]) -> None:
-        self.kind, self.die, self.count = kind, die, 0
-        dies_at = {"dies at once": 1, "dies": min(2, world_size - 1), "dies in backward": 2 * world_size}
-        self.last = dies_at.get(kind, 0)
-
-    def __call__(self) -> None:
-        self.count += 1
-        if self.count == self.last:
-            self.die()
-        if self.kind == "stalls":
-            time.sleep(STALL)

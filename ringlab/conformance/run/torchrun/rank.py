@@ -1,6 +1,6 @@
-"""One rank's process under torchrun: `python -m ringlab.conformance.torchrun.rank FOLDER PARENT`.
+"""One rank's process under torchrun: `python -m ringlab.conformance.run.torchrun.rank FOLDER PARENT`.
 
-Its parent is one of the processes that torchrun started (see `ringlab.conformance.torchrun`). It joins the process group of
+Its parent is one of the processes that torchrun started (see `ringlab.conformance.run.torchrun`). It joins the process group of
 its generation, makes its part of each run that it finds in the folder, and leaves the result there. After the first error
 it ends, as a group in which a call has failed is of no more use.
 """
@@ -53,12 +53,14 @@ def main(folder: Path, parent: int) -> int:
 
 def _serve(folder: Path, parent: int) -> int:
     import cloudpickle
+    import torch
 
     from ringlab.comm.processes.connect import closing
     from ringlab.comm.ring import Ring
-    from ringlab.conformance import perform
+    from ringlab.conformance.run.folder import begins, leave, rank_path
+    from ringlab.conformance.run.processes import on_this_rank
 
-    perform.one_thread()
+    torch.set_num_threads(1)
     job = cloudpickle.loads((folder / "job.pickle").read_bytes())
     seat: Seat = job["seat"]
     try:
@@ -71,16 +73,14 @@ def _serve(folder: Path, parent: int) -> int:
         while os.getppid() == parent:
             asked = folder / f"{number}.run"
             if asked.exists():
-                perform.begins(folder, number)
+                begins(folder, number)
                 try:
-                    made = perform.on_this_rank(
-                        target, pickle.loads(asked.read_bytes()), Ring(comm), seat.device
-                    )
+                    made = on_this_rank(target, pickle.loads(asked.read_bytes()), Ring(comm), seat.device)
                 except BaseException as error:
                     comm.fail(error)  # first of all: this process is ended as soon as its trouble is read
                     _leave_trouble(folder, number, seat.rank, error)
                     raise
-                perform.leave(perform.rank_path(folder, number, seat.rank), made)
+                leave(rank_path(folder, number, seat.rank), made)
                 number += 1
             time.sleep(_POLL)
     return 0
@@ -103,10 +103,11 @@ def _joined(seat: Seat) -> Any:
 
 
 def _leave_trouble(folder: Path, number: int, rank: int, error: BaseException) -> None:
-    from ringlab.conformance import perform
-    from ringlab.conformance.runs import RankResult
+    from ringlab.conformance.run.folder import leave, rank_path
+    from ringlab.conformance.run.run import RankResult
+    from ringlab.conformance.run.troubles import described
 
-    perform.leave(perform.rank_path(folder, number, rank), RankResult(trouble=perform.described(error)))
+    leave(rank_path(folder, number, rank), RankResult(trouble=described(error)))
 
 
 if __name__ == "__main__":

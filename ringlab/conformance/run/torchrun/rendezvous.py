@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ringlab.comm.processes.connect import torchrun_store
-from ringlab.conformance.isolation import START_SECONDS
-from ringlab.conformance.perform import TargetSpec
-from ringlab.conformance.runs import Run
+from ringlab.conformance.run.isolation import START_SECONDS
+from ringlab.conformance.run.loading import TargetSpec
+from ringlab.conformance.run.run import Run
 from ringlab.errors import TransportTimeout
 
 _PIECE = 4 << 20  # bytes of a value; torch's store closes the connection at 8 MiB
@@ -37,7 +37,7 @@ def world() -> World | None:
     return World(*(int(os.environ[name]) for name in names))
 
 
-class Mail:
+class Rendezvous:
     """Values by name, for all ranks; each is put once. session: how many commands have used torchrun's store, this one included."""
 
     def __init__(self, store: dist.Store, session: int) -> None:
@@ -70,10 +70,10 @@ class Mail:
         return self.store.add(f"count/{name}", more)
 
 
-def connected(world: World) -> Mail:
-    """Return the mail of this process. Raises: TransportTimeout if torchrun's store does not answer."""
+def connected(world: World) -> Rendezvous:
+    """Return the rendezvous of this process. Raises: TransportTimeout if torchrun's store does not answer."""
     store = torchrun_store(START_SECONDS)
-    return Mail(store, store.add(f"ringlab/check/sessions/{world.rank}", 1))
+    return Rendezvous(store, store.add(f"ringlab/check/sessions/{world.rank}", 1))
 
 
 @dataclass(frozen=True)

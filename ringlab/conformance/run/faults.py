@@ -1,0 +1,41 @@
+"""The faults that a run asks for: rank 1 dies, or is late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ringlab.comm.wrappers.faulty import Fault
+from ringlab.conformance.run.run import Run
+
+STALL = 0.3
+"""Seconds for which a stalling rank delays its message."""
+
+
+def faults_of(run: Run) -> tuple[Fault, ...]:
+    """Return the faults of the messages over ringlab's Comm in this run."""
+    exchange = {"dies at once": 0, "dies": min(1, run.P - 2), "dies in backward": run.P}.get(run.fault)
+    if exchange is not None:
+        return (Fault("kill", rank=1, exchange=exchange),)
+    if run.fault == "stalls":
+        return (Fault("delay", rank=1, exchange=0, seconds=STALL), Fault("delay", 1, 1, seconds=STALL))
+    return ()
+
+
+class SendFault:
+    """Called before each send over torch.distributed: at one of them the rank dies, or at each it stalls.
+
+    Send number 2 P is one of backward, whether K and V go in one message or in two.
+    """
+
+    def __init__(self, kind: str, world_size: int, die: Callable[[], None]) -> None:
+        self.kind, self.die, self.count = kind, die, 0
+        dies_at = {"dies at once": 1, "dies": min(2, world_size - 1), "dies in backward": 2 * world_size}
+        self.last = dies_at.get(kind, 0)
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.last:
+            self.die()
+        if self.kind == "stalls":
+            time.sleep(STALL)

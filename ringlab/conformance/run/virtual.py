@@ -1,0 +1,87 @@
+"""Making runs on virtual ranks, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.comm.wrappers.faulty import Fault, Faulty
+from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.faults import faults_of
+from ringlab.conformance.run.loading import TargetSpec
+from ringlab.conformance.run.rank import RankPart
+from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run.stacks import leave_place
+from ringlab.conformance.run.troubles import WrongResult, described
+from ringlab.conformance.target.claims import Claims, Target, as_target
+
+
+def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path | None = None) -> Ran:
+    """Return the outcome of the run on virtual ranks. folder: where each rank leaves its thread, for `stacks`."""
+    returned: list[int] = []
+    failed: list[int] = []
+    struck: list[Fault] = []
+    faults = faults_of(run)
+    for place in folder.glob("*.place") if folder is not None else ():
+        place.unlink()
+
+    def program(ring: Ring) -> RankResult:
+        comm = Faulty(ring.comm, faults) if faults else ring.comm
+        if folder is not None:
+            leave_place(folder, ring.rank)
+        try:
+            result = RankPart(target, run, ring.rank, Ring(comm), device).result()
+            returned.append(ring.rank)
+            return result
+        except BaseException as error:
+            failed.append(ring.rank)
+            if isinstance(error, WrongResult):
+                returned.append(ring.rank)
+            raise
+        finally:
+            struck.extend(comm.fired if isinstance(comm, Faulty) else ())
+
+    start = time.monotonic()
+    try:
+        with kept_modes():
+            outcome = VirtualCluster(run.P, memory=False).run(program)
+        ran = join(run, outcome.results)
+    except Exception as error:
+        ran = Ran(run, trouble=described(error), returned=tuple(sorted(returned)))
+        ran.failed = failed[0] if failed else -1
+    ran.spared = run.fault.startswith("dies") and not struck
+    ran.seconds = time.monotonic() - start
+    return ran
+
+
+class InThisProcess:
+    """Runs made in this process, on virtual ranks."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self.target, self.device = spec.target(), spec.device
+        self.skipped: set[Run] = set()
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def claims(self) -> Claims | Trouble:
+        return self.target.claims()
+
+    def skip(self, run: Run) -> None:
+        self.skipped.add(run)
+
+    def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        for run in runs:
+            if run not in self.skipped:
+                yield on_virtual_ranks(self.target, run, self.device)
+
+    def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
+        target = as_target(self.target, axes=axes)
+        yield from (on_virtual_ranks(target, run, self.device) for run in runs)
