@@ -20,7 +20,7 @@ import torch
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.diagnosis import LOADS
+from ringlab.conformance.checks import LOADS
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named

@@ -12,8 +12,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from ringlab.conformance.measuring import Measured, expected, measure
-from ringlab.conformance.plan_runs import size
+from ringlab.conformance.checks.check import size
+from ringlab.conformance.checks.measuring import Measured, expected, measure
 from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results

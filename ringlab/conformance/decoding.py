@@ -32,7 +32,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.conformance.calls import Calls, Check, around, report
-from ringlab.conformance.measuring import expected
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.runner import LIMIT, Report
 from ringlab.conformance.step_cases import distance

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ringlab.conformance.checks import LOADS
 from ringlab.conformance.counterexample import small
 from ringlab.conformance.run.run import GIVEN
 from ringlab.errors import apart
@@ -19,8 +20,6 @@ NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
 INVALID = ("BackendError", "CannotCall")
 """The errors that name a request, or a target, with which nothing can be run."""
-LOADS = "loads"
-"""The check before all others: the target can be imported and states its claims."""
 IGNORED = "accepted and ignored"
 """Part of the evidence about an argument that changes no result."""
 _LONGEST = 200  # characters of a fault that the first sentence does not name

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab import oracle
-from ringlab.conformance.diagnosis import LOADS
+from ringlab.conformance.checks import LOADS
 from ringlab.conformance.run.loading import named
 from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.target.calling import (

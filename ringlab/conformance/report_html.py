@@ -9,6 +9,7 @@ from typing import Any
 
 import ringlab
 from ringlab.conformance import diagnosis
+from ringlab.conformance.checks import LOADS
 from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.picture import largest_difference, over_pairs, over_tokens
 from ringlab.conformance.report import SKIPPED, evidence, mark, said, summary
@@ -80,7 +81,7 @@ def command_for(report: Report, check: str) -> str:
     """Return the command that makes one check again, "" for a target that no command can name."""
     if ":" not in report.target or any(c.isspace() for c in report.target):
         return ""
-    only = [] if check == diagnosis.LOADS else ["--only", check]
+    only = [] if check == LOADS else ["--only", check]
     words = ["ringlab", "check", report.target, *only, "--seed", str(report.seed)]
     return " ".join([shlex.join(words), *([report.options] if report.options else [])])
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from ringlab.comm.processes.launch import environment
 from ringlab.conformance import diagnosis
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.counterexample import as_run
 from ringlab.conformance.findings import Report
-from ringlab.conformance.measuring import expected
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, Run
 from ringlab.conformance.script_call import CALLS, Code, call_lines, expression, known, layout_of, names_of

@@ -1,6 +1,6 @@
 """One run of a patient on virtual ranks: errors against the oracle, messages, times, and whether all that is well.
 
-Inputs, truth and bounds are those of the conformance suite (`ringlab.conformance.measuring`).
+Inputs, truth and bounds are those of the conformance suite (`ringlab.conformance.checks.measuring`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from ringlab.comm.trace import Trace
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.measuring import expected
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.tolerance import Results, relative_error, score_rounding
 from ringlab.errors import CourseError

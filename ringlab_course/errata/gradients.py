@@ -17,7 +17,7 @@ from ringlab import oracle
 from ringlab.attention import ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.measuring import expected
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks

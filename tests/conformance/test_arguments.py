@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ringlab import plain_ring, ring_attention
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.measuring import expected
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.check import Plan
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.runner import Report, check, smaller_runs
 from ringlab.conformance.target.claims import Target, as_target

@@ -13,7 +13,7 @@ import pytest
 
 from ringlab import ring_attention
 from ringlab.comm.processes.launch import ProcessesFailedError
-from ringlab.conformance.checks_faults import FAULT_CHECKS
+from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble
 from ringlab.conformance.run.troubles import stopped_in
 from ringlab.conformance.runner import AGAIN, Report, check, check_source

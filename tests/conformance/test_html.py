@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from ringlab import plain_ring
 from ringlab.cli import app
 from ringlab.conformance import diagnosis
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.counterexample import ONE_HOT, _blocks, located, wide_runs
 from ringlab.conformance.findings import Finding, Report
-from ringlab.conformance.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.report import markdown
 from ringlab.conformance.report_html import command_for, html

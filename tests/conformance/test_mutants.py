@@ -14,9 +14,9 @@ import pytest
 
 from ringlab import plain_ring
 from ringlab.conformance import checks, self_targets
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
-from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.mutants import MUTANTS, Mutant
 from ringlab.conformance.run.loading import resolve
 from ringlab.conformance.runner import check

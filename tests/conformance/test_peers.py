@@ -20,7 +20,7 @@ from ringlab import Mask, oracle, zigzag
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.conformance import peers
-from ringlab.conformance.checks_values import rounded_to
+from ringlab.conformance.checks.values import rounded_to
 from ringlab.conformance.peers import flash_attn, ring_attention_pytorch, ring_flash_attn
 from ringlab.conformance.peers.flash_attn import Kernel, _flash_attn_backward, _flash_attn_forward
 from ringlab.conformance.peers.peer import Peer

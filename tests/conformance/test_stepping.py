@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ringlab.cli import app
 from ringlab.conformance import diagnosis
-from ringlab.conformance.measuring import Measured
+from ringlab.conformance.checks.measuring import Measured
 from ringlab.conformance.mutants import MUTANTS, STEPS
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.runner import Report

@@ -13,7 +13,7 @@ import pytest
 
 from ringlab import edits
 from ringlab.conformance import checks, styles
-from ringlab.conformance.plan_runs import Plan
+from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.runner import ALLOWED, check
 from ringlab.conformance.styles import STYLES, read
 from ringlab.errors import EditError

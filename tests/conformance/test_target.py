@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ringlab import edits, oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.conformance import Target, check, checks
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.check import Plan
+from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
 from ringlab.conformance.decoding import check_decode
 from ringlab.conformance.merging import check_merge
 from ringlab.conformance.mutants import SOURCE
-from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.run import Run, inputs, join
 from ringlab.conformance.target.calling import call, written

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ringlab import Mask, plain_ring, ring_attention
 from ringlab.conformance import checks
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_uses import CALL_CHECKS
-from ringlab.conformance.measuring import expected, measure
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.call_patterns import CALL_CHECKS
+from ringlab.conformance.checks.check import Plan
+from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.plan_runs import Plan
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.run.virtual import on_virtual_ranks

@@ -7,8 +7,6 @@ Names after the file (`… matrix FILE no_scale no_mask`) make those rows anew a
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import json
 import multiprocessing
 import platform
@@ -25,9 +23,9 @@ import numpy as np
 import torch
 
 from ringlab.conformance import checks
-from ringlab.conformance.checks_faults import FAULT_CHECKS
-from ringlab.conformance.checks_resources import RESOURCE_CHECKS
-from ringlab.conformance.measuring import expected
+from ringlab.conformance.checks.faults import FAULT_CHECKS
+from ringlab.conformance.checks.measuring import expected
+from ringlab.conformance.checks.resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
@@ -47,25 +45,6 @@ _FIXED = {"types", "many calls", "side effects", "determinism", "inputs kept", "
 _FIXED |= {each.name for each in (*RESOURCE_CHECKS, *FAULT_CHECKS)}
 ASKED = {"seeds": QUICK, "styles": tuple(name for name in QUICK if name not in _FIXED)}
 """The checks of each sweep. Ten styles are asked for their values only: what no seed changes is asked once, by a test."""
-DECIDING = (
-    "checks",
-    "checks_values",
-    "checks_order",
-    "checks_resources",
-    "checks_faults",
-    "checks_uses",
-    "checks_arguments",
-    "checks_dropout",
-    "given",
-    "uses",
-    "plan_runs",
-    "runs",
-    "measuring",
-    "rank",
-    "meters",
-    "tolerance",
-)
-"""The modules that decide whether a target passes."""
 LOOSE = 1e-2
 _MANY = 8
 """Rows for which two processes pay."""
@@ -103,48 +82,6 @@ def row(target: Target) -> Row:
             break
         passed += 1
     return Row(tuple(report.failed), passed)
-
-
-def fingerprint() -> str:
-    """Return 16 hexadecimal digits that change with the code of the checks, but not with docstrings, annotations or imports."""
-    here, digest = Path(checks.__file__).parent, hashlib.sha256()
-    for name in DECIDING:
-        tree = ast.parse((here / f"{name}.py").read_text(encoding="utf-8"))
-        digest.update(ast.dump(_Bare().visit(_without_docstrings(tree))).encode())
-    return digest.hexdigest()[:16]
-
-
-class _Bare(ast.NodeTransformer):
-    """The code without annotations of functions, and without imports: a name that is imported decides where it is used."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.returns = None
-        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            argument.annotation = None
-        self.generic_visit(node)
-        return node
-
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]  # type: ignore[attr-defined]
-    return tree
-
-
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def sweep(
@@ -231,7 +168,6 @@ def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
         "date": time.strftime("%Y-%m-%d"),
         "tier": "quick",
         "checks": list(ASKED[what]),
-        "fingerprint": fingerprint(),
     }
     sweeps = sweep(RIGHT[what], ASKED[what], SEEDS[what])
     path.write_text(json.dumps({**about, "sweeps": sweeps}, indent=2) + "\n", encoding="utf-8")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringlab.conformance import checks
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
-from ringlab.conformance.checks_resources import RESOURCE_CHECKS
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.styles import STYLES, Style
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ringlab.conformance.checks import CHECKS
-from ringlab.conformance.checks_faults import FAULT_CHECKS
+from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.peers import PEERS, peer
 from ringlab.conformance.runner import Report, check
 from ringlab.errors import BackendError

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ringlab import oracle
-from ringlab.conformance.measuring import expected, measure
+from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.runner import Finding
 from ringlab_course.checking.backward import Gradients, Problem, sum_over

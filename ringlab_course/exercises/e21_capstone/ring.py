@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.conformance.measuring import expected
-from ringlab.conformance.plan_runs import Check as SuiteCheck
+from ringlab.conformance.checks.check import Check as SuiteCheck
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Ran, Run, join
 from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage

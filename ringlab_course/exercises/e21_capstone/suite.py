@@ -17,10 +17,10 @@ import torch
 from ringlab import oracle
 from ringlab.conformance import checks
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.plan_runs import Check
-from ringlab.conformance.runner import Finding, check_source
+from ringlab.conformance.checks.check import Check
 from ringlab.conformance.run import run as drawn
 from ringlab.conformance.run.run import Meter, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.runner import Finding, check_source
 from ringlab.conformance.target.claims import Claims
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.failures import Crashed

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from ringlab.conformance.checks_arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks_dropout import DROPOUT_CHECKS
-from ringlab.conformance.checks_faults import FAULT_CHECKS
-from ringlab.conformance.checks_order import ORDER_CHECKS
-from ringlab.conformance.checks_resources import RESOURCE_CHECKS
-from ringlab.conformance.checks_uses import CALL_CHECKS
-from ringlab.conformance.checks_values import PRECISION_CHECKS, VALUE_CHECKS
-from ringlab.conformance.diagnosis import LOADS
-from ringlab.conformance.plan_runs import Check
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.call_patterns import CALL_CHECKS
+from ringlab.conformance.checks.check import Check
+from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.faults import FAULT_CHECKS
+from ringlab.conformance.checks.order import ORDER_CHECKS
+from ringlab.conformance.checks.resources import RESOURCE_CHECKS
+from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.errors import BackendError
 
+LOADS = "loads"
+"""The check before all others: the target can be imported and states its claims."""
 CHECKS: tuple[Check, ...] = (
     *VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *CALL_CHECKS, *ARGUMENT_CHECKS, *DROPOUT_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS,
 )  # fmt: skip

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ringlab.conformance.measuring import expected
-from ringlab.conformance.plan_runs import (
+from ringlab.conformance.checks.check import (
     LENGTH,
     Check,
     Plan,
@@ -29,6 +28,7 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
     needs_ranks,
 )
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES

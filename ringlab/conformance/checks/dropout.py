@@ -13,8 +13,8 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ringlab.conformance.measuring import Measured, compare, expected, truth_of
-from ringlab.conformance.plan_runs import Check, Plan, Verdict
+from ringlab.conformance.checks.check import Check, Plan, Verdict
+from ringlab.conformance.checks.measuring import Measured, compare, expected, truth_of
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import DROPOUTS, SEEDS
 from ringlab.conformance.tolerance import NAMES

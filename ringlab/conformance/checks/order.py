@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringlab.conformance.measuring import expected
-from ringlab.conformance.plan_runs import (
+from ringlab.conformance.checks.check import (
     Check,
     Judge,
     Plan,
@@ -18,6 +17,7 @@ from ringlab.conformance.plan_runs import (
     needs_own_tensors,
     needs_ranks,
 )
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 

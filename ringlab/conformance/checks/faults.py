@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ringlab.comm.processes.children import GRACE
-from ringlab.conformance.measuring import without_a_token
-from ringlab.conformance.plan_runs import (
+from ringlab.conformance.checks.check import (
     Check,
     Judge,
     Plan,
@@ -17,6 +16,7 @@ from ringlab.conformance.plan_runs import (
     needs_backward,
     needs_ranks,
 )
+from ringlab.conformance.checks.measuring import without_a_token
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 

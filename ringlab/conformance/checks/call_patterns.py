@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ringlab.conformance.plan_runs import (
+from ringlab.conformance.checks.check import (
     Check,
     Plan,
     Runs,

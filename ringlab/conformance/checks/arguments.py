@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringlab.conformance.plan_runs import Check, Plan, Verdict, by_errors, needs_own_tensors
+from ringlab.conformance.checks.check import Check, Plan, Verdict, by_errors, needs_own_tensors
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,

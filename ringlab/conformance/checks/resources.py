@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ringlab.conformance.plan_runs import Check, Plan, Verdict, needs_ring
+from ringlab.conformance.checks.check import Check, Plan, Verdict, needs_ring
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.measuring import measure
+from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.run.isolation import HUNG
 from ringlab.conformance.run.run import Ran, Run, Trouble
 from ringlab.conformance.run.source import Guessing

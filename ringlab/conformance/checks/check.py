@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
-from ringlab.conformance.measuring import Measured, measure
+from ringlab.conformance.checks.measuring import Measured, measure
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES
