@@ -20,8 +20,8 @@ from ringlab.cli.output import Json, counted, ignored, people, print_json, stder
 from ringlab.errors import RinglabError
 
 if TYPE_CHECKING:
+    from ringlab.conformance.report.findings import Report
     from ringlab.conformance.run.torchrun.lead import Lead
-    from ringlab.conformance.runner import Report
 
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report there too.")]
 
@@ -124,27 +124,27 @@ def _made(make: Callable[[], Report], as_json: bool) -> Report:
 def _attention(
     lead: Lead | None, target: str, transport: str, device: str, claims: dict[str, Any], **asked: Any
 ) -> Report:
-    from ringlab.conformance import runner
-    from ringlab.conformance.diagnosis import NOT_RUN
+    from ringlab.conformance import suite
+    from ringlab.conformance.report.diagnosis import NOT_RUN
     from ringlab.conformance.run.loading import TargetSpec
 
-    checks = runner.selected(asked["only"], asked["quick"])
+    checks = suite.selected(asked["only"], asked["quick"])
     with counted("check", 1 + len(checks)) as step:
         asked["progress"] = lambda finding: step(
             "" if finding.ok or finding.evidence in NOT_RUN else f"{finding.name} failed"
         )
         if lead is None:
-            return runner.check(target, transport=transport, device=device, **asked, **claims)
+            return suite.check(target, transport=transport, device=device, **asked, **claims)
         source = lead.source(TargetSpec(target, device=device, claims=claims), asked["limit"])
-        return runner.report_on(source, source.spec, **asked)
+        return suite.report_on(source, source.spec, **asked)
 
 
 def _other(
     lead: Lead | None, kind: str, target: str, lse_base: float, claims: dict[str, Any], limit: float, **asked: Any
 ) -> Report:  # fmt: skip
-    from ringlab.conformance.decoding import check_decode
-    from ringlab.conformance.merging import check_merge
-    from ringlab.conformance.stepping import check_step
+    from ringlab.conformance.kinds.decode import check_decode
+    from ringlab.conformance.kinds.merge import check_merge
+    from ringlab.conformance.kinds.step import check_step
     from ringlab.errors import BackendError
 
     if kind == "merge":
@@ -158,21 +158,21 @@ def _other(
 
 def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoReturn:
     """Write the report into the files asked for, print it, and end with its status."""
-    from ringlab.conformance import report, report_html
+    from ringlab.conformance.report import html, junit, text
 
-    texts = (report.markdown, report.junit, report_html.html, report.script, report.badge)
-    for path, text in zip(files.values(), texts, strict=True):
-        if path is not None and (written := text(found)):
+    made = (text.markdown, junit.junit, html.html, lambda found: found.script, text.badge)
+    for path, make in zip(files.values(), made, strict=True):
+        if path is not None and (written := make(found)):
             path.write_text(written, encoding="utf-8")
     if as_json:
         print_json(found.as_dict())
         raise typer.Exit(_status(found))
-    for sentence in (*report.said(found), *report.no_script(found)):
+    for sentence in (*text.said(found), *text.no_script(found)):
         style = "bold yellow" if sentence == found.right_if else "bold"
         people.print(f"{sentence}\n", style=style, highlight=False)
-    people.print(_table(found, report.evidence(found)))
+    people.print(_table(found, text.evidence(found)))
     if found.findings[0].ok:
-        people.print(report.summary(found), highlight=False)
+        people.print(text.summary(found), highlight=False)
     raise typer.Exit(_status(found))
 
 
@@ -187,8 +187,8 @@ def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> Non
 
 
 def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any], device: str) -> None:
+    from ringlab.conformance.report.script import attach, attach_nothing
     from ringlab.conformance.run.loading import load
-    from ringlab.conformance.script import attach, attach_nothing
 
     if kind != "attention":
         attach_nothing(found, {"merge": "merge", "decode": "decode", "step": "training step"}[kind])
@@ -230,7 +230,7 @@ def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_jso
 
 def _status(found: Report) -> int:
     """1 if a check failed, 2 if the reference names nothing that can be checked."""
-    from ringlab.conformance.diagnosis import INVALID
+    from ringlab.conformance.report.diagnosis import INVALID
 
     first = found.findings[0]
     return 0 if found.ok else 2 if not first.ok and any(error in first.evidence for error in INVALID) else 1
@@ -316,7 +316,7 @@ def _bad(error: RinglabError, as_json: bool) -> NoReturn:
 
 
 def _table(found: Report, texts: dict[str, str]) -> Table:
-    from ringlab.conformance.diagnosis import NOT_RUN
+    from ringlab.conformance.report.diagnosis import NOT_RUN
 
     table = Table(title=f"conformance of {found.target}", title_justify="left")
     for column in ("", "check", "evidence"):

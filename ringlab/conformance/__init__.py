@@ -1,15 +1,30 @@
-"""Checks for anybody's ring attention, and the bounds they hold results to: `check(function)`, `Target`."""
+"""Checks for anybody's ring attention, and the bounds they hold results to: `check(function)`, `Target`.
+
+`suite.py` has `check`, and reads as the list of its stages. The rooms around it, from the top; each imports only from those below it:
+
+    kinds      other functions that are checked: a merge, a decode, a training step; linear attention's cases and bounds
+    suite.py   all checks of a ring, from its claims to its report
+    report     the findings, the first fault in a sentence, the counterexample; as text, HTML, JUnit's XML, or a script
+    checks     one file a subject: the runs that it plans, and its verdict on their outcome; the truth of a run
+    run        a run as data, and who makes it: virtual ranks, processes, torchrun's ranks
+    mutants    wrong rings and wrong steps, which the checks must find; peers: published packages; styles, self_targets,
+               plain_distributed: right rings, which they must pass
+    target     what is checked, and how it is called
+    cases      the table that ringlab itself must pass, `ringlab verify`; tolerance: the bounds, derived
+
+`plugin.py` makes a pytest test of each check.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringlab.conformance.runner import Report as Report
-    from ringlab.conformance.runner import check as check
+    from ringlab.conformance.report.findings import Report as Report
+    from ringlab.conformance.suite import check as check
     from ringlab.conformance.target.claims import Target as Target
 
-_HOME = {"check": "runner", "Report": "runner", "Target": "target.claims"}
+_HOME = {"check": "suite", "Report": "report.findings", "Target": "target.claims"}
 __all__ = ["Report", "Target", "check"]
 
 

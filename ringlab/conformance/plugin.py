@@ -84,7 +84,7 @@ def _report(session: pytest.Session) -> Any:
     """The report on all checks of this session, made once."""
     config = session.config
     if _REPORT not in config.stash:
-        from ringlab.conformance.runner import check
+        from ringlab.conformance.suite import check
 
         config.stash[_REPORT] = check(
             config.getoption("--ringlab-target"),

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.step_cases import Case, Result, given, result
-from ringlab.conformance.stepping import check_step
+from ringlab.conformance.kinds.step import check_step
+from ringlab.conformance.kinds.step_cases import Case, Result, given, result
 from ringlab_course.clinic import packed_row
 from ringlab_course.clinic.edits import Changes, edited, program_of
 from ringlab_course.clinic.suite import KillMatrix

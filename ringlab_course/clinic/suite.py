@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ringlab.conformance.runner import Finding, Report, check
+from ringlab.conformance.report.findings import Finding, Report
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 from ringlab_course.clinic import sound
 from ringlab_course.clinic.patients import SOUND, Patient, patient

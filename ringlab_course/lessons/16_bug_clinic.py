@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ringlab import contiguous
-from ringlab.conformance.step_cases import Case
+from ringlab.conformance.kinds.step_cases import Case
 from ringlab_course import compare, predict
 from ringlab_course.clinic import field, suite
 from ringlab_course.clinic.bedside import block_backward, sees

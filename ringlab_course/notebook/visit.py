@@ -7,7 +7,7 @@ import re
 import textwrap
 from typing import Any
 
-from ringlab.conformance.runner import Report
+from ringlab.conformance.report.findings import Report
 from ringlab_course.checking.failures import Failure
 from ringlab_course.clinic import bedside, suite
 from ringlab_course.clinic.case import Case, Findings

@@ -16,8 +16,10 @@ from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.report.counterexample import smaller_runs
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
-from ringlab.conformance.runner import Report, check, smaller_runs
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.layout import per_document
 

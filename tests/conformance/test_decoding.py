@@ -13,8 +13,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.conformance.decoding import CHECKS, Case, check_decode
-from ringlab.conformance.runner import Report
+from ringlab.conformance.kinds.decode import CHECKS, Case, check_decode
+from ringlab.conformance.report.findings import Report
 from ringlab.errors import BackendError
 from ringlab.merge import Partial, merge, state_dtype
 from tests.conformance.right_decodes import Local, local, reduced

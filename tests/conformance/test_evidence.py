@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ringlab.conformance import checks
-from ringlab.conformance.decoding import CHECKS as DECODE_CHECKS
-from ringlab.conformance.merging import CHECKS as MERGE_CHECKS
+from ringlab.conformance.kinds.decode import CHECKS as DECODE_CHECKS
+from ringlab.conformance.kinds.merge import CHECKS as MERGE_CHECKS
+from ringlab.conformance.kinds.step import CHECKS as STEP_CHECKS
 from ringlab.conformance.mutants import MUTANTS, STEPS
-from ringlab.conformance.stepping import CHECKS as STEP_CHECKS
 from tools.conformance import evidence, matrix_page
 from tools.conformance.matrix_page import MEASURES, Row
 

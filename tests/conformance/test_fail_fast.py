@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.conformance.diagnosis import STOPPED
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.report import badge, junit, mark, said, summary
-from ringlab.conformance.report_html import html
-from ringlab.conformance.runner import check
+from ringlab.conformance.report.diagnosis import STOPPED
+from ringlab.conformance.report.html import html
+from ringlab.conformance.report.junit import junit
+from ringlab.conformance.report.text import badge, mark, said, summary
+from ringlab.conformance.suite import check
 
 WRONG = "ringlab.conformance.mutants"
 

@@ -14,9 +14,10 @@ import pytest
 from ringlab import ring_attention
 from ringlab.comm.processes.launch import ProcessesFailedError
 from ringlab.conformance.checks.faults import FAULT_CHECKS
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble
 from ringlab.conformance.run.troubles import stopped_in
-from ringlab.conformance.runner import AGAIN, Report, check, check_source
+from ringlab.conformance.suite import AGAIN, check, check_source
 from ringlab.conformance.target.claims import Claims, as_target
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"

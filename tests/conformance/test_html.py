@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 
 from ringlab import plain_ring
 from ringlab.cli import app
-from ringlab.conformance import diagnosis
 from ringlab.conformance.checks.measuring import expected
-from ringlab.conformance.counterexample import ONE_HOT, _blocks, located, wide_runs
-from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.report import markdown
-from ringlab.conformance.report_html import command_for, html
+from ringlab.conformance.report import diagnosis
+from ringlab.conformance.report.counterexample import ONE_HOT, _blocks, located, wide_runs
+from ringlab.conformance.report.findings import Finding, Report
+from ringlab.conformance.report.html import command_for, html
+from ringlab.conformance.report.text import markdown
 from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
-from ringlab.conformance.runner import check
+from ringlab.conformance.suite import check
 
 HOSTILE = "<script>alert('x')</script>\"&\x00<img src=//host.example/x onerror=alert(1)>"
 ALONE = {"meta", "rect", "path"}

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.isolation import Isolated
 from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.run import Run
-from ringlab.conformance.runner import Report, check
+from ringlab.conformance.suite import check
 
 HERE = "tests.conformance.bad_targets"
 LIMIT = 6.0

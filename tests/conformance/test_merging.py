@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab.conformance.merging import CHECKS, Case, check_merge, partials
+from ringlab.conformance.kinds.merge import CHECKS, Case, check_merge, partials
 from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial, merge
 

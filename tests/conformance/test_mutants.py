@@ -19,7 +19,7 @@ from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
 from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.mutants import MUTANTS, Mutant
 from ringlab.conformance.run.loading import resolve
-from ringlab.conformance.runner import check
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 from ringlab.errors import BackendError, EditError
 

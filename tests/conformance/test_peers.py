@@ -24,8 +24,9 @@ from ringlab.conformance.checks.values import rounded_to
 from ringlab.conformance.peers import flash_attn, ring_attention_pytorch, ring_flash_attn
 from ringlab.conformance.peers.flash_attn import Kernel, _flash_attn_backward, _flash_attn_forward
 from ringlab.conformance.peers.peer import Peer
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.loading import load
-from ringlab.conformance.runner import Report, check
+from ringlab.conformance.suite import check
 from ringlab.conformance.tolerance import Results, bounds, errors, relative_error, truth
 from ringlab.errors import BackendError
 from tools.conformance import peers as study

@@ -20,13 +20,15 @@ from ringlab import conformance, plain_ring
 from ringlab.cli import app
 from ringlab.cli.check import _table
 from ringlab.conformance import checks
-from ringlab.conformance.decoding import check_decode
-from ringlab.conformance.diagnosis import NOT_ASKED
-from ringlab.conformance.merging import check_merge
-from ringlab.conformance.report import badge, evidence, junit, markdown, said, summary
-from ringlab.conformance.report_html import html
-from ringlab.conformance.runner import Finding, Report, check
-from ringlab.conformance.stepping import check_step
+from ringlab.conformance.kinds.decode import check_decode
+from ringlab.conformance.kinds.merge import check_merge
+from ringlab.conformance.kinds.step import check_step
+from ringlab.conformance.report.diagnosis import NOT_ASKED
+from ringlab.conformance.report.findings import Finding, Report
+from ringlab.conformance.report.html import html
+from ringlab.conformance.report.junit import junit
+from ringlab.conformance.report.text import badge, evidence, markdown, said, summary
+from ringlab.conformance.suite import check
 from ringlab.layout import get_layout
 from ringlab.plain_step import step
 

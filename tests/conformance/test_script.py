@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 from ringlab import VirtualCluster
 from ringlab.cli import app
 from ringlab.comm.ring import Ring
-from ringlab.conformance import diagnosis, script, script_call
-from ringlab.conformance.counterexample import located
-from ringlab.conformance.findings import Finding, Report
 from ringlab.conformance.mutants import MUTANTS, SOURCE
+from ringlab.conformance.report import diagnosis, script
+from ringlab.conformance.report.counterexample import located
+from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.rank import RankPart
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
-from ringlab.conformance.runner import check
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -228,7 +228,7 @@ def test_a_script_has_an_expression_for_each_argument_that_the_suite_passes() ->
     def names(ring: Ring) -> set[str]:
         return {*RankPart(target, run, ring.rank, ring)._known()}
 
-    assert VirtualCluster(2, memory=False).run(names).results[0] == {*script_call.known(run, target, "t")}
+    assert VirtualCluster(2, memory=False).run(names).results[0] == {*script.known(run, target, "t")}
 
 
 def test_a_script_that_shows_nothing_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

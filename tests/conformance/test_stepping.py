@@ -16,13 +16,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.conformance import diagnosis
 from ringlab.conformance.checks.measuring import Measured
+from ringlab.conformance.kinds.step import CHECKS, check_step
+from ringlab.conformance.kinds.step_cases import IGNORE, Case, Result, batch
 from ringlab.conformance.mutants import MUTANTS, STEPS
+from ringlab.conformance.report import diagnosis
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Run
-from ringlab.conformance.runner import Report
-from ringlab.conformance.step_cases import IGNORE, Case, Result, batch
-from ringlab.conformance.stepping import CHECKS, check_step
 from ringlab.errors import BackendError
 from ringlab.plain_step import Model, step
 from tests.laws.draw import SEEDS

@@ -14,8 +14,9 @@ import pytest
 from ringlab import edits
 from ringlab.conformance import checks, styles
 from ringlab.conformance.checks.check import Plan
-from ringlab.conformance.runner import ALLOWED, check
+from ringlab.conformance.report.findings import ALLOWED
 from ringlab.conformance.styles import STYLES, read
+from ringlab.conformance.suite import check
 from ringlab.errors import EditError
 
 MESSAGES_AND_MEMORY = {"rounds", "bytes", "gather", "peak memory", "work"}

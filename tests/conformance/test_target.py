@@ -16,8 +16,8 @@ from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
-from ringlab.conformance.decoding import check_decode
-from ringlab.conformance.merging import check_merge
+from ringlab.conformance.kinds.decode import check_decode
+from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.run import Run, inputs, join

@@ -17,10 +17,12 @@ from ringlab.conformance.checks.call_patterns import CALL_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.report.counterexample import smaller_runs
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.run.virtual import on_virtual_ranks
-from ringlab.conformance.runner import Report, check, smaller_runs
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.calling import AXES, as_axes, from_axes
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError

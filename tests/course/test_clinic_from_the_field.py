@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.step_cases import Case, result
-from ringlab.conformance.stepping import check_step
+from ringlab.conformance.kinds.step import check_step
+from ringlab.conformance.kinds.step_cases import Case, result
 from ringlab.layout import get_layout
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.clinic import field, packed_row

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.run import Run
-from ringlab.conformance.runner import Finding, Report
 from ringlab.errors import CourseError
 from ringlab.layout import contiguous, striped, zigzag
 from ringlab_course.checking.failures import Failure

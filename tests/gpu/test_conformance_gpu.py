@@ -8,7 +8,7 @@ pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudp
 
 from ringlab.conformance import self_targets
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.runner import check
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 
 CHECKS = ("types", "forward", "lse", "dq", "dk", "dv", "masks", "grouped heads", "ragged", "bytes", "gather")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ringlab import VirtualCluster
-from ringlab.conformance.scan_cases import attend_to, join
-from ringlab.conformance.scan_tolerance import Inputs, Results, bounds, errors, truth
+from ringlab.conformance.kinds.scan_cases import attend_to, join
+from ringlab.conformance.kinds.scan_tolerance import Inputs, Results, bounds, errors, truth
 from ringlab.layout import Layout, contiguous, dealt, zigzag
 from ringlab.merge import state_dtype
 from ringlab.scan.chain import SCANS

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
-from ringlab.conformance.scan_cases import AXES, Case, attend, covering, join, problem
-from ringlab.conformance.scan_tolerance import Results, errors
+from ringlab.conformance.kinds.scan_cases import AXES, Case, attend, covering, join, problem
+from ringlab.conformance.kinds.scan_tolerance import Results, errors
 from ringlab.merge import state_dtype
 from ringlab.scan.chain import SCANS
 

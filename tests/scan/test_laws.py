@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
-from ringlab.conformance.scan_cases import attend_to, join
+from ringlab.conformance.kinds.scan_cases import attend_to, join
 from ringlab.errors import BackendError
 from ringlab.layout import contiguous, zigzag
 from ringlab.scan import passing

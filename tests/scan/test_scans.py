@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ringlab import VirtualCluster
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Trace
-from ringlab.conformance.scan_cases import attend_to
+from ringlab.conformance.kinds.scan_cases import attend_to
 from ringlab.cost.scan_traffic import (
     LinearAttention,
     attend_flops,

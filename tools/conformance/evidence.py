@@ -27,10 +27,11 @@ from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.checks.resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.report.findings import Finding
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
-from ringlab.conformance.runner import Finding, check
 from ringlab.conformance.styles import STYLES
+from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 from tools.conformance import matrix_page
 from tools.conformance.matrix_page import SEEDS, Row

@@ -20,7 +20,8 @@ import torch
 from ringlab.conformance.checks import CHECKS
 from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.peers import PEERS, peer
-from ringlab.conformance.runner import Report, check
+from ringlab.conformance.report.findings import Report
+from ringlab.conformance.suite import check
 from ringlab.errors import BackendError
 
 LIMIT = 60.0

@@ -101,6 +101,7 @@ def floors(root: Path) -> list[tuple[str, list[str]]]:
         [f"{package}.{name}" for name in layer.split(" : ")]
         for contract in settings["contracts"]
         for package in contract.get("containers", ())
+        if "." not in package  # rooms inside a package are told by its docstring
         for layer in reversed(contract["layers"])
     ]
     return list(zip(NAMES, rooms, strict=True))

@@ -15,8 +15,8 @@ import torch
 
 from ringlab import oracle
 from ringlab.conformance.checks.measuring import expected, measure
+from ringlab.conformance.report.findings import Finding
 from ringlab.conformance.run.run import Ran, Run
-from ringlab.conformance.runner import Finding
 from ringlab_course.checking.backward import Gradients, Problem, sum_over
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all

@@ -18,9 +18,10 @@ from ringlab import oracle
 from ringlab.conformance import checks
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.checks.check import Check
+from ringlab.conformance.report.findings import Finding
 from ringlab.conformance.run import run as drawn
 from ringlab.conformance.run.run import Meter, Ran, RankResult, Run, Trouble, join
-from ringlab.conformance.runner import Finding, check_source
+from ringlab.conformance.suite import check_source
 from ringlab.conformance.target.claims import Claims
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.failures import Crashed

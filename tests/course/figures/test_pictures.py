@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, contiguous, striped, zigzag
-from ringlab.conformance.runner import Finding
+from ringlab.conformance.report.findings import Finding
 from ringlab.cost.hardware import hardware
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError

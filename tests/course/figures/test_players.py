@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringlab import contiguous, zigzag
-from ringlab.conformance.runner import Finding
+from ringlab.conformance.report.findings import Finding
 from ringlab.viz.frontend import FRAMES
 from ringlab.viz.lanes import Span
 from ringlab.viz.style import png

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
+from ringlab.conformance.kinds.scan_tolerance import Inputs, Results, bounds, truth
 from ringlab.conformance.pairwise_cases import covering_pairs
-from ringlab.conformance.scan_tolerance import Inputs, Results, bounds, truth
 from ringlab.layout import Layout, contiguous, dealt, per_document, zigzag
 from ringlab.merge import state_dtype
 from ringlab.scan.attention import linear_attention

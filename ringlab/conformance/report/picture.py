@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ringlab.conformance.counterexample import as_run
-from ringlab.conformance.diagnosis import beyond
+from ringlab.conformance.report.counterexample import as_run
+from ringlab.conformance.report.diagnosis import beyond
 
 _CELL, _EDGE, _ROW = 10, 34, 26  # units of a picture: a cell, the space for labels, and a row of the strip
 _ZOOM = 1.5  # of a picture, at most: a small one would have huge letters

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.comm.ring import Ring
-from ringlab.conformance.calls import Calls, Check, around, report
 from ringlab.conformance.checks.measuring import expected
+from ringlab.conformance.kinds.calls import Calls, Check, around, distance, report
+from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Run, inputs
-from ringlab.conformance.runner import LIMIT, Report
-from ringlab.conformance.step_cases import distance
+from ringlab.conformance.suite import LIMIT
 from ringlab.conformance.target.calling import call
 from ringlab.errors import BackendError, apart
 from ringlab.merge import state_dtype
@@ -185,7 +185,7 @@ def check_decode(
     ranks in this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of q, or invalid ranks.
 
-    >>> from ringlab.conformance.decoding import check_decode
+    >>> from ringlab.conformance.kinds.decode import check_decode
     >>> def alone(ring, q, k, v):  # right on one rank, which has the whole cache
     ...     weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
     ...     return weights @ v

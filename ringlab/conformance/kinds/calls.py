@@ -5,6 +5,7 @@ For kinds of targets whose results are compared with each other, or with the ora
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -15,19 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.checks import LOADS
+from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.run import RAISED, Trouble
 from ringlab.conformance.run.stacks import stacks, tell_stacks
 from ringlab.conformance.run.troubles import crash_in, described, first_trouble
-from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.target.argument_names import AROUND, GROUPS
 from ringlab.conformance.target.calling import (
     CannotCall,
@@ -295,3 +298,8 @@ def _finding(check: Check[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lac
 
 
 NOT_ASKED = "does not apply: "
+
+
+def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Return the absolute difference of each entry, infinite where one is NaN."""
+    return np.nan_to_num(np.abs(found - right), nan=math.inf)

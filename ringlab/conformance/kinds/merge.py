@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab.conformance.checks import LOADS
+from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.loading import named
-from ringlab.conformance.runner import Finding, Report
 from ringlab.conformance.target.calling import (
     CannotCall,
     called,
@@ -84,7 +84,7 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
     base: of which all lse are logarithms, those that come in and the one that is returned.
     Raises: BackendError for an unknown check, a target that is no function of two arguments, or a base that is not a number above 1.
 
-    >>> from ringlab.conformance.merging import check_merge
+    >>> from ringlab.conformance.kinds.merge import check_merge
     >>> check_merge(lambda outs, lses: (lses.softmax(0).unsqueeze(-1) * outs).sum(0), only=["values"]).ok
     True
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringlab.conformance import diagnosis
-from ringlab.conformance.diagnosis import NOT_RUN, STOPPED
+from ringlab.conformance.report import diagnosis
+from ringlab.conformance.report.diagnosis import NOT_RUN, STOPPED
 
 ALLOWED = "allowed, "
 """How the evidence begins of a check that fails on purpose, as the target says."""
@@ -17,7 +17,7 @@ class Finding:
     """The result of one check. `applies` is False if the target does not claim the property checked.
 
     where: if values are wrong, {"smallest": …, "shown": …}: where they are in the smallest run found, and in one on more
-    ranks (see `ringlab.conformance.counterexample.Located`). If a run failed, {"run": …, "trouble": …, "rank": …}.
+    ranks (see `ringlab.conformance.report.counterexample.Located`). If a run failed, {"run": …, "trouble": …, "rank": …}.
     """
 
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ringlab.conformance.checks import LOADS
-from ringlab.conformance.counterexample import small
+from ringlab.conformance.report.counterexample import small
 from ringlab.conformance.run.run import GIVEN
 from ringlab.errors import apart
 
@@ -35,7 +35,7 @@ _DOES = {
 
 
 class _Finding(Protocol):
-    """A finding, as `ringlab.conformance.findings.Finding` is one."""
+    """A finding, as `ringlab.conformance.report.findings.Finding` is one."""
 
     @property
     def name(self) -> str: ...

@@ -16,9 +16,9 @@ from ringlab.conformance import checks
 from ringlab.conformance.checks import LOADS, guesses
 from ringlab.conformance.checks.check import Check, Plan, Verdict, size
 from ringlab.conformance.checks.measuring import measure, truth_of
-from ringlab.conformance.counterexample import Search, is_gross, smaller_runs, troubled
-from ringlab.conformance.diagnosis import NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
-from ringlab.conformance.findings import ALLOWED, Finding, Report
+from ringlab.conformance.report.counterexample import Search, is_gross, smaller_runs, troubled
+from ringlab.conformance.report.diagnosis import NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
+from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 from ringlab.conformance.run.arguments import names_given
 from ringlab.conformance.run.isolation import HUNG, Isolated
 from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of

@@ -32,9 +32,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ringlab.conformance.calls import NOT_ASKED, Calls, Check, report
-from ringlab.conformance.runner import LIMIT, Report
-from ringlab.conformance.step_cases import (
+from ringlab.conformance.kinds.calls import NOT_ASKED, Calls, Check, distance, report
+from ringlab.conformance.kinds.step_cases import (
     GIVEN,
     LABELS,
     OPTIONS,
@@ -42,11 +41,12 @@ from ringlab.conformance.step_cases import (
     SEQUENCES,
     Case,
     Result,
-    distance,
     length,
     names,
     result,
 )
+from ringlab.conformance.report.findings import Report
+from ringlab.conformance.suite import LIMIT
 from ringlab.errors import BackendError, apart
 
 StepCalls: TypeAlias = Calls[Case, Result]
@@ -348,7 +348,7 @@ def check_step(
     seconds for each call on processes; a step over ringlab's Comm runs on virtual ranks in this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of tokens, or invalid ranks.
 
-    >>> from ringlab.conformance.stepping import check_step
+    >>> from ringlab.conformance.kinds.step import check_step
     >>> from ringlab.plain_step import step
     >>> check_step(step, only=["loss", "gradients"], ranks=[2]).failed
     []

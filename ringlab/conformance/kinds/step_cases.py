@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
-from ringlab.conformance.calls import around
+from ringlab.conformance.kinds.calls import around
 from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError
 
@@ -173,8 +172,3 @@ def _named(gradients: Any) -> dict[str, Tensor]:
     if not found:
         raise BackendError("gradients", "None for every weight", "leave out zero_grad() before the return")
     return found
-
-
-def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Return the absolute difference of each entry, infinite where one is NaN."""
-    return np.nan_to_num(np.abs(found - right), nan=math.inf)

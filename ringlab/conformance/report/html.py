@@ -8,11 +8,11 @@ from html import escape as escaped
 from typing import Any
 
 import ringlab
-from ringlab.conformance import diagnosis
 from ringlab.conformance.checks import LOADS
-from ringlab.conformance.findings import Finding, Report
-from ringlab.conformance.picture import largest_difference, over_pairs, over_tokens
-from ringlab.conformance.report import SKIPPED, evidence, mark, said, summary
+from ringlab.conformance.report import diagnosis
+from ringlab.conformance.report.findings import Finding, Report
+from ringlab.conformance.report.picture import largest_difference, over_pairs, over_tokens
+from ringlab.conformance.report.text import SKIPPED, evidence, mark, said, summary
 from ringlab.errors import apart
 
 PICTURES = 3

@@ -1,16 +1,15 @@
-"""A report as a file: Markdown for people, JUnit for test viewers. JSON is `Report.as_dict()`."""
+"""A report as text: Markdown, its parts in words, and a badge. JSON is `Report.as_dict()`."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from xml.etree import ElementTree
 
 import ringlab
-from ringlab.conformance import diagnosis
-from ringlab.conformance.diagnosis import STOPPED
-from ringlab.conformance.findings import ALLOWED, Finding, Report
+from ringlab.conformance.report import diagnosis
+from ringlab.conformance.report.diagnosis import STOPPED
+from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 
 
 def mark(finding: Finding) -> str:
@@ -57,11 +56,6 @@ def no_script(report: Report) -> list[str]:
     return [f"No script is written: {report.no_script}."] if report.no_script else []
 
 
-def script(report: Report) -> str:
-    """Return the smallest counterexample as a script, "" if there is none."""
-    return report.script
-
-
 def markdown(report: Report) -> str:
     """Return the report as a Markdown table below its first fault and its verdict."""
     lines = [
@@ -84,38 +78,6 @@ def markdown(report: Report) -> str:
 
 
 SKIPPED = ("does not apply", "not run")
-
-
-def junit(report: Report) -> str:
-    """Return the report as JUnit's XML: a test case for each check, skipped if it does not apply."""
-    failed = len(report.failed)
-    skipped = sum(mark(finding) in SKIPPED for finding in report.findings)
-    suite = ElementTree.Element(
-        "testsuite", name=f"ringlab check {_xml(report.target)}", tests=str(len(report.findings)),
-        failures=str(failed), errors="0", skipped=str(skipped), time=f"{report.seconds:.3f}",
-    )  # fmt: skip
-    if report.not_asked:
-        properties = ElementTree.SubElement(suite, "properties")
-        ElementTree.SubElement(
-            properties, "property", name="not asked", value=_xml(", ".join(report.not_asked))
-        )
-    for finding in report.findings:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=_xml(report.target), name=finding.name, time=f"{finding.seconds:.3f}"
-        )
-        if mark(finding) in SKIPPED:
-            ElementTree.SubElement(case, "skipped", message=_xml(finding.evidence))
-        elif not finding.ok:
-            message = _xml(f"{finding.evidence}. {report.right_if}" if report.right_if else finding.evidence)
-            ElementTree.SubElement(case, "failure", message=message).text = (
-                _xml(finding.counterexample) or message
-            )
-        else:
-            ElementTree.SubElement(case, "system-out").text = _xml(finding.evidence)
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def badge(report: Report) -> str:
@@ -141,11 +103,3 @@ def _cell(text: str) -> str:
 
 def _plain(text: str) -> str:
     return text.replace("\\", "\\\\").replace("<", "&lt;")
-
-
-def _xml(text: str) -> str:
-    """The text without characters that XML cannot hold: a target may print anything."""
-    return "".join(
-        c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "�"
-        for c in text
-    )
