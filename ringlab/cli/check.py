@@ -167,7 +167,7 @@ def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoRetu
     if as_json:
         print_json(found.as_dict())
         raise typer.Exit(_status(found))
-    for sentence in (*text.said(found), *text.no_script(found)):
+    for sentence in (*found.sentences, *text.no_script(found)):
         style = "bold yellow" if sentence == found.right_if else "bold"
         people.print(f"{sentence}\n", style=style, highlight=False)
     people.print(_table(found, text.evidence(found)))

@@ -13,7 +13,7 @@ from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.report.diagnosis import STOPPED
 from ringlab.conformance.report.html import html
 from ringlab.conformance.report.junit import junit
-from ringlab.conformance.report.text import badge, mark, said, summary
+from ringlab.conformance.report.text import badge, mark, summary
 from ringlab.conformance.suite import check
 
 WRONG = "ringlab.conformance.mutants"
@@ -25,7 +25,7 @@ def test_a_report_ends_at_its_first_fault_if_that_is_asked_for() -> None:
     left = [each.name for each in report.findings if each.evidence == STOPPED]
     assert report.failed == ["long shards"] and len(left) > 30 and not report.ok
     assert report.runs < 60, "the whole quick tier makes more than a hundred"
-    first, *others = said(report)
+    first, *others = report.sentences
     assert first.startswith("out is wrong") and f"{len(left)} other checks were not run." in others
     assert summary(report).endswith("1 failed: long shards")
     assert mark(report.findings[-1]) == "not run" and "not run" in html(report)

@@ -27,7 +27,7 @@ from ringlab.conformance.report.diagnosis import NOT_ASKED
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.html import html
 from ringlab.conformance.report.junit import junit
-from ringlab.conformance.report.text import badge, evidence, markdown, said, summary
+from ringlab.conformance.report.text import badge, evidence, markdown, summary
 from ringlab.conformance.suite import check
 from ringlab.layout import get_layout
 from ringlab.plain_step import step
@@ -181,7 +181,7 @@ def test_a_target_that_is_called_wrongly_is_asked_no_more() -> None:
     report = check(zigzag, quick=True, isolate=False, ragged=False)
     left = [each.name for each in report.findings if each.evidence == NOT_ASKED]
     assert "zigzag" in report.right_if and report.runs < 30 and len(left) > 10 and not report.ok
-    assert f"{len(left)} other checks were not run." in said(report)
+    assert f"{len(left)} other checks were not run." in report.sentences
     assert _table(report, evidence(report)).row_count == len(report.findings) - len(left)
 
 
@@ -201,7 +201,7 @@ def test_rounding_does_not_hide_a_fault_and_other_faults_are_named_too() -> None
     names = ("forward", "dv", "precision", "window")
     report = check(ignores_a_window, quick=True, only=names, isolate=False)
     assert report.failed == list(names)
-    first, float64, beside, others = said(report)
+    first, float64, beside, others = report.sentences
     assert first.startswith("dv is wrong")
     assert float64.startswith(
         "In float64 it gives the digits of float32. If float64 is not meant, name the dtypes"
@@ -209,8 +209,8 @@ def test_rounding_does_not_hide_a_fault_and_other_faults_are_named_too() -> None
     assert "dv is 2 times the true one" in beside
     assert others == "Other faults: “window”: window, accepted and ignored: no result changes."
     report = check(rounds_float64, quick=True, only=("forward", "dv", "precision"), isolate=False)
-    assert said(report)[0].startswith("dv is wrong")
-    assert str(report).startswith(said(report)[0]) and "\nforward: out wrong in " in str(report)
+    assert report.sentences[0].startswith("dv is wrong")
+    assert str(report).startswith(report.sentences[0]) and "\nforward: out wrong in " in str(report)
 
 
 def test_the_same_error_is_shown_once() -> None:
@@ -224,7 +224,7 @@ def test_the_same_error_is_shown_once() -> None:
 def test_without_a_target_the_table_says_so_once() -> None:
     report = check("ringlab.no_such_module:ring", quick=True, only=("forward", "dq"))
     assert _table(report, evidence(report)).row_count == 1
-    assert said(report)[-1] == "2 other checks were not run."
+    assert report.sentences[-1] == "2 other checks were not run."
 
 
 def test_only_the_named_checks_are_made() -> None:

@@ -35,6 +35,11 @@ class Plan:
         return [d for d in wanted if d in self.claims.dtypes] or list(self.claims.dtypes)[:1]
 
     @property
+    def half(self) -> list[str]:
+        """Return the first half dtype that the target claims, if there is one."""
+        return [d for d in self.claims.dtypes if d in ("bfloat16", "float16")][:1]
+
+    @property
     def mask(self) -> bool:
         """Return whether plain runs are causal: only if the target computes nothing else."""
         return False not in self.claims.causal

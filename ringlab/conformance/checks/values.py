@@ -74,7 +74,6 @@ def _masks(plan: Plan) -> list[Run]:
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
-    half = [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
     scale = 0.5 if plan.claims.scale else None
     many = [16] if 16 in plan.claims.ranks and plan.claims.over == RING else []
     return [
@@ -82,7 +81,7 @@ def _masks(plan: Plan) -> list[Run]:
         for layout in plan.claims.layouts
         for run in (
             *(heads(P, layout=layout) for P in ranks),
-            *(heads(ranks[0], LENGTH // 2, layout=layout, dtype=dtype, scale=scale) for dtype in half),
+            *(heads(ranks[0], LENGTH // 2, layout=layout, dtype=dtype, scale=scale) for dtype in plan.half),
             *(plan.run(P, 4 * P, layout=layout, causal=True) for P in many),
         )
     ]
@@ -108,10 +107,10 @@ def _groups(plan: Plan) -> list[Run]:
 
 def _dims(plan: Plan) -> list[Run]:
     """Head dims that no power of two is, since some targets pad them, and small ones in a half dtype, where kernels take eights."""
-    P, half = plan.ranks(2)[0], [d for d in plan.claims.dtypes if d in ("bfloat16", "float16")][:1]
+    P = plan.ranks(2)[0]
     return [
         *(plan.run(P, 24, D=D, causal=causal) for D in (40, 128) for causal in plan.claims.causal),
-        *(plan.run(P, 24, D=D, dtype=dtype) for dtype in half for D in (4, 12)),
+        *(plan.run(P, 24, D=D, dtype=dtype) for dtype in plan.half for D in (4, 12)),
     ]
 
 

@@ -75,13 +75,18 @@ class Report:
             for each in self.findings
             if not each.ok and each.evidence not in NOT_RUN
         ]
-        return "\n".join([*diagnosis.sentences(self.findings, self.right_if), "", *failed])
+        return "\n".join([*self.sentences, "", *failed])
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows the last value of a cell."""
         verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
         said = f"; {unasked}" if (unasked := self.unasked) else ""
         return f"Report({self.target}: {len(self.findings)} checks, {verdict}{said})"
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return what is wrong in sentences (see `diagnosis.sentences`), none for a report in which nothing failed."""
+        return diagnosis.sentences(self.findings, self.right_if)
 
     @property
     def unasked(self) -> str:

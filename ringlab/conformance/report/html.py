@@ -12,7 +12,7 @@ from ringlab.conformance.checks import LOADS
 from ringlab.conformance.report import diagnosis
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.picture import largest_difference, over_pairs, over_tokens
-from ringlab.conformance.report.text import SKIPPED, evidence, mark, said, summary
+from ringlab.conformance.report.text import SKIPPED, evidence, mark, printable, summary
 from ringlab.errors import apart
 
 PICTURES = 3
@@ -22,7 +22,7 @@ _SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "�
 
 def html(report: Report) -> str:
     """Return the report as a page: the first fault, how to reproduce it, pictures of the errors, and a table of all checks."""
-    first, *others = said(report) or [""]
+    first, *others = report.sentences or [""]
     unasked = f"; {report.unasked}" if report.not_asked else ""
     verdict = "All checks passed" if report.ok else f"{len(report.failed)} of {_asked(report)} checks failed"
     body = [
@@ -42,10 +42,7 @@ def html(report: Report) -> str:
 
 def text(value: object) -> str:
     """Return text for a page: nothing in it is taken for HTML, and characters that a page cannot hold are replaced."""
-    plain = "".join(
-        c if (c >= " " and not "\ud800" <= c <= "\udfff") or c in "\t\n" else "�" for c in str(value)
-    )
-    return escaped(plain, quote=True)
+    return escaped(printable(str(value)), quote=True)
 
 
 def _asked(report: Report) -> int:

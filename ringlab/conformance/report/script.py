@@ -18,6 +18,7 @@ from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.report import diagnosis
 from ringlab.conformance.report.counterexample import as_run
 from ringlab.conformance.report.findings import Report
+from ringlab.conformance.run.arguments import window_and_softcap
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, Run
 from ringlab.conformance.target.argument_names import (
@@ -26,7 +27,6 @@ from ringlab.conformance.target.argument_names import (
     GROUPS,
     IDS,
     MAX_SEQLENS,
-    SOFTCAPS,
 )
 from ringlab.conformance.target.calling import arguments, parameters
 from ringlab.conformance.target.claims import RING, Target
@@ -379,12 +379,7 @@ def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
         "world_size": Code("P"), "causal": run.causal, "is_causal": run.causal, "layout": layout_of(run, target)[0],
         "positions": Code("[each.to(DEVICE) for each in POSITIONS]"), "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
     }  # fmt: skip
-    if run.window:
-        found |= {"window": run.window, "sliding_window": run.window}
-        found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
-        found |= {"window_left": run.window - 1} if run.causal else {}
-    if run.softcap:
-        found |= dict.fromkeys(SOFTCAPS, run.softcap)
+    found |= window_and_softcap(run)
     found |= {name: x for name, x in _packing(run).items() if run.documents or name in target.required}
     if (run.window or run.documents) and target.takes_mask:
         found |= {

@@ -7,7 +7,6 @@ import re
 import time
 
 import ringlab
-from ringlab.conformance.report import diagnosis
 from ringlab.conformance.report.diagnosis import STOPPED
 from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 
@@ -30,11 +29,6 @@ def summary(report: Report) -> str:
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
     verdict = f"{failed}; {report.unasked}" if report.not_asked else failed
     return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {verdict}"
-
-
-def said(report: Report) -> list[str]:
-    """Return what is wrong in sentences (see `diagnosis.sentences`), none for a report in which nothing failed."""
-    return diagnosis.sentences(report.findings, report.right_if)
 
 
 def evidence(report: Report) -> dict[str, str]:
@@ -61,7 +55,7 @@ def markdown(report: Report) -> str:
     lines = [
         f"# Conformance of `{report.target}`",
         "",
-        *(line for sentence in (*said(report), *no_script(report)) for line in (_plain(sentence), "")),
+        *(line for sentence in (*report.sentences, *no_script(report)) for line in (_plain(sentence), "")),
         f"Over {report.over or 'nothing: it could not be imported'}, transport {report.transport}. {summary(report)}.",
         "",
         "| check | asks | verdict | evidence |",
@@ -103,3 +97,11 @@ def _cell(text: str) -> str:
 
 def _plain(text: str) -> str:
     return text.replace("\\", "\\\\").replace("<", "&lt;")
+
+
+def printable(text: str) -> str:
+    """Return the text without the characters that XML and HTML cannot hold: a target may print anything."""
+    return "".join(
+        c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "�"
+        for c in text
+    )

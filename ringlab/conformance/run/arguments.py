@@ -42,12 +42,7 @@ def given(
     target: Target | Claims, run: Run, own: Int[ndarray, " L"], device: str | torch.device
 ) -> Mapping[str, Any]:
     """Return the arguments that this run has and a plain one does not, for the rank that owns the tokens `own`."""
-    found: dict[str, Any] = {}
-    if run.window:
-        found |= {"window": run.window, "sliding_window": run.window}
-        found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
-        found |= {"window_left": run.window - 1} if run.causal else {}
-    found |= dict.fromkeys(SOFTCAPS, run.softcap) if run.softcap else {}
+    found = window_and_softcap(run)
     found |= dict.fromkeys(PREFIXES, run.prefix) if run.prefix else {}
     found |= dict.fromkeys(SINKS, sinks_of(run).to(device)) if run.sinks else {}
     found |= dict.fromkeys(ALIBI, slopes_of(run).to(device)) if run.alibi else {}
@@ -63,6 +58,16 @@ def given(
     }
     if target.takes_mask and (not run.mask.plain or "mask" in target.required):
         found |= {"mask": run.mask}
+    return found
+
+
+def window_and_softcap(run: Run) -> dict[str, Any]:
+    """Return the window and the soft cap of a run, under every name that they have."""
+    found: dict[str, Any] = dict.fromkeys(SOFTCAPS, run.softcap) if run.softcap else {}
+    if run.window:
+        found |= {"window": run.window, "sliding_window": run.window}
+        found |= {"window_size": (run.window - 1, 0 if run.causal else run.window - 1)}
+        found |= {"window_left": run.window - 1} if run.causal else {}
     return found
 
 

@@ -89,13 +89,11 @@ class RankPart:
         if self.run.twice:
             self._call(self._shards(replace(self.run, seed=self.run.seed + 1)))
             for name, x in first.items():
-                if not np.array_equal(self._whole_precision(name, x), arrays[name], equal_nan=True):
+                if self._differs(name, x, arrays[name]):
                     self.note("aliasing", f"{name} of the first call was changed by the second call")
             for name, x in self._call(self._shards(self.run)).items():
-                again = self._whole_precision(name, x)
-                if not np.array_equal(again, arrays[name], equal_nan=True):
-                    furthest = float(np.nanmax(np.abs(again - arrays[name]), initial=0.0))
-                    self.note("determinism", f"{name} differs by {furthest:.2g} between two equal calls")
+                if by := self._differs(name, x, arrays[name]):
+                    self.note("determinism", f"{name} differs by {by} between two equal calls")
             if self.run.backward:
                 self._two_layers(arrays)
         meters = (*self.meters, None, None)
@@ -191,9 +189,9 @@ class RankPart:
             self.ring.barrier()
 
     @contextmanager
-    def counted(self) -> Iterator[PassMeter]:
-        """Count the tensors of all calls inside the block with one meter."""
-        meter = PassMeter(self.rank, self.run.P, self.on_send, strict=False)
+    def counted(self, strict: bool = False) -> Iterator[PassMeter]:
+        """Count the messages and tensors of all calls inside the block with one meter. strict: fill receive buffers with NaN first."""
+        meter = PassMeter(self.rank, self.run.P, self.on_send, strict)
         if self.metered is not None:
             self.metered.meter = meter
         try:
@@ -215,10 +213,8 @@ class RankPart:
             with self._pass():
                 found = self.gradients(leaves, dout, out, lse)
         for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
-            between = self._whole_precision(name, gradient)
-            if not np.array_equal(between, alone[name], equal_nan=True):
-                furthest = float(np.nanmax(np.abs(between - alone[name]), initial=0.0))
-                self.note("layers", f"{name} differs by {furthest:.2g} where a second forward came before it")
+            if by := self._differs(name, gradient, alone[name]):
+                self.note("layers", f"{name} differs by {by} where a second forward came before it")
 
     def _shards(self, run: Run) -> tuple[Tensor, ...]:
         own, keys = self.positions[self.rank], self.key_positions
@@ -313,19 +309,19 @@ class RankPart:
             with torch.autograd.set_multithreading_enabled(False):
                 yield
             return
-        meter = PassMeter(self.rank, run.P, self.on_send, run.strict)
-        if self.metered is not None:
-            self.metered.meter = meter
-        try:
-            with torch.autograd.set_multithreading_enabled(False), meter.watch():
-                yield
-        finally:
-            if self.metered is not None:
-                self.metered.meter = None
+        with self.counted(run.strict) as meter:
+            yield
         self.meters.append(meter.report())
 
     def _whole_precision(self, name: str, x: Tensor) -> np.ndarray:
         return oracle.float64(x.detach() if name == "lse" else from_axes(x.detach(), self.target.axes)).copy()
+
+    def _differs(self, name: str, x: Tensor, before: np.ndarray) -> str:
+        """How far a result is from an earlier one, "" if they are equal."""
+        now = self._whole_precision(name, x)
+        if np.array_equal(now, before, equal_nan=True):
+            return ""
+        return f"{float(np.nanmax(np.abs(now - before), initial=0.0)):.2g}"
 
     def note(self, kind: str, text: str) -> None:
         """Record an observation for the checks."""
