@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.call_patterns import CALL_CHECKS
 from ringlab.conformance.checks.check import Check
@@ -26,7 +28,11 @@ def names() -> tuple[str, ...]:
 
 def chosen(only: tuple[str, ...] = ()) -> tuple[Check, ...]:
     """Return the checks called `only`, all if there are none. Raises: BackendError for an unknown name."""
-    unknown = [name for name in only if name not in names()]
-    if unknown:
-        raise BackendError(f"checks among {', '.join(names())}", ", ".join(map(repr, unknown)))
+    refuse_unknown(only, names())
     return tuple(check for check in CHECKS if not only or check.name in only)
+
+
+def refuse_unknown(only: Iterable[str], known: Collection[str]) -> None:
+    """Return if all names are `known`. Raises: BackendError for one that no check has."""
+    if unknown := [name for name in only if name not in known]:
+        raise BackendError(f"checks among {', '.join(known)}", ", ".join(map(repr, unknown)))

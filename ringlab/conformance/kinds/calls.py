@@ -23,7 +23,7 @@ from jaxtyping import Float
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.conformance.checks import LOADS
+from ringlab.conformance.checks import LOADS, refuse_unknown
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
@@ -227,7 +227,7 @@ def _hung(path: Path, P: int, limit: float) -> None:
 
 
 @dataclass(frozen=True)
-class Check(Generic[C, R]):
+class CallCheck(Generic[C, R]):
     """One line of a table. cases: by the numbers of ranks. calls: those that a case needs. needs: one of each of these parameters.
 
     wrong: a sentence on the fault of a case, or "". Raises: Failed if one of its calls has no result.
@@ -243,7 +243,7 @@ class Check(Generic[C, R]):
 
 def report(
     calls: Calls[C, R],
-    checks: Sequence[Check[C, R]],
+    checks: Sequence[CallCheck[C, R]],
     only: Sequence[str],
     ranks: tuple[int, ...],
     what: str,
@@ -253,9 +253,7 @@ def report(
 
     Raises: BackendError for an unknown check.
     """
-    known = [check.name for check in checks]
-    if unknown := sorted({*only} - {*known}):
-        raise BackendError(f"checks among {', '.join(known)}", ", ".join(map(repr, unknown)))
+    refuse_unknown(only, [check.name for check in checks])
     selected = [check for check in checks if check.name in only or not only]
     lacks = {check.name: skip.get(check.name) or _lacks(check, calls.function) for check in selected}
     wanted = [check for check in selected if not lacks[check.name]]
@@ -272,14 +270,14 @@ def report(
     )  # fmt: skip
 
 
-def _lacks(check: Check[C, R], function: Any) -> str:
+def _lacks(check: CallCheck[C, R], function: Any) -> str:
     for names in check.needs:
         if parameters(function).isdisjoint(names):
             return f"it has no parameter {' or '.join(names)}"
     return ""
 
 
-def _finding(check: Check[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lack: str) -> Finding:
+def _finding(check: CallCheck[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lack: str) -> Finding:
     if lack:
         return Finding(check.name, check.asks, True, f"{NOT_ASKED}{lack}", 0.0, applies=False)
     cases = check.cases(ranks)
@@ -298,6 +296,23 @@ def _finding(check: Check[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lac
 
 
 NOT_ASKED = "does not apply: "
+
+
+def itself(case: C) -> list[C]:
+    """Return the calls of a case that needs no other."""
+    return [case]
+
+
+def changed_inputs(calls: Calls[C, Any], case: C) -> str:
+    """Return a sentence on the first input that a call changed in place, "" if none was."""
+    (ranks,) = calls.of(case)
+    found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
+    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
+
+
+def unusual(case: Any, usual: Any) -> list[str]:
+    """Return the fields in which a case differs from the usual one, each with its value."""
+    return [f"{name} {value}" for name, value in vars(case).items() if value != vars(usual)[name]]
 
 
 def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

@@ -32,7 +32,16 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.comm.ring import Ring
 from ringlab.conformance.checks.measuring import expected
-from ringlab.conformance.kinds.calls import Calls, Check, around, distance, report
+from ringlab.conformance.kinds.calls import (
+    CallCheck,
+    Calls,
+    around,
+    changed_inputs,
+    distance,
+    itself,
+    report,
+    unusual,
+)
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.suite import LIMIT
@@ -62,9 +71,7 @@ class Case:
     uncleared: bool = False
 
     def __str__(self) -> str:
-        usual = vars(Case(self.P))
-        extra = [f"{name} {value}" for name, value in vars(self).items() if value != usual[name]]
-        return ", ".join([f"P={self.P}", *extra])
+        return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
 
     def run(self, seed: int) -> Run:
         """Return the run of the whole sequence."""
@@ -145,28 +152,18 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
     return ""
 
 
-def _changed(calls: DecodeCalls, case: Case) -> str:
-    (ranks,) = calls.of(case)
-    found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
-    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
-
-
-def _itself(case: Case) -> list[Case]:
-    return [case]
-
-
-CHECKS: tuple[Check[Case, Result], ...] = (
-    Check("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in ("in turn", "in stretches")], _itself, _differs),
-    Check("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], _itself, _differs),
-    Check("grouped heads", "fewer key/value heads than query heads", lambda ranks: [Case(P, H=4, K=K) for P in ranks for K in (2, 1)], _itself, _differs),
-    Check("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, max(1, P - 1)) for dealt in ("in turn", "in stretches")], _itself, _differs),
-    Check("large scores", "scores of some hundreds, which overflow without a maximum", lambda ranks: [Case(P, values=values) for P in ranks for values in ("large", "negative")], _itself, _differs),
-    Check("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in ("in turn", "in stretches")], _itself, _differs, (("positions",),)),
-    Check("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, 7, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], _itself, _differs, (("positions",),)),
-    Check("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], _itself, _differs, (("positions",),)),
-    Check("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, max(1, P - 1))], _itself, _differs, (("length", "lengths", "positions"),)),
-    Check("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, n=3, uncleared=True) for P in ranks], _itself, _differs, (("positions",),)),
-    Check("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], _itself, _changed),
+CHECKS: tuple[CallCheck[Case, Result], ...] = (
+    CallCheck("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in ("in turn", "in stretches")], itself, _differs),
+    CallCheck("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], itself, _differs),
+    CallCheck("grouped heads", "fewer key/value heads than query heads", lambda ranks: [Case(P, H=4, K=K) for P in ranks for K in (2, 1)], itself, _differs),
+    CallCheck("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, max(1, P - 1)) for dealt in ("in turn", "in stretches")], itself, _differs),
+    CallCheck("large scores", "scores of some hundreds, which overflow without a maximum", lambda ranks: [Case(P, values=values) for P in ranks for values in ("large", "negative")], itself, _differs),
+    CallCheck("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in ("in turn", "in stretches")], itself, _differs, (("positions",),)),
+    CallCheck("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, 7, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], itself, _differs, (("positions",),)),
+    CallCheck("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], itself, _differs, (("positions",),)),
+    CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (("length", "lengths", "positions"),)),
+    CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, n=3, uncleared=True) for P in ranks], itself, _differs, (("positions",),)),
+    CallCheck("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], itself, changed_inputs),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
 

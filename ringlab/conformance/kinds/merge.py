@@ -24,7 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab import oracle
-from ringlab.conformance.checks import LOADS
+from ringlab.conformance.checks import LOADS, refuse_unknown
+from ringlab.conformance.kinds.calls import unusual
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.loading import named
 from ringlab.conformance.target.calling import (
@@ -61,9 +62,7 @@ class Case:
     strided: bool = False
 
     def __str__(self) -> str:
-        usual = Case(self.P, self.dtype)
-        extra = [f"{key} {value}" for key, value in vars(self).items() if value != vars(usual)[key]]
-        return ", ".join([f"P={self.P} {self.dtype}", *extra])
+        return ", ".join([f"P={self.P} {self.dtype}", *unusual(self, Case(self.P, self.dtype))])
 
 
 CHECKS: dict[str, tuple[str, tuple[Case, ...]]] = {
@@ -88,8 +87,7 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
     >>> check_merge(lambda outs, lses: (lses.softmax(0).unsqueeze(-1) * outs).sum(0), only=["values"]).ok
     True
     """
-    if unknown := sorted({*only} - {*CHECKS}):
-        raise BackendError(f"checks among {', '.join(CHECKS)}", ", ".join(map(repr, unknown)))
+    refuse_unknown(only, CHECKS)
     if not 1 < base < math.inf:
         raise BackendError("a base of lse above 1", repr(base))
     function = named(target) if isinstance(target, str) else target

@@ -32,7 +32,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ringlab.conformance.kinds.calls import NOT_ASKED, Calls, Check, distance, report
+from ringlab.conformance.kinds.calls import (
+    NOT_ASKED,
+    CallCheck,
+    Calls,
+    changed_inputs,
+    distance,
+    itself,
+    report,
+)
 from ringlab.conformance.kinds.step_cases import (
     GIVEN,
     LABELS,
@@ -156,12 +164,6 @@ def _agree(calls: StepCalls, case: Case) -> str:
     return ""
 
 
-def _changed(calls: StepCalls, case: Case) -> str:
-    (ranks,) = calls.of(case)
-    found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
-    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
-
-
 def _moves(calls: StepCalls, case: Case, token: int) -> bool:
     """Whether another value of `token` moves the loss of a case."""
     (before, *_), (after, *_) = calls.of(case, replace(case, changed=token))
@@ -259,10 +261,6 @@ def _two_tokens(case: Case) -> list[Case]:
     return [case, replace(case, changed=0), replace(case, changed=_label(case) - 1)]
 
 
-def _itself(case: Case) -> list[Case]:
-    return [case]
-
-
 def _case(P: int, **changes: Any) -> Case:
     return replace(Case(P, length(P)), **changes)
 
@@ -305,30 +303,30 @@ def _empty(P: int) -> list[Case]:
 
 
 ODD = ((7, 1, 30, 10), (20, 28), (13, 0, 8))
-CHECKS: tuple[Check[Case, Result], ...] = (
-    Check("repeatable", "the same loss and gradients in a second call", lambda ranks: [Case(1)], _twice, _repeated),
-    Check("loss", "the loss on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _loss),
-    Check("gradients", "the gradients of all weights on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _gradients),
-    Check("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), _itself, _agree),
-    Check("side effects", "tokens, labels and documents as they were", lambda ranks: _on((1, *ranks)), _itself, _changed),
-    Check("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
-    Check("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
-    Check("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
-    Check("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [case for P in (1, *ranks) for case in _middle(P)], _around_the_label, _ahead, (LABELS,)),
-    Check("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
-    Check("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
-    Check("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
-    Check("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
-    Check("replicas", "sequences dealt to replicas, tokens to the ranks of each", lambda ranks: [_case(2 * n, labels=which, replicas=2) for n in (1, 2) for which in ("all", "late")], _with_plain, _equal, (OPTIONS["replicas"], LABELS)),
-    Check("replicas and parts", "micro-batches of replicas", lambda ranks: [_case(2 * n, labels="late", replicas=2, micro_batches=2) for n in (1, 2)], _with_plain, _equal, (OPTIONS["replicas"], OPTIONS["micro_batches"], LABELS)),
-    Check("recomputed parts", "activations made again for each micro-batch", lambda ranks: _on(ranks[:1], recompute=True, micro_batches=2), _with_plain, _equal, (OPTIONS["recompute"], OPTIONS["micro_batches"])),
-    Check("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
-    Check("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
-    Check("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
-    Check("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
-    Check("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
-    Check("recomputed documents", "packed documents, and activations made again", lambda ranks: [_even(P, recompute=True) for P in ranks[:1]], _with_plain, _equal, (OPTIONS["recompute"], PACKED)),
-    Check("evaluated documents", "packed documents in evaluation, as each by itself", lambda ranks: [_even(P, evaluate=True) for P in ranks[:1]], _with_each_alone, _alone, (OPTIONS["evaluate"], PACKED)),
+CHECKS: tuple[CallCheck[Case, Result], ...] = (
+    CallCheck("repeatable", "the same loss and gradients in a second call", lambda ranks: [Case(1)], _twice, _repeated),
+    CallCheck("loss", "the loss on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _loss),
+    CallCheck("gradients", "the gradients of all weights on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _gradients),
+    CallCheck("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), itself, _agree),
+    CallCheck("side effects", "tokens, labels and documents as they were", lambda ranks: _on((1, *ranks)), itself, changed_inputs),
+    CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
+    CallCheck("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
+    CallCheck("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
+    CallCheck("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [case for P in (1, *ranks) for case in _middle(P)], _around_the_label, _ahead, (LABELS,)),
+    CallCheck("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
+    CallCheck("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
+    CallCheck("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
+    CallCheck("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
+    CallCheck("replicas", "sequences dealt to replicas, tokens to the ranks of each", lambda ranks: [_case(2 * n, labels=which, replicas=2) for n in (1, 2) for which in ("all", "late")], _with_plain, _equal, (OPTIONS["replicas"], LABELS)),
+    CallCheck("replicas and parts", "micro-batches of replicas", lambda ranks: [_case(2 * n, labels="late", replicas=2, micro_batches=2) for n in (1, 2)], _with_plain, _equal, (OPTIONS["replicas"], OPTIONS["micro_batches"], LABELS)),
+    CallCheck("recomputed parts", "activations made again for each micro-batch", lambda ranks: _on(ranks[:1], recompute=True, micro_batches=2), _with_plain, _equal, (OPTIONS["recompute"], OPTIONS["micro_batches"])),
+    CallCheck("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
+    CallCheck("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
+    CallCheck("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
+    CallCheck("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
+    CallCheck("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
+    CallCheck("recomputed documents", "packed documents, and activations made again", lambda ranks: [_even(P, recompute=True) for P in ranks[:1]], _with_plain, _equal, (OPTIONS["recompute"], PACKED)),
+    CallCheck("evaluated documents", "packed documents in evaluation, as each by itself", lambda ranks: [_even(P, evaluate=True) for P in ranks[:1]], _with_each_alone, _alone, (OPTIONS["evaluate"], PACKED)),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
 

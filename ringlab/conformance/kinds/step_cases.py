@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
-from ringlab.conformance.kinds.calls import around
+from ringlab.conformance.kinds.calls import around, unusual
 from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError
 
@@ -52,9 +52,7 @@ class Case:
     again: bool = False
 
     def __str__(self) -> str:
-        usual = Case(self.P)
-        extra = [f"{key} {value}" for key, value in vars(self).items() if value != vars(usual)[key]]
-        return ", ".join([f"P={self.P}", *extra])
+        return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
 
     @property
     def plain(self) -> Case:
