@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from ringlab.conformance.kinds.merge import CHECKS as MERGE_CHECKS
 from ringlab.conformance.kinds.step import CHECKS as STEP_CHECKS
 from ringlab.conformance.mutants import MUTANTS, STEPS
 from tools.conformance import evidence, matrix_page
-from tools.conformance.matrix_page import MEASURES, Row
+from tools.conformance.matrix_page import Row
 
 
 def test_the_matrix_marks_the_check_that_is_named() -> None:
@@ -43,11 +42,6 @@ def test_rows_that_are_not_named_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_page_without_a_matrix_is_no_matrix() -> None:
     with pytest.raises(ValueError, match="got none"):
         matrix_page.read("# A page\n")
-
-
-def test_the_measures_are_all_checks_each_once() -> None:
-    counted = Counter(name for _, own in MEASURES for name in own)
-    assert counted == Counter(each.name for each in checks.CHECKS)
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringlab.conformance import checks
-from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.check import Measure
 from ringlab.conformance.checks.resources import RESOURCE_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.styles import STYLES, Style
@@ -17,22 +16,6 @@ from ringlab.conformance.styles import STYLES, Style
 SEEDS = {"seeds": 50, "styles": 50}
 """How many seeds each sweep tries."""
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
-MEASURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("messages and bytes are counted", ("rounds", "bytes")),
-    ("the largest tensor, and the peak", ("gather", "peak memory")),
-    ("masks by global position, in several layouts", ("masks", "layouts", "blind rows", "causality", "more seeds")),
-    ("dQ, dK and dV against the oracle", ("dq", "dk", "dv", "grouped heads", "head dims")),
-    ("large and sloped logits", ("large logits", "sloped logits")),
-    ("bounds near rounding, up to P = 8, by dtype", ("forward", "lse", "error growth", "precision")),
-    ("lengths that do not divide, P = 3 and 4, and long ones", ("ragged", "long shards")),
-    ("tiles computed", ("work",)),
-    ("the caller's memory left alone, and equal results", ("types", "strided", "scale", "determinism", "inputs kept", "aliasing", "two layers")),
-    ("gradients as training code asks for them", ("summed loss", "loss scale", "gradient of lse", "backward again", "calls in flight", "frozen inputs", "changed in place", "recomputation")),
-    ("the state that a call leaves or finds", ("inference", "two rings", "same memory", "many calls", "side effects")),
-    ("arguments honoured or refused", tuple(each.name for each in (*ARGUMENT_CHECKS, *DROPOUT_CHECKS))),
-    ("late, early and lost messages, dead ranks", ("early reads", "rank stalls", "rank dies", "dies in backward", "wrong shape")),
-)  # fmt: skip
-"""The quantities that a test of a ring has to measure, and the checks that measure them."""
 _LOOSE = ("falls to both", "passes the first", "passes both")
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
@@ -122,10 +105,11 @@ def _measures(rows: Mapping[str, Row]) -> str:
         "| measured | checks | named for it | found by it alone |",
         "|---|---|--:|--:|",
     ]
-    for measure, own in MEASURES:
+    for measure in Measure:
+        own = [each.name for each in checks.CHECKS if each.measure is measure]
         named = sum(MUTANTS[name].found_by in own for name in rows)
         alone = sum(bool(row.failed) and set(row.failed) <= set(own) for row in rows.values())
-        lines.append(f"| {measure} | {', '.join(f'`{each}`' for each in own)} | {named} | {alone} |")
+        lines.append(f"| {measure.value} | {', '.join(f'`{each}`' for each in own)} | {named} | {alone} |")
     return "\n".join(lines) + "\n"
 
 

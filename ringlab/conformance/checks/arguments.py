@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringlab.conformance.checks.check import Check, Plan, Verdict, by_errors, needs_own_tensors
+from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_errors, needs_own_tensors
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
@@ -162,7 +162,9 @@ def _padded(run: Run, *lengths: int) -> dict[str, Any]:
 
 
 def _check(name: str, asks: str, argument: Argument) -> Check:
-    return Check(name, asks, "quick", argument.runs, argument.judge, argument.needs, tolerant=True)
+    return Check(
+        name, asks, "quick", Measure.ARGUMENTS, argument.runs, argument.judge, argument.needs, tolerant=True
+    )
 
 
 def _padding(run: Run) -> dict[str, Any]:

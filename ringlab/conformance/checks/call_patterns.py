@@ -8,6 +8,7 @@ from functools import partial
 
 from ringlab.conformance.checks.check import (
     Check,
+    Measure,
     Plan,
     Runs,
     Verdict,
@@ -38,6 +39,8 @@ _ASKS = {
     "many calls": "no more memory after each call",
     "side effects": "random numbers, modes and process groups as before a call",
 }
+_STATE = ("inference", "two rings", "same memory", "many calls", "side effects")
+"""The checks of what a call leaves or finds; the others are about gradients."""
 
 
 def _called(names: Sequence[str]) -> Runs:
@@ -107,7 +110,7 @@ def _by_check() -> dict[str, list[str]]:
 
 CALL_CHECKS = tuple(
     Check(
-        check, _ASKS[check], "quick", _called(names), _as_called, partial(_needs, names),
+        check, _ASKS[check], "quick", Measure.STATE if check in _STATE else Measure.TRAINING, _called(names), _as_called, partial(_needs, names),
         tolerant=check == "changed in place",
     )
     for check, names in _by_check().items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from math import lcm
 from typing import Any
 
@@ -77,6 +78,24 @@ Runs = Callable[[Plan], list[Run]]
 Judge = Callable[[Plan, Sequence[Ran]], Verdict]
 
 
+class Measure(StrEnum):
+    """What a test of a ring has to measure; no single comparison finds every fault."""
+
+    MESSAGES = "messages and bytes are counted"
+    MEMORY = "the largest tensor, and the peak"
+    MASKS = "masks by global position, in several layouts"
+    GRADIENTS = "dQ, dK and dV against the oracle"
+    LOGITS = "large and sloped logits"
+    ROUNDING = "bounds near rounding, up to P = 8, by dtype"
+    LENGTHS = "lengths that do not divide, P = 3 and 4, and long ones"
+    WORK = "tiles computed"
+    CALLER = "the caller's memory left alone, and equal results"
+    TRAINING = "gradients as training code asks for them"
+    STATE = "the state that a call leaves or finds"
+    ARGUMENTS = "arguments honoured or refused"
+    FAULTS = "late, early and lost messages, dead ranks"
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the table. `needs` returns why the check does not apply, if it does not.
@@ -88,6 +107,7 @@ class Check:
     name: str
     asks: str
     tier: str
+    measure: Measure
     runs: Runs
     judge: Judge
     needs: Callable[[Plan], str | None] = lambda plan: None

@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ringlab.conformance.checks.check import Check, Plan, Verdict
+from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict
 from ringlab.conformance.checks.measuring import Measured, compare, expected, truth_of
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import DROPOUTS, SEEDS
@@ -127,5 +127,5 @@ def _needs(plan: Plan) -> str | None:
 
 
 DROPOUT_CHECKS = (
-    Check("dropout", "dropout that it takes: fresh pairs in every block, the same in backward and for the same seed", "quick", _runs, _judge, _needs, tolerant=True, by_values=False),
+    Check("dropout", "dropout that it takes: fresh pairs in every block, the same in backward and for the same seed", "quick", Measure.ARGUMENTS, _runs, _judge, _needs, tolerant=True, by_values=False),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from ringlab.comm.processes.children import GRACE
 from ringlab.conformance.checks.check import (
     Check,
     Judge,
+    Measure,
     Plan,
     Runs,
     Verdict,
@@ -89,8 +90,8 @@ def _needs_both(plan: Plan) -> str | None:
 
 
 FAULT_CHECKS = (
-    Check("rank stalls", "the right result, later, when a rank is late", "quick", _faulty("stalls", True), by_errors(NAMES), needs_ranks, by_values=False),
-    Check("rank dies", "an error on every other rank, in time", "quick", _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), _needs_death, tolerant=True),
-    Check("dies in backward", "an error on every other rank when one dies in backward", "full", _faulty("dies in backward", True), _noticed("rank 1 dies in backward"), _needs_both, tolerant=True),
-    Check("wrong shape", "an error when one rank's shard is a token short, or the results of the shorter sequence", "quick", _faulty("wrong shape"), _noticed(SHORT), needs_ranks, tolerant=True),
+    Check("rank stalls", "the right result, later, when a rank is late", "quick", Measure.FAULTS, _faulty("stalls", True), by_errors(NAMES), needs_ranks, by_values=False),
+    Check("rank dies", "an error on every other rank, in time", "quick", Measure.FAULTS, _faulty("dies"), _noticed("rank 1 dies at one of its first messages"), _needs_death, tolerant=True),
+    Check("dies in backward", "an error on every other rank when one dies in backward", "full", Measure.FAULTS, _faulty("dies in backward", True), _noticed("rank 1 dies in backward"), _needs_both, tolerant=True),
+    Check("wrong shape", "an error when one rank's shard is a token short, or the results of the shorter sequence", "quick", Measure.FAULTS, _faulty("wrong shape"), _noticed(SHORT), needs_ranks, tolerant=True),
 )  # fmt: skip

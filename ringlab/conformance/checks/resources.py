@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ringlab.conformance.checks.check import Check, Plan, Verdict, needs_ring
+from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, needs_ring
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 
@@ -266,9 +266,9 @@ def _work_needs(plan: Plan) -> str | None:
 
 
 RESOURCE_CHECKS = (
-    Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", _full, _rounds, needs_ring),
-    Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", _full, _bytes, needs_ring),
-    Check("gather", "no tensor as large as the whole sequence", "quick", _large, _gather, needs_ring),
-    Check("peak memory", "more ranks of equal shards take no more memory", "quick", lambda plan: [*_large(plan), *_narrow(plan)], _memory, needs_ring),
-    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", _work_runs, _work, _work_needs),
+    Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", Measure.MESSAGES, _full, _rounds, needs_ring),
+    Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", Measure.MESSAGES, _full, _bytes, needs_ring),
+    Check("gather", "no tensor as large as the whole sequence", "quick", Measure.MEMORY, _large, _gather, needs_ring),
+    Check("peak memory", "more ranks of equal shards take no more memory", "quick", Measure.MEMORY, lambda plan: [*_large(plan), *_narrow(plan)], _memory, needs_ring),
+    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", Measure.WORK, _work_runs, _work, _work_needs),
 )  # fmt: skip

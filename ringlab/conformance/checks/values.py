@@ -19,6 +19,7 @@ from jaxtyping import Float
 from ringlab.conformance.checks.check import (
     LENGTH,
     Check,
+    Measure,
     Plan,
     Runs,
     Verdict,
@@ -258,25 +259,25 @@ def _has_scale(plan: Plan) -> str | None:
 
 
 VALUE_CHECKS = (
-    Check("types", "shapes, dtypes and devices of all results", "quick", _typed, _types, by_values=False),
-    Check("forward", "out, without a mask where the target computes that", "quick", _plain, by_errors(("out",)), names=("out",)),
-    Check("lse", "the natural logarithm of the sum of exponentials", "quick", _plain, _some_lse, names=("lse",)),
-    Check("dq", "the gradient of q", "quick", _plain, by_errors(("dq",)), needs_backward, names=("dq",)),
-    Check("dk", "the gradient of k", "quick", _plain, by_errors(("dk",)), needs_backward, names=("dk",)),
-    Check("dv", "the gradient of v", "quick", _plain, by_errors(("dv",)), needs_backward, names=("dv",)),
-    Check("masks", "causal masks by global position, in every layout that it claims", "quick", _masks, by_errors(NAMES), needs_causal),
-    Check("layouts", "no mask, in every layout that it claims", "quick", _unmasked, by_errors(NAMES), _needs_unmasked),
-    Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", _blind, by_errors(NAMES), needs_causal),
-    Check("grouped heads", "fewer key/value heads than query heads", "quick", _groups, by_errors(NAMES), _grouped),
-    Check("head dims", "head dims of 4 to 128, powers of two and others", "quick", _dims, by_errors(NAMES)),
-    Check("ragged", "lengths that do not divide, and ranks without tokens, with each mask", "quick", _ragged, by_errors(NAMES), _uneven),
-    Check("long shards", "600 tokens on a rank: more than a tile holds", "quick", _long, by_errors(NAMES)),
-    Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", _values("large"), by_errors(NAMES)),
-    Check("sloped logits", "scores that grow or shrink from block to block", "quick", _values("rising", "falling"), by_errors(NAMES)),
-    Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", _growth, _grows),
-    Check("scale", "a scale of its own", "quick", _scaled, by_errors(NAMES), _has_scale),
-    Check("strided", "inputs that do not lie densely in memory", "quick", _strided, by_errors(NAMES), needs_own_tensors),
-    Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", _seeds, by_errors(NAMES)),
+    Check("types", "shapes, dtypes and devices of all results", "quick", Measure.CALLER, _typed, _types, by_values=False),
+    Check("forward", "out, without a mask where the target computes that", "quick", Measure.ROUNDING, _plain, by_errors(("out",)), names=("out",)),
+    Check("lse", "the natural logarithm of the sum of exponentials", "quick", Measure.ROUNDING, _plain, _some_lse, names=("lse",)),
+    Check("dq", "the gradient of q", "quick", Measure.GRADIENTS, _plain, by_errors(("dq",)), needs_backward, names=("dq",)),
+    Check("dk", "the gradient of k", "quick", Measure.GRADIENTS, _plain, by_errors(("dk",)), needs_backward, names=("dk",)),
+    Check("dv", "the gradient of v", "quick", Measure.GRADIENTS, _plain, by_errors(("dv",)), needs_backward, names=("dv",)),
+    Check("masks", "causal masks by global position, in every layout that it claims", "quick", Measure.MASKS, _masks, by_errors(NAMES), needs_causal),
+    Check("layouts", "no mask, in every layout that it claims", "quick", Measure.MASKS, _unmasked, by_errors(NAMES), _needs_unmasked),
+    Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", Measure.MASKS, _blind, by_errors(NAMES), needs_causal),
+    Check("grouped heads", "fewer key/value heads than query heads", "quick", Measure.GRADIENTS, _groups, by_errors(NAMES), _grouped),
+    Check("head dims", "head dims of 4 to 128, powers of two and others", "quick", Measure.GRADIENTS, _dims, by_errors(NAMES)),
+    Check("ragged", "lengths that do not divide, and ranks without tokens, with each mask", "quick", Measure.LENGTHS, _ragged, by_errors(NAMES), _uneven),
+    Check("long shards", "600 tokens on a rank: more than a tile holds", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
+    Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", Measure.LOGITS, _values("large"), by_errors(NAMES)),
+    Check("sloped logits", "scores that grow or shrink from block to block", "quick", Measure.LOGITS, _values("rising", "falling"), by_errors(NAMES)),
+    Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
+    Check("scale", "a scale of its own", "quick", Measure.CALLER, _scaled, by_errors(NAMES), _has_scale),
+    Check("strided", "inputs that do not lie densely in memory", "quick", Measure.CALLER, _strided, by_errors(NAMES), needs_own_tensors),
+    Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", Measure.MASKS, _seeds, by_errors(NAMES)),
 )  # fmt: skip
 
 
@@ -329,5 +330,5 @@ def _digits(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 PRECISION_CHECKS = (
-    Check("precision", "results with all digits of their dtype, not those of a narrower one", "quick", _each_dtype, _digits, by_values=False),
+    Check("precision", "results with all digits of their dtype, not those of a narrower one", "quick", Measure.ROUNDING, _each_dtype, _digits, by_values=False),
 )  # fmt: skip
