@@ -1,4 +1,4 @@
-"""Registers a layout before anything else is imported, and prints where it is known: run as a program of its self_targets.
+"""Registers a layout before anything else is imported, and prints where it is known: run as a program of its own.
 
 With "--in-a-copy" it is registered in a copy of the table instead, so nothing may know it.
 """
@@ -31,7 +31,7 @@ def known() -> dict[str, Any]:
 def _holds(check: Any) -> bool:
     try:
         return bool(check())
-    except Exception as error:  # the name is refused, each place with an error of its self_targets
+    except Exception as error:  # the name is refused, each place with an error of its own
         if NAME not in str(error):
             raise
         return False

@@ -1,7 +1,7 @@
 """Right rings in ten styles, which the suite must accept: Ulysses, both directions, queries that travel, and others.
 
 `ringlab check ringlab.conformance.styles:travelling_queries` checks one. `styles.md` holds them, as edits of the plain
-ring or names of ringlab's self_targets schedules, with what each does not promise.
+ring or names of ringlab's own schedules, with what each does not promise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Style:
     """A right ring: what it does differently from the plain ring, and what it does not promise.
 
     lacks: which promise of a ring it does not keep, and why; "" if it keeps them all. allow: checks that may fail for
-    that reason. schedule: of ringlab's self_targets, in place of an edit. dtypes, ranks: those that it claims, if not the usual ones.
+    that reason. schedule: of ringlab's own, in place of an edit. dtypes, ranks: those that it claims, if not the usual ones.
 
     >>> STYLES["both_directions"].allow
     ('rounds',)

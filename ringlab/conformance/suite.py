@@ -30,10 +30,10 @@ from ringlab.errors import BackendError
 LIMIT = 30.0
 """Seconds for the import of a target, and for each run."""
 AGAIN = 2
-"""How often the runs of a check are made again where a busy machine alone could be the cause of its verdict."""
+"""How many times the runs of a check are repeated if a busy machine alone could explain its verdict."""
 _IN_A_ROW = 2
-"""Runs in a row that may hang; each costs the limit."""
-_EXPLAINED = 3  # checks at most, whose counterexample is made smaller
+"""How many runs may hang one after the other; each costs the time limit."""
+_EXPLAINED = 3  # at most this many checks get a smaller counterexample
 Opened = Callable[[], AbstractContextManager[Guessing]]
 
 
@@ -56,7 +56,7 @@ def check(
     claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
     fail_fast: stop at the first check that fails. limit: seconds for each run; a longer run has hung. transport: "virtual", or one of
     `ringlab.launch`, for targets over ringlab's Comm; targets over torch.distributed run on processes.
-    isolate: run in child processes; otherwise in this one, on virtual ranks, where nothing can stop them.
+    isolate: make the runs in child processes; otherwise in this one, on virtual ranks, where a run that hangs cannot be stopped.
     progress: called with each finding.
 
     Raises: BackendError for an unknown check, or a limit that is not above 0.
@@ -103,7 +103,7 @@ def report_on(
 
 
 def check_source(source: Source, among: Sequence[Check], *, seed: int = 0) -> Report:
-    """Return the findings of the quick ones `among` these checks, about a target whose runs `source` makes."""
+    """Return the findings of the quick checks `among` these about the target whose runs `source` makes."""
     return _Suite(source, _quick(among), Report("", "", VIRTUAL, True, seed, LIMIT)).run()
 
 
@@ -247,7 +247,7 @@ class _Suite:
             self.findings[each.name] = replace(self.findings[each.name], counterexample=text, where=where)
 
     def _judge(self, each: Check, ran: Ran) -> None:
-        """Judge a check if all its runs are made, or the last one, `ran`, settles it."""
+        """Judge a check if all its runs are made, or if the latest one, `ran`, settles the verdict."""
         planned = self.planned[each.name]
         rans = [self.done[run] for run in planned if run in self.done]
         failed = next((ran for ran in rans if ran.trouble is not None), None)
@@ -259,7 +259,7 @@ class _Suite:
             not each.tolerant
             and (settled := each.settled_by(self.plan, ran)) is not None
             and is_gross(ran, each.names)
-        ):  # after an error as small as rounding, which a wrong claim of dtypes may explain, a later run may show more
+        ):  # a wrong claim of dtypes may explain an error as small as rounding; a later run may show a larger one
             verdict = settled
             self._let_go(each.name)
         elif len(rans) == len(planned):
@@ -290,7 +290,7 @@ class _Suite:
         self._not_run(NOT_CALLED)
 
     def _is_called_wrongly(self) -> bool:
-        """Whether a plain check has failed, and another way to call the target is right, so that all other failures follow."""
+        """Whether a plain check has failed and another way to call the target is right, which explains all other failures."""
         failed = any(name in guesses.PLAIN and not found.ok for name, found in self.findings.items())
         if self.opened is None or not failed:
             return False
@@ -307,7 +307,7 @@ class _Suite:
         return self.fail_fast and not all(found.ok for found in self.findings.values())
 
     def _give_up(self, hung: Sequence[Ran]) -> None:
-        """After runs that hung in a row, fail the checks that wait for runs on as many ranks; if two numbers hung, all."""
+        """After several hangs in a row, fail every check that waits for runs on as many ranks, or all if runs on two numbers of ranks hung."""
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
         where = f"P = {', '.join(map(str, numbers))}"
@@ -319,7 +319,7 @@ class _Suite:
                 self._let_go(each.name)
 
     def _let_go(self, name: str) -> None:
-        """Skip the runs of a check that no undecided check needs."""
+        """Skip the remaining runs of a check, except those that an undecided check needs."""
         awaited = {
             run for other in self._undecided() if other.name != name for run in self.planned[other.name]
         }
@@ -340,11 +340,11 @@ class _Suite:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether a run gives a target nothing that only some targets take."""
+    """Whether the call of a run has no arguments that only some targets take."""
     return not any(getattr(run, field) for field in GIVEN)
 
 
 def _of_arguments(run: Run) -> Run:
-    """The run without all that no argument depends on."""
+    """The run, reduced to the fields that decide which arguments its call has."""
     fields = {field: getattr(run, field) for field in (*GIVEN, "causal", "scale", "S", "dropout_seed")}
     return Run(1, layout=ANY_LAYOUT, **fields)

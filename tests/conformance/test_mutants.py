@@ -1,6 +1,6 @@
 """Every wrong ring is found by the check that is named for it; the plain rings pass them all.
 
-ringlab's self_targets ring passes its self_targets checks: every layout, schedule and block; and on every transport.
+ringlab's own ring passes its own checks: every layout, schedule and block; and on every transport.
 
 A reference to a target that is not there says which part of it, and what comes near; another's missing package is that.
 """

@@ -37,8 +37,8 @@ _LENGTH = 24
 class Argument:
     """An argument: what the report calls it, the names of its parameters, and what it changes in a plain run.
 
-    names: any target takes it if there are none, as the form of q, k and v says it. causal: the mask it needs, if any.
-    by_mask: a target that takes ringlab's Mask is given it so.
+    names: none for what the shapes of q, k and v say, which any target takes. causal: the mask that it needs, None for any.
+    by_mask: whether a target that takes ringlab's Mask gets it in the mask.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Argument:
         return places + [(layouts[-1], mask) for mask in masks[:-1]]
 
     def _fits(self, plan: Plan, causal: bool) -> bool:
-        """Whether it can be asked with this mask; without one, nobody says how far a window reaches to the right."""
+        """Whether it can be asked with this mask. Without a causal mask, `window_left` alone leaves open how far a window reaches to the right."""
         only_left = self._taken(plan) == {"window_left"} and not plan.claims.takes_mask
         return self.causal in (None, causal) and (causal or not only_left)
 
@@ -105,7 +105,7 @@ class Argument:
         return Verdict(True, "; ".join(words).removeprefix("; ")[:400])
 
     def _ends(self) -> tuple[str, ...]:
-        """The kinds of trouble that count as a refusal beside an error: shapes that nobody claims may end a process."""
+        """The kinds of trouble that count as a refusal, besides an error: shapes that nobody claims may end a process."""
         return () if self.names else ("crashed", "hung")
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
@@ -128,7 +128,7 @@ class Argument:
 
 
 _FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
-"""Parts of errors that come of a value in another form than the function takes."""
+"""Parts of the errors that are raised for a value of another form than the function takes."""
 
 
 def _unchanged(before: Ran, after: Ran) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a check, and the runs of a plan for a target with given claims."""
+"""What a check is made of: the plan of its runs, its judge, and its verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES
 
 LENGTH = 48
-"""Tokens of most runs: 2 P divides it for P = 1, 2, 3, 4 and 8."""
+"""Tokens of most runs: divisible by 2 P for P = 1, 2, 3, 4 and 8."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Plan:
     seed: int
 
     def ranks(self, *wanted: int) -> list[int]:
-        """Return those of these numbers of ranks that the target claims; if none, the next one that it claims."""
+        """Return the wanted numbers of ranks that the target claims; if it claims none of them, its smallest one above 1."""
         have = [P for P in wanted if P in self.claims.ranks]
         above = [P for P in sorted(self.claims.ranks) if P > 1]
         return have or above[:1] or list(self.claims.ranks)[:1]
 
     def dtypes(self, *wanted: str) -> list[str]:
-        """Return those of these dtypes that the target claims, or its first one if none."""
+        """Return the wanted dtypes that the target claims; if it claims none of them, its first one."""
         return [d for d in wanted if d in self.claims.dtypes] or list(self.claims.dtypes)[:1]
 
     @property
@@ -46,7 +46,7 @@ class Plan:
         return False not in self.claims.causal
 
     def run(self, P: int, S: int = LENGTH, **changes: Any) -> Run:
-        """Return a run of this plan: two query heads on one key/value head if grouped, first layout and dtype."""
+        """Return a run within the claims: the first layout, float32 if that is claimed, two query heads on one key/value head if grouped."""
         plain = Run(
             P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
             dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
@@ -63,8 +63,8 @@ class Plan:
 class Verdict:
     """The outcome of a check, with the evidence in words.
 
-    counter: the run to find a smaller one from. by_time: whether a busy machine alone could be the cause; the runs are
-    made again then, and the last verdict counts. more: runs that have to be made before the verdict counts.
+    counter: the run from which the search for a smaller counterexample starts. by_time: whether a busy machine alone could
+    explain the verdict; then the runs are repeated, and the last verdict counts. more: runs to make before the verdict counts.
     """
 
     ok: bool
@@ -98,10 +98,11 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. `needs` returns why the check does not apply, if it does not.
+    """One line of the table.
 
-    tolerant: it judges runs that failed, too; any other check fails with the first of its runs that does.
-    names: the results that it measures, where it looks at values: a smaller counterexample is looked for then.
+    needs: returns the reason why the check does not apply, or None. tolerant: it judges runs that failed, too; any other check
+    fails as soon as one of its runs does. names: the results that it compares. by_values: whether wrong values start the search
+    for a smaller counterexample.
     """
 
     name: str
@@ -166,28 +167,28 @@ def size(run: Run) -> tuple[int, ...]:
 
 
 def needs_backward(plan: Plan) -> str | None:
-    """The reason why gradients are not checked, if so."""
+    """Return the reason why gradients are not checked, or None."""
     return None if plan.claims.backward else "the target claims no gradients"
 
 
 def needs_own_tensors(plan: Plan) -> str | None:
-    """The reason why checks on the caller's own tensors are left out, if so."""
+    """Return the reason why the caller's own tensors are not checked, or None."""
     packed = {"qkv", "kv"} & set(plan.claims.takes)
     return "the target takes packed tensors, which are made for each call" if packed else None
 
 
 def needs_causal(plan: Plan) -> str | None:
-    """The reason why masks are not checked, if so."""
+    """Return the reason why masks are not checked, or None."""
     return None if True in plan.claims.causal else "the target claims no causal mask"
 
 
 def needs_ranks(plan: Plan) -> str | None:
-    """The reason why checks on two ranks are left out, if so."""
+    """Return the reason why checks on several ranks are left out, or None."""
     return None if max(plan.claims.ranks) > 1 else "the target claims one rank only"
 
 
 def needs_ring(plan: Plan) -> str | None:
-    """The reason why messages and memory are not checked, if so."""
+    """Return the reason why messages and memory are not checked, or None."""
     if plan.claims.schedule != "ring":
         return f"the target claims schedule {plan.claims.schedule!r}, which promises nothing about this"
     return needs_ranks(plan)

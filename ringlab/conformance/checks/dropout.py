@@ -91,7 +91,7 @@ def _share(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S 
 
 
 def _repeated(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"], ran: Ran) -> str:
-    """The fault of tiles of rows and keys that drop the same pairs in two places, or all their rows the same keys; "" if none does."""
+    """Return a sentence if tiles of rows and keys drop the same pairs in two places, or all rows of a tile the same keys; "" otherwise."""
     run, owned = ran.run, ran.positions
     tiles = {
         (batch, head, row, key): (

@@ -43,7 +43,7 @@ def expected(plain: Run) -> tuple[Results, dict[str, float]]:
 
 
 def without_a_token(ran: Ran, token: int) -> list[Measured]:
-    """Return the errors of out and lse of a run in which nobody holds one token, against attention over the others."""
+    """Return the errors of out and lse against attention over the other tokens, for a run in which no rank holds `token`."""
     run = ran.run
     q, k, v, dout = (x[:, :, np.arange(run.S) != token] for x in inputs(run.plain))
     scoring: dict[str, Any] = {"scale": run.scale, "causal": run.causal}
@@ -56,7 +56,7 @@ def without_a_token(ran: Ran, token: int) -> list[Measured]:
 def truth_of(
     plain: Run, factors: Float[np.ndarray, "B H S S"] | None = None
 ) -> tuple[Results, dict[str, float]]:
-    """Return `expected` of a run whose weights are multiplied by dropout `factors`, (B, H, S, S)."""
+    """Return the true results and their bounds as `expected` does; weights are multiplied by dropout `factors`, (B, H, S, S)."""
     q, k, v, dout = inputs(plain)
     exact = _with_distances(plain, q.double(), k.double()) if plain.alibi else (q, k)
     q, k = _with_distances(plain, q, k) if plain.alibi else (q, k)
@@ -101,7 +101,7 @@ def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _relative_to(own: Results, true: Results, limits: dict[str, float]) -> dict[str, float]:
-    """Return the bounds of a part of the results, `own`, relative to the largest of these, and no longer of all `true` ones."""
+    """Return the bounds relative to the largest values of `own`, a part of the `true` results, instead of the largest true ones."""
     largest = {
         name: [np.abs(getattr(x, name)).max(initial=0.0) for x in (true, own)] for name in ("dq", "dk", "dv")
     }
@@ -149,7 +149,7 @@ def compare(
     for name in names:
         if name in ran.arrays and not (
             name == "lse" and ran.run.sinks
-        ):  # some count the sink in lse, some do not
+        ):  # some rings count the sink in lse, some do not
             array, right = ran.arrays[name], getattr(true, name)
             if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
                 array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)

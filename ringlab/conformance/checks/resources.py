@@ -15,12 +15,12 @@ _SHARE = 64
 """Tokens per rank in metered runs."""
 _MANY, _NARROW = 128, 8
 LISTS = 4 * 8
-"""Bytes of four lists of all positions, int64, for each token, which are small beside K and V in all runs but the narrow ones: a rank may know where tokens lie."""
+"""Bytes per token of four int64 lists of all positions: a rank may know where every token lies. Only in the narrow runs they are not small beside K and V."""
 _LONG = 256
-"""Tokens per rank where more work is looked at again: tiles of a power of 2 are padded there no more."""
+"""Tokens per rank of the runs that look at excess work again: tiles of a power of 2 need no padding there."""
 _D = 64
 MORE_WORK = 1.1
-"""Allowed over the products that attention needs: room for what is small beside them, such as delta as a product,
+"""Factor allowed over the products that attention needs: room for small ones, such as delta as a product,
 which is 2 D FLOPs a row where a row's own tile alone has 10 · 64 D. One more product of a tile is 1.2 times as many."""
 PRODUCTS = {"forward": 2, "backward": 5}
 """Products of matrices for each pair of a query and a visible key, of 2 D FLOPs each. Forward: S = Q Kᵀ and P V.
@@ -181,7 +181,7 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 _THIRD, _HALF = 1 / 3, 1 / 2
-"""K/V blocks by which the peak may not grow for each additional rank. One that keeps every K, or every V, takes half a block."""
+"""Growth of the peak for each additional rank, in K/V blocks, from which a ring fails. A ring that keeps every K, or every V, grows by half a block."""
 
 
 def _doubled(run: Run) -> Run:

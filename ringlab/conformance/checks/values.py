@@ -107,7 +107,7 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _dims(plan: Plan) -> list[Run]:
-    """Head dims that no power of two is, since some targets pad them, and small ones in a half dtype, where kernels take eights."""
+    """Head dims that are no powers of two, which some targets pad, and small ones in a half dtype, where kernels want multiples of 8."""
     P = plan.ranks(2)[0]
     return [
         *(plan.run(P, 24, D=D, causal=causal) for D in (40, 128) for causal in plan.claims.causal),
@@ -116,7 +116,7 @@ def _dims(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """More tokens on a rank than tiles of 512 hold, and not a multiple of them."""
+    """More tokens on a rank than a tile of 512 holds, and not a multiple of 512."""
     P = plan.ranks(2)[0]
     return [plan.run(P, 600 * P, H=1, K=1, causal=causal) for causal in plan.claims.causal]
 
@@ -148,7 +148,7 @@ def _values(*kinds: str, causal: bool | None = None) -> Runs:
 
 
 def _blind(plan: Plan) -> list[Run]:
-    """Causal, scores about −16,000: rows that see no key of a block, where a mask of −1e4 or so would count."""
+    """Scores about −16,000 under a causal mask: rows that see no key of a block, where a mask value of −1e4 would take weight."""
     ranks = plan.ranks(3) if plan.quick else plan.ranks(2, 3, 4)
     layouts = plan.claims.layouts
     return [
@@ -288,7 +288,7 @@ NARROWER = {
 }
 """For each dtype the dtypes with fewer digits, the fewest first."""
 FEWEST = 32
-"""Numbers that are needed to say so: by chance 1 in 8 at most has fewer digits, all of them 1 in 10²⁸."""
+"""How many numbers the verdict needs: one has fewer digits by chance in 1 of 8 cases at most, all of them in 1 of 10²⁸."""
 SMALL = 2.0**-10
 """Numbers below this share of the largest are left out: those that underflow have few digits."""
 

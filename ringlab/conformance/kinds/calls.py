@@ -45,12 +45,12 @@ from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
 ResultOf: TypeAlias = Callable[..., Any]
-_IN_A_ROW = 3  # calls that may fail one after the other on one number of ranks; each costs new processes
-_ENDED = 2  # calls that may hang there, or end their process
+_IN_A_ROW = 3  # how many calls may fail one after the other on one number of ranks; each costs new processes
+_ENDED = 2  # how many of them may hang, or end their process
 
 
 class OnRanks(Protocol):
-    """A call, as data that can be a key; P: its ranks."""
+    """A call as hashable data. P: the number of its ranks."""
 
     @property
     def P(self) -> int:  # noqa: N802
@@ -62,7 +62,7 @@ R = TypeVar("R")
 
 
 class Calls(Generic[C, R]):
-    """Makes the calls of one function, and keeps the results of all ranks of each, or its trouble.
+    """Calls one function, and keeps the results of all ranks of each call, or the reason why there are none.
 
     result: makes one rank's result of a call, from the function, the call, the ring if there is one, the rank and the seed.
     limit: seconds for each call on processes. given: the arguments that a function may have, beside those of `around`.
@@ -166,7 +166,7 @@ def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
 
 
 def _raise_if_not_called(error: BaseException) -> None:
-    """Raise the CannotCall that an error came of, if there is one: every other call would end in the same way."""
+    """Raise the CannotCall behind an error, if there is one: every other call would fail in the same way."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CannotCall):
@@ -175,7 +175,7 @@ def _raise_if_not_called(error: BaseException) -> None:
 
 
 def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
-    """Return the arguments called `AROUND`, by name; the group of processes only where there is no ring."""
+    """Return the values of the arguments in `AROUND`, by name; process groups only where there is no ring."""
     known: dict[str, Any] = {"ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": P}
     return known if ring is not None else {**known, **dict.fromkeys(GROUPS, torch.distributed.group.WORLD)}
 
@@ -228,9 +228,10 @@ def _hung(path: Path, P: int, limit: float) -> None:
 
 @dataclass(frozen=True)
 class CallCheck(Generic[C, R]):
-    """One line of a table. cases: by the numbers of ranks. calls: those that a case needs. needs: one of each of these parameters.
+    """One line of a table.
 
-    wrong: a sentence on the fault of a case, or "". Raises: Failed if one of its calls has no result.
+    cases: for these numbers of ranks. calls: those that a case needs. wrong: returns a sentence on the fault of a case, or "";
+    raises Failed if one of its calls has no result. needs: groups of parameters, of each of which the function must have one.
     """
 
     name: str

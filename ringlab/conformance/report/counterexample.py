@@ -22,12 +22,14 @@ ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
 """The input that is one-hot where a result is to show each pair of a query and a key."""
 MOST_TOKENS = 64
 """Tokens of a picture over (query, key), at most."""
-_SMALLER = 18  # runs at most, in the search for a smaller counterexample of one check
-_WIDE = 4  # ranks of a picture, where the target takes as many
+_SMALLER = 18  # at most this many runs in the search for a smaller counterexample of one check
+_WIDE = 4  # ranks of a picture, if the target takes as many
 _DIGITS = 3
 _DIGITS_OF_FLOAT32 = 1e-6
-_ROUNDING = 1e-3  # errors up to this may come of fewer digits: those of float32 in float64, of bfloat16 sums in float32
-_NEAR = 4  # bounds that values may be off which are taken for others: those of another rank, or multiplied by a number
+_ROUNDING = (
+    1e-3  # errors up to this may come from fewer digits: float32 values in float64, bfloat16 sums in float32
+)
+_NEAR = 4  # how many bounds values may be off and still be taken for those of another rank, or times a number
 
 
 class ResultPlace(TypedDict):
@@ -173,7 +175,7 @@ def _fixed(run: Run) -> bool:
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:
-    """The run with one sequence and one key/value head, or all heads, without anything that only other checks look at."""
+    """The run with one sequence and one key/value head, or all heads, and without what only other checks look at."""
     H, K = (counter.H, counter.K) if whole_heads else (counter.H // counter.K, 1)
     return replace(counter, B=1, H=H, K=K, meter=False, moved=None, twice=False)
 
@@ -310,7 +312,7 @@ def _blocks(
 
 
 _ALIKE = 0.02
-"""How far the ratios of an entry to the true one may differ where they are taken for the same."""
+"""How far two ratios of entries to their true values may differ and still count as equal."""
 
 
 def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Arguments that change attention, under every name that the field has for them.
+"""The values of the arguments that change attention, under every name that code has for them.
 
 A target is given what its run asks for, if it has a parameter of one of these names. Tensors of tokens are this rank's;
 lengths and their sums are of the whole sequence.
@@ -41,7 +41,7 @@ from ringlab.conformance.target.claims import Claims, Target
 def given(
     target: Target | Claims, run: Run, own: Int[ndarray, " L"], device: str | torch.device
 ) -> Mapping[str, Any]:
-    """Return the arguments that this run has and a plain one does not, for the rank that owns the tokens `own`."""
+    """Return the arguments that a plain run does not have, for the rank that owns the tokens `own`."""
     found = window_and_softcap(run)
     found |= dict.fromkeys(PREFIXES, run.prefix) if run.prefix else {}
     found |= dict.fromkeys(SINKS, sinks_of(run).to(device)) if run.sinks else {}

@@ -39,7 +39,7 @@ _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
 _LATE = 10.0
-"""Additional seconds for a run after a rank has ended, in which the others end too or are stopped."""
+"""Seconds by which a run's limit is extended once a rank has ended, for the others to end or be stopped."""
 
 
 class Isolated:

@@ -20,31 +20,31 @@ GIVEN = {
     "window": "window", "softcap": "softcap", "prefix": "prefix", "documents": "documents", "pads": "padding",
     "sinks": "sinks", "alibi": "ALiBi slopes", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
-"""The fields of a run that say what else a call is given, each with its name in a report."""
+"""The fields of a run for arguments that only some targets take, each with its name in a report."""
 JOINT = 5
 """How many tokens are joined to the keys of a run that has joint tokens."""
 LOSS_SCALE = {"float16": 2.0**8}
-"""Factor of a large dout by dtype, 2¹⁶ where it is not named; in float16 that would overflow."""
+"""Factor of a large dout by dtype, 2¹⁶ for all others; in float16 that would overflow."""
 TWO_RINGS = "two rings"
-"""The use in which the even ranks and the odd ones are a ring each; results are those of the odd ones."""
+"""The call pattern in which the even ranks form one ring and the odd ranks another; results are those of the odd ring."""
 
 
 @dataclass(frozen=True)
 class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
-    values: how the inputs are drawn (see `inputs`). strided: which axis of the inputs lies apart in memory, "heads" or
-    "dims". use: the way in which the target is called (see `ringlab.conformance.run.call_patterns`). dout: "normal", "ones", or "large",
-    2¹⁶ times as much. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
-    or () if not given. pads: tokens of padding after each document, or after the one sequence, in front of it if negative: keys
-    that no row sees, rows without a gradient that are not looked at. sinks: a logit of each query head that takes weight and gives no value.
-    alibi: scores fall by a slope of each query head times the distance of the key, under a causal mask. joint:
-    "front" or "rear", where `JOINT` keys are joined that all ranks hold. keys: of another sequence, for cross-attention;
-    dv: head dim of v; 0 as the queries'. dropout_seed: of the pairs that are dropped.
+    values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in memory, "heads" or
+    "dims". use: how the target is called (see `ringlab.conformance.run.call_patterns`). dout: "normal", "ones", or "large",
+    2¹⁶ times as large. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
+    or () if not given. pads: tokens of padding after each document, or after the whole sequence, before it if negative; no row
+    sees these keys, and these rows have no gradient and are not compared. sinks: each query head has a logit that takes weight
+    and gives no value. alibi: under a causal mask, scores fall by a slope of each query head times the distance of the key.
+    joint: "front" or "rear", the end at which `JOINT` keys are joined that all ranks hold. keys: tokens of another sequence that
+    the keys come from (cross-attention); dv: head dim of v; 0 for those of the queries. dropout_seed: of the pairs dropped.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
-    or row whose values are replaced. one_hot: "q", "k", "v" or "dout", whose token t becomes the unit vector t; D is at least S. twice: computed again, for equality and for what the second call does
-    to the first one's results. meter: count messages, memory and work. fault: what happens to rank 1:
-    "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
+    or row whose values are replaced. one_hot: "q", "k", "v" or "dout", whose token t becomes the unit vector t; D is at least S.
+    twice: the call is repeated, to compare the results and to see whether it changes those of the first call. meter: count
+    messages, memory and work. fault: what happens to rank 1: "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
     """
 
     P: int
@@ -195,10 +195,9 @@ class RankResult:
 class Ran:
     """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, positions and meters per rank.
 
-    returned: the ranks on which the target gave anything back, an attention or not. failed: the rank that failed first, −1 if
-    that is not known. spared: rank 1 was never killed,
-    because it did not send the message at which it should die. stopped: ranks that went on without it until their processes were ended,
-    where no rank reported an error.
+    returned: the ranks on which the target returned anything, an attention or not. failed: the rank that failed first, −1 if
+    unknown. spared: rank 1 was never killed, because it did not send the message at which it should die. stopped: if no rank
+    reported an error, the ranks that went on without rank 1 until their processes were ended.
     """
 
     run: Run
@@ -221,7 +220,7 @@ class Ran:
 
 RAISED = "raised"
 WRONG_RESULT = "wrong result"
-"""The kind of trouble of a target that returned something other than attention."""
+"""The kind of trouble if a target returns something other than attention."""
 
 
 def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ PACKING = (*CU_SEQLENS, *CU_PADDED, *MAX_SEQLENS, *IDS, "position_ids")
 PLAIN = frozenset(
     {*AROUND, "causal", "is_causal", "layout", "positions", "scale", "softmax_scale", "return_lse", "qkv", "kv", *PACKING}
 )  # fmt: skip
-"""The names of the arguments of a plain call beside q, k and v; those of packed documents if a function requires them."""
+"""The arguments of a plain call besides q, k and v; those of packed documents only if a function requires them."""
 GRADIENTS_OF = frozenset({"dout", "out", "lse"})
-"""What `gradients` may take, too."""
+"""Further arguments that `gradients` may take."""
 THROUGH = ("sliding_window", "softcap", "s_aux")
 """Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
 

@@ -18,7 +18,7 @@ from ringlab.errors import BackendError
 
 
 def check_callable(value: Any) -> None:
-    """Return if `value` can be called as it is. Raises: BackendError, also for a class in place of an instance."""
+    """Return if `value` is a callable. Raises: BackendError otherwise, and for a class, where an instance is meant."""
     needed = "a function, or a ringlab.conformance.Target of one"
     if inspect.isclass(value):
         remedy = (
@@ -63,11 +63,11 @@ _BINDING = re.compile(
     r"missing \d+ required|missing a required|unexpected keyword argument|positional arguments? but|"
     r"multiple values for argument|takes no (keyword )?arguments|too many positional|Expected at most \d+ argument"
 )
-"""The words of Python, and of TorchScript, for arguments that do not fit."""
+"""How Python and TorchScript say that arguments do not fit."""
 
 
 def _came_of_binding(error: TypeError) -> bool:
-    """Whether the error is about the arguments of this very call: only functions that hand all of theirs on have run."""
+    """Whether the error is about the arguments of this very call: since then only functions have run that pass all of theirs on."""
     passing_on = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     while frames is not None:
@@ -102,7 +102,7 @@ def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
 
 
 def tensor_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the parameters that get q, k and v, packed or not; () if the function lacks one for some of them."""
+    """Return the names of the parameters that get q, k and v, packed or not; () if one of them has no parameter."""
     there = _parameters(function) or []
     names = _names(there)
     if "qkv" in names or {"q", "kv"} <= names:
