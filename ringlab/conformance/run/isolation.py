@@ -202,7 +202,7 @@ class _Child(ChildProcess):
         """Return where each rank of the run that is being made stands, "" if that is not known."""
         now = self._now()
         known = now is not None and 0 <= now < len(self.runs) and self._code() is None
-        return stacks(self.folder, self.runs[now].P) if known and now is not None else ""
+        return stacks(self.folder, range(self.runs[now].P)) if known and now is not None else ""
 
     def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
         """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child.

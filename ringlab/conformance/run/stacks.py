@@ -35,15 +35,15 @@ def leave_place(folder: Path, rank: int) -> None:
     leave(folder / f"{rank}.place", (os.getpid(), threading.get_ident()))
 
 
-def stacks(folder: Path, P: int) -> str:
-    """Return where each of P ranks stands, as the end of a sentence; "" if no process tells."""
-    places = {rank: folder / f"{rank}.place" for rank in range(P)}
+def stacks(folder: Path, ranks: Sequence[int]) -> str:
+    """Return where each of these ranks stands, as the end of a sentence; "" if no process tells."""
+    places = {rank: folder / f"{rank}.place" for rank in ranks}
     found = {rank: pickle.loads(path.read_bytes()) for rank, path in places.items() if path.exists()}
     told = {pid: _told(folder / f"{pid}.stack", pid) for pid in {pid for pid, _ in found.values()}}
     if not any(told.values()):
         return ""
     words = {rank: stands_in(told[pid], ident) for rank, (pid, ident) in found.items() if told[pid]}
-    return "".join(f"; rank {rank} {words.get(rank, 'has not begun')}" for rank in range(P))
+    return "".join(f"; rank {rank} {words.get(rank, 'has not begun')}" for rank in ranks)
 
 
 def _told(path: Path, pid: int) -> str:

@@ -7,11 +7,9 @@ it ends, as a group in which a call has failed is of no more use.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import pickle
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -19,8 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-STACK = "stack"
-"""The file into which a signal SIGUSR1 makes this process write where it is."""
 _POLL = 0.005
 
 
@@ -45,13 +41,7 @@ def main(folder: Path, parent: int) -> int:
     from ringlab.comm.processes.rank_process import die_with
 
     die_with(parent)
-    with (folder / STACK).open("w") as stack:
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
-        sys.path[:] = json.loads((folder / "path.json").read_text())
-        return _serve(folder, parent)
-
-
-def _serve(folder: Path, parent: int) -> int:
+    sys.path[:] = json.loads((folder / "path.json").read_text())
     import cloudpickle
     import torch
 
@@ -59,10 +49,12 @@ def _serve(folder: Path, parent: int) -> int:
     from ringlab.comm.ring import Ring
     from ringlab.conformance.run.folder import begins, leave, rank_path
     from ringlab.conformance.run.processes import on_this_rank
+    from ringlab.conformance.run.stacks import tell_stacks
 
     torch.set_num_threads(1)
     job = cloudpickle.loads((folder / "job.pickle").read_bytes())
     seat: Seat = job["seat"]
+    tell_stacks(folder, seat.rank)
     try:
         target, comm = job["spec"].target(), _joined(seat)
     except BaseException as error:

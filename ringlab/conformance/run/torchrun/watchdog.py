@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
-import signal
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,15 +15,14 @@ from ringlab.conformance.run.folder import leave, rank_path
 from ringlab.conformance.run.isolation import HUNG, START_SECONDS, ChildProcess
 from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.run import RankResult, Trouble
-from ringlab.conformance.run.torchrun.rank import STACK, Seat
+from ringlab.conformance.run.stacks import stacks
+from ringlab.conformance.run.torchrun.rank import Seat
 from ringlab.conformance.run.torchrun.rendezvous import Order, Rendezvous, World
 
 STOPPED = "stopped"
 """The kind of trouble of a rank that still waited when others had failed."""
 _POLL = 0.02
 _LOOK = 0.2  # seconds between two looks at what became of the other ranks
-_STACK_SECONDS = 10.0
-_STILL = 0.2  # seconds for which an account of where a process is has not grown, and is taken as whole
 
 
 class Watchdog:
@@ -125,34 +120,12 @@ class _RankChild(ChildProcess):
         return found
 
     def stands(self) -> str:
-        """Return the line of the program that is not torch's, as the end of a sentence, "" if that is not known."""
-        stack = self.folder / STACK
-        if not stack.exists() or self._code() is not None:
-            return ""
-        os.kill(self.process.pid, signal.SIGUSR1)
-        size, grown, end = 0, time.monotonic(), time.monotonic() + _STACK_SECONDS
-        while time.monotonic() < (min(end, grown + _STILL) if size else end) and self._code() is None:
-            self.output.pump(_POLL)
-            if stack.stat().st_size > size:
-                size, grown = stack.stat().st_size, time.monotonic()
-        return line_of(stack.read_text(errors="replace"))
+        """Return where the rank stands, as the end of a sentence, "" if that is not known."""
+        return stacks(self.folder, [self.seat.rank]) if self._code() is None else ""
 
     def _begun(self, number: int) -> bool:
         path = self.folder / "now"
         return path.exists() and pickle.loads(path.read_bytes()) == number
-
-
-def line_of(stack: str) -> str:
-    r"""Return the innermost line of Python's account of where it is that lies outside torch; "" if there is none.
-
-    >>> line_of('Current thread 0x1 (most recent call first):\n  File "/a/torch/b.py", line 2 in c\n  File "/a/d.py", line 3 in e\n')
-    ', in d.py, line 3, e'
-    """
-    threads = re.split(r"(?m)^(?=Current thread|Thread)", stack)
-    current = next((each for each in threads if each.startswith("Current")), threads[-1])
-    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', current)
-    outside = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame[0]]
-    return ", in {}, line {}, {}".format(Path(outside[0][0]).name, *outside[0][1:]) if outside else ""
 
 
 def _surroundings(seat: Seat, world: World) -> dict[str, str]:
