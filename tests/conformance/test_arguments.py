@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import plain_ring, ring_attention
+from ringlab import Mask, plain_ring, ring_attention
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.report.counterexample import smaller_runs
-from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
-from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.layout import per_document
-
-quick = partial(check, quick=True, isolate=False)
+from tests.conformance.reports import failed, quick
 
 WHOLE_PADDING = """whole = torch.zeros(sum(map(len, self.positions)), dtype=torch.int64)
             whole[mine] = self.padding[0].long()
             whole = self.ring.all_reduce(whole).bool()
             found = [(i, j, (none if mask is None else mask) | whole[theirs[j]]) for i, j, mask in found]"""
+
+
 REAL_AND_PADDING = """None if cu_seqlens is None else torch.stack(
         (cu_seqlens_padded[:-1], cu_seqlens_padded[:-1] + cu_seqlens.diff()), 1).flatten()"""
+
+
 MENDED = {
     "prefix_hidden_in_skipped_tiles": (
         "elif mine[rows].max() >= theirs[keys].min():",
@@ -51,10 +50,6 @@ MENDED = {
     "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
 }
 """For each wrong ring the fault in its text, and the right text: with that the ring honours the argument."""
-
-
-def failed(report: Report) -> dict[str, str]:
-    return {finding.name: finding.evidence for finding in report.findings if not finding.ok}
 
 
 def mended(name: str) -> Any:
@@ -240,18 +235,6 @@ def test_an_error_of_the_targets_own_layout_refuses_nothing() -> None:
     )
 
 
-def test_layouts_are_given_documents_with_their_padding() -> None:
-    run = Run(2, 24, "contiguous", True, documents=(7, 3, 5), pads=(5, 3, 1))
-    assert run.with_padding == (12, 6, 6) and run.padded == (7, 5, 3, 3, 5, 1)
-    assert Run(2, 24, "contiguous", True, pads=(5,)).with_padding == ()
-
-
-def test_padding_in_front_is_seen_by_rows_under_a_causal_mask() -> None:
-    run = Run(2, 16, "contiguous", True, pads=(-5,))
-    assert run.padded == (5, 11) and run.padding.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
-    assert not run.mask.visible(np.arange(5, 16), np.arange(5)).any()
-
-
 def test_dropout_that_drops_whole_keys_or_repeats_in_a_batch_is_found() -> None:
     def whole_keys(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
         mine = torch.from_numpy(layout.positions(ring.rank))
@@ -283,6 +266,10 @@ def test_padding_is_a_document_of_its_own_whose_rows_are_not_looked_at() -> None
     true, _ = expected(run.plain)
     assert (true.dk[:, :, run.padding] == 0).all() and (true.dv[:, :, run.padding] == 0).all()
     assert str(run).endswith("documents (5, 4), padding (3, 4)")
+    assert run.with_padding == (8, 8) and Run(2, 24, "contiguous", True, pads=(5,)).with_padding == ()
+    front = Run(2, 16, "contiguous", True, pads=(-5,))
+    assert front.padded == (5, 11) and front.padding.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
+    assert not front.mask.visible(np.arange(5, 16), np.arange(5)).any()
 
 
 def test_joint_tokens_count_once_and_their_gradients_are_left_out() -> None:
@@ -300,13 +287,6 @@ def test_joint_tokens_count_once_and_their_gradients_are_left_out() -> None:
     assert joint[0].shape[2] == JOINT and sinks_of(run).shape == (2,)
 
 
-def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
-    plain, claims = Run(3, 24, "contiguous", True), as_target(plain_ring.attend).claims()
-    assert smaller_runs(plain, claims)
-    for changes in ({"pads": (5,)}, {"keys": 48}, {"dv": 8}, {"dropout": 0.5}):
-        assert smaller_runs(Run(**{**plain.__dict__, **changes}), claims) == []
-
-
 def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:
     def attend(q, k, v, *, joint_k=None, joint_v=None, prefix=0):
         return q
@@ -319,3 +299,78 @@ def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:
     nothing = "the target computes nothing without a causal mask"
     assert masked["joint tokens"] == masked["cross-attention"] == nothing and masked["prefix"] is None
     assert without["prefix"] == "the target computes no causal mask" and without["joint tokens"] is None
+
+
+def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() -> None:
+    def refuses(q, k, v, *, ring, positions, causal, sliding_window=None):
+        if sliding_window is not None:
+            raise NotImplementedError("no windows")
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    def drops(q, k, v, *, ring, positions, causal, sliding_window=None):
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    (_, refused), (_, dropped) = (quick(f, only=("window",)).findings for f in (refuses, drops))
+    assert (
+        refused.ok
+        and refused.applies
+        and "refused: raised: NotImplementedError: no windows" in refused.evidence
+    )
+    assert not dropped.ok and "accepted and ignored" in dropped.evidence
+
+
+def test_packed_documents_come_under_every_name_of_the_field() -> None:
+    """Each function below makes the mask of the documents from another argument."""
+
+    def masked(ring: Any, layout: Any, documents: tuple[int, ...], qkv: tuple[Tensor, ...]) -> Any:
+        mask = Mask(documents=documents)
+        return ring_attention(*qkv, ring=ring, layout=layout, mask=mask, return_lse=True)
+
+    def by_cu_seqlens(q, k, v, *, ring, layout, cu_seqlens=None):
+        lengths = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+        return masked(ring, layout, lengths, (q, k, v))
+
+    def by_segments(q, k, v, *, ring, layout, segment_ids=None):
+        if segment_ids is None:
+            return masked(ring, layout, (), (q, k, v))
+        whole = torch.zeros(layout.S, dtype=torch.int64)
+        whole[torch.from_numpy(layout.positions(ring.rank))] = segment_ids
+        whole = ring.all_reduce(whole)
+        return masked(ring, layout, tuple(torch.bincount(whole).tolist()), (q, k, v))
+
+    for function in (by_cu_seqlens, by_segments):
+        report = quick(function, only=("documents",), causal=(True,), layouts=("zigzag",), ranks=(3,))
+        assert failed(report) == {} and report.findings[-1].applies
+
+
+def varlen(ring: Any, layout: Any, causal: bool, cu_seqlens: Tensor | None, *qkv: Tensor) -> Any:
+    documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+    return ring_attention(*qkv, ring=ring, layout=layout, mask=Mask(causal=causal, documents=documents))
+
+
+def test_an_error_for_one_packing_only_is_no_refusal() -> None:
+    def fails_on_empty_ones(q, k, v, *, ring, layout, causal, cu_seqlens=None):
+        if cu_seqlens is not None and not cu_seqlens.diff().all():
+            raise RuntimeError("an illegal memory access")
+        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
+
+    (_, finding) = quick(fails_on_empty_ones, only=("documents",), layouts=("contiguous",)).findings
+    assert not finding.ok and "refused here and not elsewhere: raised: RuntimeError" in finding.evidence
+
+
+def test_an_error_about_the_form_of_an_argument_is_no_verdict() -> None:
+    def wants_a_list(q, k, v, *, ring, layout, causal, cu_seqlens=None):
+        if cu_seqlens is not None:
+            cu_seqlens.append(0)
+        return varlen(ring, layout, causal, None, q, k, v)
+
+    (_, finding) = quick(wants_a_list, only=("documents",)).findings
+    assert finding.ok and not finding.applies and "could not be asked" in finding.evidence
+
+
+def test_required_lengths_are_given_to_every_run() -> None:
+    def attend(q, k, v, cu_seqlens, max_seqlen, *, ring, layout, causal):
+        assert max_seqlen == int(cu_seqlens.diff().max())
+        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
+
+    assert failed(quick(attend, only=("forward", "dk", "documents"), layouts=("zigzag",))) == {}

@@ -13,17 +13,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from ringlab.cli import app
-from ringlab.conformance.kinds.decode import CHECKS, Case, check_decode
-from ringlab.conformance.report.findings import Report
+from ringlab.conformance.kinds.decode import CHECKS, check_decode
 from ringlab.errors import BackendError
 from ringlab.merge import Partial, merge, state_dtype
+from tests.conformance.reports import failed
 from tests.conformance.right_decodes import Local, local, reduced
 
 Merged = Callable[[Tensor, Tensor], Tensor]
-
-
-def failures(report: Report) -> dict[str, str]:
-    return {each.name: each.evidence for each in report.findings if not each.ok}
 
 
 def by_softmax(outs: Tensor, lses: Tensor) -> Tensor:
@@ -54,13 +50,13 @@ def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
 def test_right_decodes_pass(merged: Merged) -> None:
     for seed in range(5):
         report = check_decode(over_a_ring(merged), ranks=(2, 3, 8), seed=seed)
-        assert failures(report) == {} and all(each.applies for each in report.findings)
+        assert failed(report) == {} and all(each.applies for each in report.findings)
 
 
 @pytest.mark.slow
 def test_a_decode_over_torch_distributed_passes_on_processes() -> None:
     report = check_decode("tests.conformance.right_decodes:reduced", ranks=(2, 3))
-    assert failures(report) == {} and report.transport == "gloo"
+    assert failed(report) == {} and report.transport == "gloo"
     assert reduced.__module__ == "tests.conformance.right_decodes"
 
 
@@ -164,7 +160,7 @@ def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
 
 
 def test_the_evidence_says_where() -> None:
-    found = failures(check_decode(WRONG["this rank's keys only"][1], only=["values"]))["values"]
+    found = failed(check_decode(WRONG["this rank's keys only"][1], only=["values"]))["values"]
     assert found.startswith("out on rank 0 is ") and ", head " in found and found.endswith("(P=2)")
 
 
@@ -175,7 +171,7 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
         return out
 
     report = check_decode(short)
-    assert failures(report) == {}
+    assert failed(report) == {}
     assert {each.name for each in report.findings if not each.applies} == {
         "new tokens",
         "new tokens in half",
@@ -186,14 +182,8 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
 
 @pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(2, 2, 1, 16), torch.zeros(1))])
 def test_what_is_no_result_is_named(bad: Any) -> None:
-    found = failures(check_decode(lambda ring, q, k, v: bad, only=["values"], ranks=(2,)))["values"]
+    found = failed(check_decode(lambda ring, q, k, v: bad, only=["values"], ranks=(2,)))["values"]
     assert "needed: " in found and "as a tensor (2, 2, 1" in " ".join(found.split())
-
-
-def test_tokens_are_dealt_once_each() -> None:
-    for dealt in ("in turn", "in stretches"):
-        case = Case(5, 13, dealt=dealt)
-        assert sorted(token for rank in range(5) for token in case.tokens(rank)) == list(range(13))
 
 
 def test_invalid_requests_are_refused() -> None:

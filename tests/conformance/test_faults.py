@@ -19,13 +19,12 @@ from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble
 from ringlab.conformance.run.troubles import stopped_in
 from ringlab.conformance.suite import AGAIN, check, check_source
 from ringlab.conformance.target.claims import Claims, as_target
+from tests.conformance.reports import evidence
 
 NEIGHBOURS, DISTRIBUTED = "tests.conformance.bad_targets", "tests.conformance.bad_targets"
+
+
 LIMIT = 4.0
-
-
-def evidence(report: Report, name: str) -> str:
-    return next(finding.evidence for finding in report.findings if finding.name == name)
 
 
 def on_neighbours(name: str, *only: str, isolate: bool = True, limit: float = LIMIT) -> Report:

@@ -14,17 +14,16 @@ from ringlab.conformance.run.isolation import Isolated
 from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.suite import check
+from tests.conformance.reports import evidence
 
 HERE = "tests.conformance.bad_targets"
+
+
 LIMIT = 6.0
 
 
 def found(name: str, *only: str, **options: object) -> Report:
     return check(f"{HERE}:{name}", quick=True, only=only, limit=LIMIT, **options)  # type: ignore[arg-type]
-
-
-def evidence(report: Report, name: str) -> str:
-    return next(finding.evidence for finding in report.findings if finding.name == name)
 
 
 @pytest.mark.parametrize(

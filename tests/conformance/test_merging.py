@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab.conformance.kinds.merge import CHECKS, Case, check_merge, partials
+from ringlab.conformance.kinds.merge import CHECKS, check_merge
 from ringlab.errors import BackendError, ShapeError
 from ringlab.merge import Partial, merge
 
@@ -159,10 +159,3 @@ def test_what_is_no_attention_says_so() -> None:
     for target, options in wrong:
         with pytest.raises(BackendError):
             check_merge(target, **options)
-
-
-def test_a_case_is_what_it_says() -> None:
-    outs, lses = partials(Case(3, empty="first", unwritten=True), math.e, 0)
-    assert (lses[0] == -math.inf).all() and torch.isfinite(lses[1:]).all() and (outs[0] > 1e29).all()
-    assert not any(x.is_contiguous() for x in partials(Case(3, strided=True), math.e, 0))
-    assert partials(Case(2), 2.0, 0)[1].mul(math.log(2)).allclose(partials(Case(2), math.e, 0)[1])

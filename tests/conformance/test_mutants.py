@@ -1,27 +1,23 @@
 """Every wrong ring is found by the check that is named for it; the plain rings pass them all.
 
 ringlab's own ring passes its own checks: every layout, schedule and block; and on every transport.
-
-A reference to a target that is not there says which part of it, and what comes near; another's missing package is that.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringlab import plain_ring
-from ringlab.conformance import checks, self_targets
+from ringlab.conformance import checks, mutants, self_targets, styles
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
 from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.mutants import MUTANTS, Mutant
-from ringlab.conformance.run.loading import resolve
 from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
-from ringlab.errors import BackendError, EditError
+from ringlab.errors import EditError
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -57,12 +53,13 @@ def test_a_hunk_that_does_not_apply_once_is_an_error_that_names_the_wrong_ring()
         Mutant("often", "forward", "", "-    return out, lse", "forward").source()
 
 
-def test_a_mutant_can_be_named_on_the_command_line() -> None:
-    import ringlab.conformance.mutants as mutants
-
-    assert mutants.averages_blocks.name == "averages_blocks"
-    with pytest.raises(AttributeError):
-        mutants.no_such_mutant
+def test_a_wrong_ring_and_a_style_can_be_named_on_the_command_line() -> None:
+    assert (
+        mutants.averages_blocks.name == "averages_blocks" and styles.two_hops_ahead.name == "two_hops_ahead"
+    )
+    for module in (mutants, styles):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            module.no_such_name
 
 
 @pytest.mark.parametrize("name", ["ring", "allgather"])
@@ -138,48 +135,3 @@ def test_a_wrong_ring_over_torch_distributed_is_found() -> None:
         only=("forward", "rounds", "gather", "rank dies"),
     )
     assert report.failed == ["forward", "rounds", "gather", "rank dies"]
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "got", "remedy"),
-    [
-        ("ringlab.plain_rings", "attend", "no plain_rings in ringlab", "plain_ring"),
-        ("ringlab.conformence.own", "attend", "no conformence in ringlab", "there is conformance"),
-        ("rinlab.attention", "ring_attention", "no rinlab: neither in ", "there is ringlab"),
-        ("qqqqqqqqqqqq", "ring", "no qqqqqqqqqqqq: neither in ", "begin in the folder that it lies in"),
-        ("my_fodler.ring", "attend", "no my_fodler: neither in ", "there is my_folder"),
-        ("ringlab.attention.ring_attention", "x", "ringlab.attention is one", "as in ringlab.attention:ring_attention"),
-        ("ringlab.plain_ring", "atend", "nothing of that name", "there is attend"),
-        ("my_folder/ring.py", "attend", "'my_folder/ring.py'", "as in my_folder.ring:function"),
-        ("ring.py", "attend", "'ring.py'", "as in ring:function"),
-        ("../ring", "attend", "'../ring'", "as in ring:function"),
-        (".ring", "attend", "'.ring'", "as in package.module:function"),
-    ],
-)  # fmt: skip
-def test_what_is_not_there_is_named_with_what_comes_near(
-    module: str, name: str, got: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_folder").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BackendError) as caught:
-        resolve(module, name)
-    assert got in caught.value.got and remedy in caught.value.remedy
-
-
-def test_what_is_there_is_found_in_a_class_too() -> None:
-    assert resolve("ringlab.plain_ring", "attend") is plain_ring.attend
-    assert resolve("pathlib", "Path.cwd")() == Path.cwd()
-
-
-@pytest.mark.parametrize("imports", ["a_package_that_is_not_there", "wanting.sister"])
-def test_a_package_that_the_target_needs_is_no_missing_target(
-    imports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "wanting").mkdir()
-    (tmp_path / "wanting" / "__init__.py").write_text(f"import {imports}\n")
-    (tmp_path / "wanting" / "ring.py").write_text("def attend(q, k, v):\n    return q\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=imports):
-        resolve("wanting.ring", "attend")

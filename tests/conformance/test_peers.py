@@ -29,6 +29,7 @@ from ringlab.conformance.run.loading import load
 from ringlab.conformance.suite import check
 from ringlab.conformance.tolerance import Results, bounds, errors, relative_error, truth
 from ringlab.errors import BackendError
+from tests.conformance.reports import evidence
 from tools.conformance import peers as study
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
@@ -281,10 +282,6 @@ def report(name: str, **claims: Any) -> Report:
     """The checks that say most, on two processes."""
     only = ("forward", "dq", "dk", "dv", "precision")
     return check(f"peer:{name}", quick=True, limit=60.0, ranks=(2,), only=only, **claims)
-
-
-def evidence(report: Report, name: str) -> str:
-    return next(finding.evidence for finding in report.findings if finding.name == name)
 
 
 @pytest.mark.slow

@@ -25,12 +25,17 @@ from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.rank import RankPart
 from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
-from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
 HERE = "tests.conformance.wrong_values"
+
+
 LINE = re.compile(r"^rank (\d+) +(\w+): error (\S+), bound (\S+?)(  WRONG)?$", re.MULTILINE)
+
+
 PLAIN = Run(2, 8, "zigzag", True, H=4, K=2, D=8, B=2)
 
 
@@ -262,13 +267,3 @@ def test_other_kinds_say_that_they_have_no_script(kind: str, tmp_path: Path) -> 
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 1 and not (tmp_path / "it.py").exists(), done.output
     assert f"No script is written: none can be written of a {kind} so far." in " ".join(done.output.split())
-
-
-def test_only_findings_with_wrong_values_have_places() -> None:
-    report = check(
-        f"{HERE}:half_of_dk", quick=True, only=("types", "dq", "dk"), isolate=False, ranks=(2, 3, 4)
-    )
-    where = {each.name: each.where for each in report.findings}
-    assert where["dq"] is None and where["types"] is None and where["dk"] is not None
-    assert "dk is wrong on rank 0 of 2: token 0" in diagnosis.first(report.findings)
-    assert "out, lse, dq and dv are right on every rank; dk is wrong on every rank but the last" in diagnosis.beside(report.findings)  # fmt: skip

@@ -25,13 +25,10 @@ from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Run
 from ringlab.errors import BackendError
 from ringlab.plain_step import Model, step
+from tests.conformance.reports import failed
 from tests.laws.draw import SEEDS
 
 EVERY = {check.name for check in CHECKS}
-
-
-def failures(report: Report) -> dict[str, str]:
-    return {each.name: each.evidence for each in report.findings if not each.ok}
 
 
 def does_not_apply(report: Report) -> set[str]:
@@ -40,7 +37,7 @@ def does_not_apply(report: Report) -> set[str]:
 
 def test_the_plain_step_passes() -> None:
     report = check_step(step)
-    assert failures(report) == {} and does_not_apply(report) == set()
+    assert failed(report) == {} and does_not_apply(report) == set()
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -75,7 +72,7 @@ def test_every_check_finds_a_step_that_is_named_for_it() -> None:
 )  # fmt: skip
 def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
     report = check_step(STEPS[name].module().step, only=[check], ranks=(2,))
-    assert says in failures(report)[check]
+    assert says in failed(report)[check]
 
 
 def test_a_mean_over_sequences_is_named_as_such() -> None:
@@ -86,12 +83,12 @@ def test_a_mean_over_sequences_is_named_as_such() -> None:
         each = [float(step(ring, tokens[[row]], labels[[row]], evaluate=True)[0]) for row in rows]
         return sum(each) / len(each)
 
-    told = failures(check_step(by_sequence, only=["mean of labels"], ranks=(2,)))["mean of labels"]
+    told = failed(check_step(by_sequence, only=["mean of labels"], ranks=(2,)))["mean of labels"]
     assert (
         "the law is for a loss that is the mean over all labels, and this one is the mean over sequences"
         in told
     )
-    packed = failures(
+    packed = failed(
         check_step(STEPS["mean_over_all_tokens"].module().step, only=["mean of labels"], ranks=(2,))
     )
     assert "over sequences" not in packed["mean of labels"]
@@ -107,7 +104,7 @@ def test_numbers_of_a_failure_never_look_alike() -> None:
         return train
 
     for wrong, check in ((nearly(1e-9, 0.0), "loss"), (nearly(0.0, 1e-7), "gradients")):
-        told = failures(check_step(wrong, only=[check], ranks=(2,)))[check]
+        told = failed(check_step(wrong, only=[check], ranks=(2,)))[check]
         one, other = re.findall(r"is (\S+), and (\S+) on one rank", told)[0]
         assert one != other and " apart, " in told and " is allowed" in told
     close = Measured("out", 1.04e-7, 1.03e-7, "batch 0", Run(1, 2, "", True))
@@ -130,7 +127,7 @@ def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
 
 def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
-    assert failures(report) == {}
+    assert failed(report) == {}
     options = {"micro-batches", "recomputation", "recomputed documents", "recomputed parts"}
     options |= {"replicas", "replicas and parts", "empty documents"}
     assert does_not_apply(report) == options
@@ -139,7 +136,7 @@ def test_a_model_of_transformers_passes() -> None:
 @pytest.mark.slow
 def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     report = check_step("tests.conformance.right_steps:gathered", ranks=(2, 4), ragged=False)
-    assert failures(report) == {} and report.transport == "gloo"
+    assert failed(report) == {} and report.transport == "gloo"
     assert EVERY - does_not_apply(report) == {
         "repeatable", "loss", "gradients", "equal ranks", "side effects", "every label", "uneven labels",
         "mean of labels", "look-ahead",
@@ -149,7 +146,7 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
 @pytest.mark.slow
 def test_the_rank_that_failed_is_quoted_and_the_other_runs_are_made() -> None:
     report = check_step("tests.conformance.right_steps:fails_on_three", only=["loss", "ragged"], ranks=(2, 3))
-    found = failures(report)
+    found = failed(report)
     assert found["loss"] == "raised: ValueError: three is one too many (P=3)"
     assert found["ragged"].startswith("raised: ValueError") and report.runs == 9
 
@@ -186,7 +183,7 @@ def wrong_answer(value: Any) -> Callable[..., Any]:
 )
 def test_what_is_no_result_is_named(value: Any, says: str) -> None:
     report = check_step(wrong_answer(value), only=["loss"], ranks=(2,))
-    assert says in " ".join(failures(report)["loss"].split())
+    assert says in " ".join(failed(report)["loss"].split())
 
 
 def test_a_missing_gradient_and_one_of_another_shape_are_named() -> None:
@@ -202,10 +199,10 @@ def test_a_missing_gradient_and_one_of_another_shape_are_named() -> None:
     only: dict[str, Any] = {"only": ["gradients"], "ranks": (2,)}
     assert (
         "the gradient of b[0] on rank 0 is 0, and 1 on one rank"
-        in failures(check_step(some, **only))["gradients"]
+        in failed(check_step(some, **only))["gradients"]
     )
-    assert "the gradient of a on rank 0 is (2,) for (1,)" in failures(check_step(shaped, **only))["gradients"]
-    assert failures(check_step(unused, **only)) == {}
+    assert "the gradient of a on rank 0 is (2,) for (1,)" in failed(check_step(shaped, **only))["gradients"]
+    assert failed(check_step(unused, **only)) == {}
 
 
 def test_a_step_without_gradients_is_never_said_to_have_right_ones() -> None:
@@ -222,8 +219,8 @@ def test_a_step_without_gradients_is_never_said_to_have_right_ones() -> None:
         return step(ring, tokens, labels)[0]
 
     only: dict[str, Any] = {"only": ["gradients"], "ranks": (2,)}
-    assert "leave out zero_grad() before the return" in failures(check_step(cleared, **only))["gradients"]
-    assert "embedding.weight as a weight" in failures(check_step(weights, **only))["gradients"]
+    assert "leave out zero_grad() before the return" in failed(check_step(cleared, **only))["gradients"]
+    assert "embedding.weight as a weight" in failed(check_step(weights, **only))["gradients"]
     assert does_not_apply(check_step(alone, **only)) == {"gradients"}
 
 
@@ -233,7 +230,7 @@ def test_a_step_that_takes_packed_batches_only_passes() -> None:
         return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
 
     report = check_step(packed, ranks=(2,))
-    assert failures(report) == {}
+    assert failed(report) == {}
 
 
 def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
@@ -244,7 +241,7 @@ def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
 
     some = ["loss", "gradients", "ragged", "packed", "odd documents"]
     report = check_step(even, only=some, ranks=(2, 5), ragged=False)
-    assert failures(report) == {} and does_not_apply(report) == {"ragged", "odd documents"}
+    assert failed(report) == {} and does_not_apply(report) == {"ragged", "odd documents"}
 
 
 @pytest.mark.parametrize("ranks", [(32,), (7,)])
@@ -261,7 +258,7 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
         torch.set_default_dtype(torch.float64)
         return 1.0
 
-    assert failures(check_step(loud, only=["loss"], ranks=(2,))) == {}
+    assert failed(check_step(loud, only=["loss"], ranks=(2,))) == {}
     out, err = capfd.readouterr()
     assert out == "" and "step 0" in err
     assert torch.get_default_dtype() == torch.float32
@@ -282,7 +279,7 @@ def test_a_hang_and_a_death_are_named_and_end_the_calls_on_as_many_ranks(name: s
     report = check_step(
         f"tests.conformance.right_steps:{name}", only=["loss", "ragged"], ranks=(2,), limit=3.0
     )
-    found = failures(report)
+    found = failed(report)
     assert says in found["loss"] and set(found) == {"loss", "ragged"}
     assert report.seconds < 60.0
 
@@ -292,7 +289,7 @@ def test_nan_is_never_within_the_bound() -> None:
         bad = float("nan") if ring.world_size > 1 else 1.0
         return bad, [torch.tensor([bad])]
 
-    assert set(failures(check_step(attempt, only=["loss", "gradients"], ranks=(2,)))) == {"loss", "gradients"}
+    assert set(failed(check_step(attempt, only=["loss", "gradients"], ranks=(2,)))) == {"loss", "gradients"}
 
 
 def test_the_room_of_a_loss_is_64_roundings() -> None:
@@ -306,7 +303,7 @@ def test_required_documents_are_given_for_whole_sequences() -> None:
         cu_seqlens = torch.tensor([*(position_ids[0] == 0).nonzero()[:, 0], tokens.shape[1]])
         return step(ring, tokens, labels, cu_seqlens=cu_seqlens)
 
-    assert failures(check_step(attempt, only=["loss"], ranks=(2,))) == {}
+    assert failed(check_step(attempt, only=["loss"], ranks=(2,))) == {}
 
 
 def test_weights_are_the_same_at_each_call_and_the_generator_is_left_alone() -> None:
@@ -375,6 +372,6 @@ def test_linear_attention_whose_states_have_gradients_passes() -> None:
     space = {"__name__": wrong.module().__name__, "_States": _States}
     exec(compile(source, "<mended>", "exec"), space)
     only = ("loss", "gradients", "equal ranks", "every label", "look-ahead", "ragged", "recomputation")
-    assert failures(check_step(space["step"], only=only, ranks=(2, 3))) == {}
+    assert failed(check_step(space["step"], only=only, ranks=(2, 3))) == {}
     found = check_step(wrong.module().step, only=("loss", "gradients"), ranks=(3,))
     assert found.failed == ["gradients"]

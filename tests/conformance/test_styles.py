@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ringlab import edits
-from ringlab.conformance import checks, styles
+from ringlab.conformance import checks
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.report.findings import ALLOWED
 from ringlab.conformance.styles import STYLES, read
@@ -75,9 +75,3 @@ def test_an_entry_is_read_with_all_that_it_claims() -> None:
     assert dict(target.allow) == {"bytes": "it lacks", "error growth": "it lacks"}
     with pytest.raises(EditError, match=r"style 'mine', hunk 1(.|\n)*got: 0 times"):
         replace(style, hunks="-nothing like this").source()
-
-
-def test_a_style_can_be_named_on_the_command_line() -> None:
-    assert styles.two_hops_ahead.name == "two_hops_ahead"
-    with pytest.raises(AttributeError, match="no_such_style"):
-        styles.no_such_style

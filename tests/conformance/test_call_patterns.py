@@ -1,8 +1,7 @@
-"""Ways of calling a ring, arguments that it honours or refuses, packed call forms, and failures that a target allows."""
+"""Ways of calling a ring, forms of its inputs, and failures that a target allows."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import Mask, plain_ring, ring_attention
+from ringlab import plain_ring, ring_attention
 from ringlab.conformance import checks
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.call_patterns import CALL_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.report.counterexample import smaller_runs
-from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import Run, inputs
 from ringlab.conformance.run.virtual import on_virtual_ranks
@@ -26,8 +23,7 @@ from ringlab.conformance.suite import check
 from ringlab.conformance.target.calling import AXES, as_axes, from_axes
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
-
-quick = partial(check, quick=True, isolate=False)
+from tests.conformance.reports import failed, quick
 
 
 def through_lse() -> Any:
@@ -39,10 +35,6 @@ def through_lse() -> Any:
     MUTANTS["gradient_of_lse_added"].module()  # its dataclass looks its module up
     exec(compile(right, "<right>", "exec"), space)
     return space["attend"]
-
-
-def failed(report: Report) -> dict[str, str]:
-    return {each.name: each.evidence for each in report.findings if not each.ok}
 
 
 def test_a_right_gradient_of_lse_passes_in_every_claimed_dtype() -> None:
@@ -97,48 +89,6 @@ def test_gradients_from_a_function_of_their_own_are_not_asked_what_only_autograd
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}
     assert left == {"gradient of lse", "frozen inputs", "changed in place", "recomputation"}
-
-
-def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() -> None:
-    def refuses(q, k, v, *, ring, positions, causal, sliding_window=None):
-        if sliding_window is not None:
-            raise NotImplementedError("no windows")
-        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
-
-    def drops(q, k, v, *, ring, positions, causal, sliding_window=None):
-        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
-
-    (_, refused), (_, dropped) = (quick(f, only=("window",)).findings for f in (refuses, drops))
-    assert (
-        refused.ok
-        and refused.applies
-        and "refused: raised: NotImplementedError: no windows" in refused.evidence
-    )
-    assert not dropped.ok and "accepted and ignored" in dropped.evidence
-
-
-def test_packed_documents_come_under_every_name_of_the_field() -> None:
-    """Each function below makes the mask of the documents from another argument."""
-
-    def masked(ring: Any, layout: Any, documents: tuple[int, ...], qkv: tuple[Tensor, ...]) -> Any:
-        mask = Mask(documents=documents)
-        return ring_attention(*qkv, ring=ring, layout=layout, mask=mask, return_lse=True)
-
-    def by_cu_seqlens(q, k, v, *, ring, layout, cu_seqlens=None):
-        lengths = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
-        return masked(ring, layout, lengths, (q, k, v))
-
-    def by_segments(q, k, v, *, ring, layout, segment_ids=None):
-        if segment_ids is None:
-            return masked(ring, layout, (), (q, k, v))
-        whole = torch.zeros(layout.S, dtype=torch.int64)
-        whole[torch.from_numpy(layout.positions(ring.rank))] = segment_ids
-        whole = ring.all_reduce(whole)
-        return masked(ring, layout, tuple(torch.bincount(whole).tolist()), (q, k, v))
-
-    for function in (by_cu_seqlens, by_segments):
-        report = quick(function, only=("documents",), causal=(True,), layouts=("zigzag",), ranks=(3,))
-        assert failed(report) == {} and report.findings[-1].applies
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -196,21 +146,6 @@ def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skippe
     assert wrong.failed == ["masks"] and wrong.runs < whole
 
 
-def test_runs_of_packed_documents_are_not_made_smaller() -> None:
-    run, claims = Run(3, 24, "contiguous", True), as_target(plain_ring.attend).claims()
-    assert smaller_runs(run, claims)
-    assert smaller_runs(Run(**{**run.__dict__, "documents": (20, 4)}), claims) == []
-
-
-def test_smaller_runs_stay_within_the_claims() -> None:
-    """Ranks that it claims; whole halves of a zig-zag for a ring without ragged lengths; all heads if ranks share them out."""
-    run = Run(4, 24, "zigzag", True, H=4, K=4)
-    some = smaller_runs(run, as_target(plain_ring.attend, ranks=(2, 4), ragged=False).claims())
-    assert {each.P for each in some} == {2} and all(each.S % 4 == 0 for each in some)
-    split = smaller_runs(run, as_target(plain_ring.attend, split_heads=True).claims())
-    assert {(each.P, each.H, each.K) for each in split} == {(1, 4, 4), (2, 4, 4)}
-
-
 def test_a_run_names_its_use_and_arguments() -> None:
     text = str(Run(2, 24, "zigzag", True, use="no_grad", window=7, documents=(20, 4)))
     assert text.endswith("window 7, documents (20, 4), no_grad")
@@ -243,39 +178,6 @@ def test_a_target_that_takes_no_group_is_not_asked_for_two_rings() -> None:
     plan = Plan(as_target(attend).claims(), quick=True, seed=0)
     (two,) = [each for each in CALL_CHECKS if each.name == "two rings"]
     assert two.needs(plan) == "the target takes no process group"
-
-
-def varlen(ring: Any, layout: Any, causal: bool, cu_seqlens: Tensor | None, *qkv: Tensor) -> Any:
-    documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
-    return ring_attention(*qkv, ring=ring, layout=layout, mask=Mask(causal=causal, documents=documents))
-
-
-def test_an_error_for_one_packing_only_is_no_refusal() -> None:
-    def fails_on_empty_ones(q, k, v, *, ring, layout, causal, cu_seqlens=None):
-        if cu_seqlens is not None and not cu_seqlens.diff().all():
-            raise RuntimeError("an illegal memory access")
-        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
-
-    (_, finding) = quick(fails_on_empty_ones, only=("documents",), layouts=("contiguous",)).findings
-    assert not finding.ok and "refused here and not elsewhere: raised: RuntimeError" in finding.evidence
-
-
-def test_an_error_about_the_form_of_an_argument_is_no_verdict() -> None:
-    def wants_a_list(q, k, v, *, ring, layout, causal, cu_seqlens=None):
-        if cu_seqlens is not None:
-            cu_seqlens.append(0)
-        return varlen(ring, layout, causal, None, q, k, v)
-
-    (_, finding) = quick(wants_a_list, only=("documents",)).findings
-    assert finding.ok and not finding.applies and "could not be asked" in finding.evidence
-
-
-def test_required_lengths_are_given_to_every_run() -> None:
-    def attend(q, k, v, cu_seqlens, max_seqlen, *, ring, layout, causal):
-        assert max_seqlen == int(cu_seqlens.diff().max())
-        return varlen(ring, layout, causal, cu_seqlens, q, k, v)
-
-    assert failed(quick(attend, only=("forward", "dk", "documents"), layouts=("zigzag",))) == {}
 
 
 def test_a_ring_without_gradients_is_asked_how_it_is_called_too() -> None:
