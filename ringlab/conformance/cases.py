@@ -44,7 +44,7 @@ MASKS: dict[str, Callable[[int], Mask]] = {
     "documents-both": lambda S: Mask(causal=False, documents=_lengths(S)),
     "packed": lambda S: Mask(window=1 + S // 7, prefix=(0, 0, 1, S // 9, 2), documents=_lengths(S)),
 }
-"""By the length of the sequence; "packed" is a window and prefixes in documents."""
+"""Each takes the length of the sequence; "packed" has a window and prefixes inside documents."""
 
 
 def _lengths(S: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def _lengths(S: int) -> tuple[int, ...]:
 
 
 ALL_LAYOUTS = LAYOUTS | {"per-document": lambda S, P: per_document(_lengths(S), P)}
-"""With the one that deals the documents of MASKS one by one; targets of the conformance suite are not asked for it."""
+"""LAYOUTS and one that deals each document of MASKS by itself; `ringlab check` does not ask targets for that one."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "layout": tuple(ALL_LAYOUTS),
@@ -202,8 +202,8 @@ def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:
 def refusal(case: Case, schedule: str) -> type[RinglabError] | None:
     """Return the error with which `schedule` must refuse the case on every rank; None where it must compute it.
 
-    Ranks that share heads need as many query heads each, and whole key/value heads or parts of one. Groups of two
-    ranks, as the hybrid and the double ring have where nothing is said, need an even number of ranks.
+    Ranks that share out heads need equally many query heads each, and whole key/value heads or parts of one. Groups of two
+    ranks, the default of the hybrid and the double ring, need an even number of ranks.
     """
     if schedule in ("hybrid", "double-ring") and case.P % 2:
         return WorldSizeError

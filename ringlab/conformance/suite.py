@@ -219,7 +219,7 @@ class _Suite:
                 break
 
     def _make_again(self) -> None:
-        """Make the runs that the checks in `again` wait for, and judge these checks by all of theirs."""
+        """Make the runs that the checks in `again` wait for, and judge these checks by all of their runs."""
         if self.result.right_if:
             return
         for each in self.selected:
@@ -229,7 +229,7 @@ class _Suite:
                 self._judge(each, self.done[self.planned[each.name][-1]])
 
     def _name_what_is_left(self) -> None:
-        """Give each check that was not judged the reason."""
+        """Record the reason for each check that was not judged."""
         self._not_run(NOT_ASKED if self.result.right_if else STOPPED if self._stops() else "not run")
 
     def _look_for_smaller(self) -> None:

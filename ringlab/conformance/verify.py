@@ -64,8 +64,8 @@ class Finding:
 def jobs(quick: bool = False) -> list[Job]:
     """Return all jobs, or with `quick` a selection that still meets every value of every axis.
 
-    The Triton block takes part where tensors on the CPU can be given to it, which is in its interpreter: over
-    the ring, on virtual ranks, in the dtypes that it computes.
+    The Triton block takes part where it accepts tensors on the CPU, that is in its interpreter: under the
+    ring schedule, on virtual ranks, in the dtypes that it computes.
     """
     cases = covering()
     met = {(s, block): set(cases_of(s, block)) for s in schedules() for block in blocks()}

@@ -48,7 +48,7 @@ class Argument:
     by_mask: bool = True
 
     def places(self, plan: Plan) -> list[Place]:
-        """Return where it is asked: on every layout with one mask, on the last layout with every mask."""
+        """Return the places where it is asked: every layout with one mask, and the last layout with every mask."""
         masks = [mask for mask in plan.claims.causal if self._fits(plan, mask)]
         layouts = plan.claims.layouts if self.names else plan.claims.layouts[-1:]
         places = [(layout, mask) for layout in layouts for mask in masks[-1:]]
@@ -76,7 +76,7 @@ class Argument:
         return found
 
     def needs(self, plan: Plan) -> str | None:
-        """Return why the target is not asked, if so."""
+        """Return the reason why the target is not asked, or None."""
         if not self.names and (reason := needs_own_tensors(plan)):
             return reason
         if self.names and not self._taken(plan) and not (self.by_mask and plan.claims.takes_mask):
@@ -109,7 +109,7 @@ class Argument:
         return () if self.names else ("crashed", "hung")
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
-        """The verdict that one layout's runs settle, if they do: crashes, a refusal of some values, unchanged results."""
+        """The verdict if the runs in one place settle it: a crash, a refusal of some values only, or unchanged results; else None."""
         raised = [ran for ran in with_it if ran.trouble is not None]
         if before.trouble is not None:
             return Verdict(False, f"{before.trouble} ({before.run})", before.run)
@@ -141,7 +141,7 @@ def _always(**changes: Any) -> Changes:
 
 
 def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes, with documents whose lengths are divisible by twice the ranks if the target needs them: as many, and empty ones too."""
+    """The changes, with the documents' lengths rounded up to multiples of twice the ranks if the target needs that; empty ones stay empty."""
     if not plan.claims.whole_documents or "pads" in changes or "documents" not in changes:
         return changes
     *lengths, _ = changes["documents"]
@@ -168,7 +168,7 @@ def _check(name: str, asks: str, argument: Argument) -> Check:
 
 
 def _padding(run: Run) -> dict[str, Any]:
-    """Padding that rows would see without a mask of it: under a causal mask it stands in front."""
+    """Padding that rows would see if it were not masked: under a causal mask it stands in front."""
     return {"pads": (-5 if run.causal else 5,)}
 
 

@@ -44,7 +44,7 @@ _STATE = ("inference", "two rings", "same memory", "many calls", "side effects")
 
 
 def _called(names: Sequence[str]) -> Runs:
-    """One run for each of these ways, on the last layout and mask that are claimed."""
+    """Return the planner of one run for each of these call patterns, with the last layout and mask that are claimed."""
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
@@ -60,7 +60,7 @@ def _called(names: Sequence[str]) -> Runs:
 
 
 def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Results as those of a plain call. Autograd's own error about a tensor that was changed in place is an answer, too."""
+    """Results must be those of a plain call. Autograd's own error about a tensor changed in place is a right answer, too."""
     refused = [text for ran in rans for text in ran.noted("refused")]
     right = []
     for ran in rans:
@@ -90,7 +90,7 @@ def _needs(names: Sequence[str], plan: Plan) -> str | None:
 
 
 def _worlds(plan: Plan) -> list[int]:
-    """Numbers of ranks that make two rings of a number that is claimed, too."""
+    """Claimed numbers of ranks whose halves are claimed, too."""
     return [P for P in (4, 8) if {P, P // 2} <= set(plan.claims.ranks)]
 
 

@@ -26,7 +26,7 @@ SHORT = "rank 1 has one token fewer than it should"
 
 
 def _faulty(kind: str, backward: bool = False) -> Runs:
-    """The run with this fault, after the same run without it. A target that is not a ring may send a single message."""
+    """Return the planner of a run with this fault, after the same run without it. A target that is not a ring may send only one message."""
 
     def runs(plan: Plan) -> list[Run]:
         run = plan.run(plan.ranks(3)[0], _LENGTH, backward=backward and plan.claims.backward)
@@ -66,7 +66,7 @@ def _noticed(what: str) -> Judge:
 
 
 def _of_shorter(ran: Ran) -> Verdict:
-    """The verdict on results of ranks of which one holds a token fewer than its positions say: they may learn their lengths."""
+    """The verdict on results that were returned although rank 1 holds a token fewer than its positions say: ranks may learn their lengths."""
     (token,) = {*range(ran.run.S)} - {int(each) for own in ran.positions for each in own}
     found = without_a_token(ran, token)
     if not found:  # gradients alone: those of a backward that was given out and lse of the whole sequence

@@ -15,12 +15,12 @@ from ringlab.conformance.target.calling import AXES
 from ringlab.conformance.target.claims import Claims
 
 PLAIN = {"types", "forward", "masks", "layouts"}
-"""Checks that fail if a target takes its inputs in another way than it is given them."""
+"""The checks that fail if a target expects its inputs in another form than it gets."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A way to understand a target: the axes of q, the layout, and whether it masks."""
+    """One way to read what a target expects: the axes of q, the layout, and whether it masks."""
 
     axes: str
     layout: str
@@ -35,7 +35,7 @@ class Reading:
 
 
 def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessing]]) -> str:
-    """Return a sentence on the reading that makes a target's plain runs right, "" if they are right as claimed or none does.
+    """Return a sentence on the reading with which a target's plain runs are right, "" if they are right as claimed or with no reading.
 
     opened: returns a source of runs of the target. One is opened for all axes, as each takes long to start.
     """

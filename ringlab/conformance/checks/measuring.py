@@ -25,7 +25,7 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error
 from ringlab.errors import apart
 
 CHANCE = 1.5
-"""By how much bounds are widened here, against luck: twice the plainest implementation's error is a bound on one result,
+"""The factor by which bounds are widened here, against bad luck: twice the plainest implementation's error is a bound on one result,
 and a report holds M ≈ 400 results to such bounds.
 
 Each error is the largest of N roundings, about σ √(2 ln N) for normal ones, and varies as maxima do, by Gumbel's

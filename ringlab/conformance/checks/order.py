@@ -87,7 +87,7 @@ def _equal(plan: Plan) -> list[Run]:
 
 
 def _equal_and_long(plan: Plan) -> list[Run]:
-    """Shards of several blocks of keys, too: kernels add the gradients of blocks in an order of their own."""
+    """Long shards, too: kernels split them into several blocks of keys and add the gradients of blocks in an order of their own."""
     P = plan.ranks(2)[0]
     long = [
         plan.run(P, 320 * P, twice=True, D=32, dtype=dtype) for dtype in plan.dtypes("float32", "bfloat16")

@@ -78,7 +78,7 @@ def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """One neighbour, and no more messages than K, V, dK and dV sent separately."""
+    """Messages must go to neighbours only, and be no more than K, V, dK and dV sent separately need."""
     for ran in rans:
         run, hops = ran.run, ran.run.P - 1
         if _unseen(ran):
@@ -126,14 +126,14 @@ def _large(plan: Plan) -> list[Run]:
 
 
 def _narrow(plan: Plan) -> list[Run]:
-    """A pair with many tokens and few dims, where a mask of a rank's rows and all tokens would be larger than its K and V."""
+    """A pair of runs with many tokens and few dims, where a mask of a rank's rows against all tokens is larger than its K and V."""
     return [
         replace(run, S=run.P * _MANY, D=_NARROW, H=1, K=1) for run in _large(plan)[-len(plan.ranks(4, 8)) :]
     ]
 
 
 def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """No single tensor as large as the whole K, or as a rank's rows of scores against the whole sequence."""
+    """No single tensor may be as large as the whole K, or as the scores of a rank's rows with every key."""
     figures = []
     for ran in rans[len(plan.ranks(4, 8)) - 1 :: len(plan.ranks(4, 8))]:
         run, itemsize = ran.run, getattr(torch, ran.run.dtype).itemsize
@@ -222,9 +222,9 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """All tiles once, forward and backward; under a causal mask a rank's own block whole, and half of the others.
+    """Every tile may be computed once, forward and backward; under a causal mask a rank's own block whole, and half of the others.
 
-    A ring whose tiles are longer than the shards here computes padding. So one that does more is asked with longer shards.
+    A ring whose tiles are longer than the shards here computes padding. So a ring that does more work gets longer shards.
     """
     figures, over = [], list[tuple[Run, str]]()
     long = {ran.run for ran in rans if ran.run.S == _LONG * ran.run.P}

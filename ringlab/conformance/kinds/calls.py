@@ -65,8 +65,8 @@ class Calls(Generic[C, R]):
     """Calls one function, and keeps the results of all ranks of each call, or the reason why there are none.
 
     result: makes one rank's result of a call, from the function, the call, the ring if there is one, the rank and the seed.
-    limit: seconds for each call on processes. given: the arguments that a function may have, beside those of `around`.
-    names: those of them that a case gives, all if it is None.
+    limit: seconds for each call on processes. given: the arguments that a function may have, besides those of `around`.
+    names: returns those of them that a case gives; None if each case gives all.
 
     Raises: BackendError unless the target is a function that has one of these and requires no other.
     """
@@ -89,7 +89,7 @@ class Calls(Generic[C, R]):
         self.seconds: dict[C, float] = {}
 
     def make(self, cases: Iterable[C]) -> None:
-        """Make those cases that are not made yet. Raises: CannotCall if the function does not take the arguments of one."""
+        """Make the cases that are not made yet. Raises: CannotCall if the function does not take the arguments of one."""
         left = [case for case in dict.fromkeys(cases) if case not in self.done]
         with redirect_stdout(sys.stderr):  # a report may go to stdout
             for P in sorted({case.P for case in left}):

@@ -51,9 +51,9 @@ from ringlab.merge import state_dtype
 
 GIVEN = ("q", "k", "v", "length", "lengths", "positions")
 UNCLEARED = 1e4
-"""The value of slots that are not in use: finite in every dtype, and far from any that is written."""
+"""The value of slots that are not in use: finite in every dtype, and far from every written one."""
 SLOTS = 5
-"""Slots of each rank that are not in use, where a function is given its length."""
+"""How many slots of each rank are not in use, if a function is given its length."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Case:
 
 @dataclass
 class Result:
-    """One rank's out and lse, if it returns one, as they came; changed: the names of inputs that are not as they were."""
+    """One rank's out, and lse if it returns one, as they came; changed: the names of inputs that the call changed."""
 
     out: Float[Tensor, "B H n D"]
     lse: Float[Tensor, "B H n"] | None

@@ -42,11 +42,11 @@ from ringlab.merge import state_dtype
 
 B, H, L, D = 2, 3, 5, 8
 UNWRITTEN = 1e30
-"""A value that memory may hold which nobody has written: finite, and its weight is 0."""
+"""A value of memory that nobody has written: finite, and its weight is 0."""
 _EMPTY: dict[str, Any] = {
     "first": (0,), "middle": (1,), "last": (-1,), "some rows": (0, slice(None), slice(None), slice(2)), "a row": (slice(None), 0, 0, 1),
 }  # fmt: skip
-"""What has no key: a rank, some rows of the first rank, or one row on all ranks."""
+"""Where there are no keys: on one rank, in some rows of the first rank, or in one row on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ CHECKS: dict[str, tuple[str, tuple[Case, ...]]] = {
 def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Sequence[str] = ()) -> Report:
     """Return the findings about `target`, a function or "package.module:name", in this process and without a time limit.
 
-    base: of which all lse are logarithms, those that come in and the one that is returned.
+    base: the base of all lse, those that come in and the one that is returned.
     Raises: BackendError for an unknown check, a target that is no function of two arguments, or a base that is not a number above 1.
 
     >>> from ringlab.conformance.kinds.merge import check_merge

@@ -193,7 +193,7 @@ def _mean(calls: StepCalls, case: Case) -> str:
 
 
 def _with_law(wrong: str, found: list[Result], by_sequence: Result, case: Case) -> str:
-    """Return a sentence on a wrong mean with the law that it breaks, and whether it is the mean over sequences; "" for ""."""
+    """Return the sentence on a wrong mean with the law that it breaks, and whether it is a mean over sequences; "" if nothing is wrong."""
     if not wrong:
         return ""
     law = "the law is for a loss that is the mean over all labels"
@@ -238,7 +238,7 @@ def _with_each_alone(case: Case) -> list[Case]:
 
 
 def _alone(calls: StepCalls, case: Case) -> str:
-    """Packed loss and gradients are means over labels of those of each document by itself."""
+    """Packed loss and gradients must be the means, over labels, of those of each document by itself."""
     *parts, found = calls.of(*_with_each_alone(case))
     counts = [tokens - 1 for tokens in case.documents if tokens > 1]
     true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
@@ -270,7 +270,7 @@ def _on(ranks: Sequence[int], **changes: Any) -> list[Case]:
 
 
 def _around_ends(P: int) -> list[Case]:
-    """The cases of one label around each place where a contiguous or zig-zag layout may cut, of the first and the last."""
+    """Cases of one label each: beside every place where a contiguous or zig-zag layout may cut, and the first and the last label."""
     S = length(P)
     cuts = range(S // (2 * P), S, S // (2 * P))
     return [

@@ -35,7 +35,7 @@ GIVEN = {*TOKENS, *LABELS, *PACKED, *_OPTIONS}
 class Case:
     """One call. labels: those that count, "all", "late" (of the last quarter), or these, as row · S + position.
 
-    changed: a token with another value, in all rows. documents: packed ones, by length; document: the one that is given, alone.
+    changed: a token with another value, in all rows. documents: lengths of packed ones; document: the number of the only one that is given.
     """
 
     P: int
@@ -64,7 +64,7 @@ class Case:
 class Result:
     """One rank's loss and gradients by name, in float64.
 
-    epsilon: of the gradients' dtype. returned: whether there are gradients to check. changed: inputs that are not as they were.
+    epsilon: of the gradients' dtype. returned: whether there are gradients to check. changed: the inputs that the call changed.
     """
 
     loss: float
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def room(self) -> float:
-        """Return by how much another loss may differ from this one."""
+        """Return how far another loss may be from this one."""
         return 64 * self.epsilon * max(abs(self.loss), 1e-3)
 
 

@@ -21,7 +21,7 @@ from ringlab.conformance.tolerance import NAMES, Results
 ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
 """The input that is one-hot where a result is to show each pair of a query and a key."""
 MOST_TOKENS = 64
-"""Tokens of a picture over (query, key), at most."""
+"""The most tokens that a picture over (query, key) shows."""
 _SMALLER = 18  # at most this many runs in the search for a smaller counterexample of one check
 _WIDE = 4  # ranks of a picture, if the target takes as many
 _DIGITS = 3
@@ -129,7 +129,7 @@ def _gross(measured: Measured) -> bool:
 def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
     """Return runs within the claims, the smallest first, that are smaller than `counter` and may show the same error.
 
-    There are none where lengths are given, or for two rings.
+    There are none for a run whose arguments fix its sizes, or for two rings.
     """
     if _fixed(counter):
         return []
@@ -169,7 +169,7 @@ def wide_runs(
 
 
 def _fixed(run: Run) -> bool:
-    """Whether the sizes of a run belong to what it gives."""
+    """Whether the arguments of a run fix its sizes."""
     given = run.documents or run.pads or run.keys or run.dv or run.dropout
     return bool(given) or run.use == TWO_RINGS
 
@@ -230,7 +230,7 @@ def _factor(array: np.ndarray, right: np.ndarray, near: float) -> float | None:
 def _of_rank(
     array: np.ndarray, right: np.ndarray, positions: Sequence[np.ndarray], near: float
 ) -> int | None:
-    """How many ranks further on the values belong that each rank holds, if that is the same number for all."""
+    """The number of ranks by which each rank's values are displaced, if it is the same for all."""
     P = len(positions)
     if len({len(own) for own in positions}) > 1 or not len(positions[0]):
         return None

@@ -19,9 +19,9 @@ NOT_CALLED = "not run: the target cannot be called"
 NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
 INVALID = ("BackendError", "CannotCall")
-"""The errors that name a request, or a target, with which nothing can be run."""
+"""Errors that mean that the request, or the target, cannot be run at all."""
 IGNORED = "accepted and ignored"
-"""Part of the evidence about an argument that changes no result."""
+"""How the evidence names an argument that changes no result."""
 _LONGEST = 200  # characters of a fault that the first sentence does not name
 _LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
 _DOES = {
@@ -35,7 +35,7 @@ _DOES = {
 
 
 class _Finding(Protocol):
-    """A finding, as `ringlab.conformance.report.findings.Finding` is one."""
+    """What is needed of a `ringlab.conformance.report.findings.Finding`."""
 
     @property
     def name(self) -> str: ...
@@ -72,7 +72,7 @@ def _in_float32(findings: Sequence[_Finding]) -> str:
 
 
 def _others(findings: Sequence[_Finding]) -> str:
-    """The faults that are no wrong values of a run: what the sentences before do not explain. Each kind of trouble once."""
+    """The faults that the sentences before do not explain, those without wrong values; each kind of trouble once."""
     said, kinds = first(findings), dict[str, tuple[str, str]]()
     for each in (each for each in findings if not each.ok and each.evidence not in NOT_RUN):
         evidence = " ".join(each.evidence.split())

@@ -9,7 +9,7 @@ from ringlab.conformance.report import diagnosis
 from ringlab.conformance.report.diagnosis import NOT_RUN, STOPPED
 
 ALLOWED = "allowed, "
-"""How the evidence begins of a check that fails on purpose, as the target says."""
+"""The beginning of the evidence of a check that the target allows to fail."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Finding:
 class Report:
     """The findings about a target, check by check, and how it was run.
 
-    options: those of the command, as in a shell, that have an effect on the runs. script: the smallest counterexample as
+    options: the command's options that have an effect on the runs, as typed in a shell. script: the smallest counterexample as
     a program of its own, if one was requested and can be written; no_script: the reason why there is none. right_if: a
     sentence on the axes, layout or mask with which a target that fails is right, "" if none was found. not_asked: the
     parameters of the target to which no run gave a value, with `*args` and `**kwargs`.

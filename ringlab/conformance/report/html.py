@@ -16,7 +16,7 @@ from ringlab.conformance.report.text import SKIPPED, evidence, mark, printable, 
 from ringlab.errors import apart
 
 PICTURES = 3
-"""Checks whose errors are drawn, at most."""
+"""How many checks, at most, have their errors drawn."""
 _SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "–", "not run": ""}
 
 

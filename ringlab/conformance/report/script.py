@@ -79,7 +79,7 @@ def attach_nothing(report: Report, kind: str) -> None:
 
 
 def _lacks(text: str) -> str:
-    """Run the script as its reader would, and return why it shows no wrong value, "" if it shows one."""
+    """Run the script as its reader would; return the reason why it shows no wrong value, "" if it shows one."""
     with TemporaryFolder(prefix="ringlab-script-") as name:
         path = Path(name) / "counterexample.py"
         path.write_text(text, encoding="utf-8")
@@ -179,7 +179,7 @@ _LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
 
 
 def _quoted(text: str) -> str:
-    """The text as it may stand in a docstring."""
+    """The text, fit for a docstring."""
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
@@ -193,7 +193,7 @@ def _documents(run: Run) -> list[str]:
 
 
 def _inputs(run: Run) -> str:
-    """The drawing of `ringlab.conformance.run.run.inputs`, for the values of this run."""
+    """The function that draws the inputs as `ringlab.conformance.run.run.inputs` does, for the values of this run."""
     slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
     values = {
         "normal": [],

@@ -25,7 +25,7 @@ from ringlab.conformance.run.run import TWO_RINGS, Run, cotangent_of_lse
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
 CALLS = 4
-"""Calls after which memory is read, three times: a cache may fill at first, and must not grow by the same bytes for ever."""
+"""How many calls are made before memory is read, three times: a cache may fill at first, but must not keep growing by the same bytes."""
 
 
 class _Part(Protocol):
@@ -49,7 +49,7 @@ class _Part(Protocol):
 class CallPattern:
     """One way of calling. check: the line of the report; changes: fields of the run.
 
-    autograd: it needs a graph. backward: it is about gradients; other uses are asked of a target without any, too.
+    autograd: it needs a graph. backward: it is about gradients; other patterns are asked of a target without gradients, too.
     """
 
     check: str
@@ -228,7 +228,7 @@ def _modes() -> dict[str, Any]:
 
 @contextmanager
 def kept_modes() -> Iterator[None]:
-    """Put torch's modes back afterwards: those that a target leaves are no other run's."""
+    """Restore torch's modes afterwards, so that what a target leaves behind reaches no other run."""
     modes = _modes()
     try:
         yield
@@ -273,4 +273,4 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "many calls": CallPattern("many calls", _many_calls, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
 }
-"""Every way, by the name that a run states."""
+"""Every call pattern, by the name in `Run.use`."""

@@ -34,7 +34,7 @@ START_SECONDS = 120.0
 MOST_OUTPUT = 4 << 20
 """Bytes that a run may print."""
 HUNG = "hung"
-"""The kind of trouble of a run that its limit of time ended."""
+"""The kind of trouble of a run that hit its time limit."""
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
@@ -100,7 +100,7 @@ class Isolated:
 
 
 class ChildProcess:
-    """A Python process with a folder that it shares with this one, in which its `job` lies; its output is read here.
+    """A Python process whose output is read here, and the folder that both share, in which its `job` lies.
 
     module: its program, as `python -m` takes it, with the folder and this process's id as arguments.
     """
@@ -130,7 +130,7 @@ class ChildProcess:
         return ""
 
     def ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
-        """Return the reason why the child returns nothing more, if so; it has then ended."""
+        """Return the reason why the child will return nothing more, and end it; None if it goes on."""
         code = self._code()
         trouble = None
         if self.output.count > MOST_OUTPUT:
@@ -248,7 +248,7 @@ class _Child(ChildProcess):
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether the process has ended. If the system allows, it keeps its number for now, which is its group's too."""
+    """Return whether the process has ended. Where the system allows, it is not reaped yet: its number stays that of its group."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

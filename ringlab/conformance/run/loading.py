@@ -44,7 +44,7 @@ class TargetSpec:
 
 
 def transport_of(over: str, transport: str) -> str:
-    """Return the transport of a target over `over` if `transport` was requested."""
+    """Return the transport on which a target over `over` runs if `transport` was requested."""
     if over == RING:
         return transport
     return "gloo" if transport == VIRTUAL else transport

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 _NUMBERS = 2
-"""Integers for each rank that a message may hold and not be counted: its queries and its keys."""
+"""How many integers for each rank an uncounted message may hold: the numbers of its queries and of its keys."""
 
 
 _SENDS = ("send", "isend")
@@ -40,7 +40,7 @@ _QUIET = ("barrier", "monitored_barrier_")
 
 
 class PassMeter:
-    """Counts one pass of one rank; `watch()` on every thread that works for it."""
+    """Counts one pass of one rank; every thread that works for it enters `watch()`."""
 
     def __init__(self, rank: int, world_size: int, on_send: Callable[[], None], strict: bool) -> None:
         self.rank, self.world_size = rank, world_size
@@ -79,7 +79,7 @@ class PassMeter:
             self.peers.add(to)
 
     def tells_lengths(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
-        """Return whether these are integers, a few for each rank: what ranks of unequal shards have to tell each other."""
+        """Return whether these are a few integers for each rank, as ranks with unequal shards have to tell each other."""
         whole = not any(x.is_floating_point() or x.is_complex() for x in tensors)
         return whole and sum(x.numel() for x in tensors) <= _NUMBERS * self.world_size
 

@@ -61,7 +61,7 @@ class RankPart:
         self.meters: list[Meter] = []
 
     def _dealt(self, S: int) -> list[np.ndarray]:
-        """Each rank's positions. Raises: WrongResult for an error of the target's own layout, which refuses no argument."""
+        """Each rank's positions. Raises: WrongResult for an error of the target's own layout, which must not count as a refusal."""
         run = self.run
         try:
             return self.target.positions(run.layout, S, run.P, run.with_padding)
@@ -133,7 +133,7 @@ class RankPart:
             comm.inner.barrier()
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
-        """Return this rank's q, k, v and dout, of the seed that is `shift` further."""
+        """Return this rank's q, k, v and dout for the seed of the run plus `shift`."""
         return self._shards(replace(self.run, seed=self.run.seed + shift))
 
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]:

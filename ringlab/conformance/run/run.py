@@ -39,8 +39,9 @@ class Run:
     or () if not given. pads: tokens of padding after each document, or after the whole sequence, before it if negative; no row
     sees these keys, and these rows have no gradient and are not compared. sinks: each query head has a logit that takes weight
     and gives no value. alibi: under a causal mask, scores fall by a slope of each query head times the distance of the key.
-    joint: "front" or "rear", the end at which `JOINT` keys are joined that all ranks hold. keys: tokens of another sequence that
-    the keys come from (cross-attention); dv: head dim of v; 0 for those of the queries. dropout_seed: of the pairs dropped.
+    joint: "front" or "rear", the end at which `JOINT` keys are joined that all ranks hold. keys: how many, if they are those of
+    another sequence, for cross-attention; dv: head dim of v; each is 0 if it is that of the queries. dropout_seed: chooses the
+    pairs that are dropped.
     strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
     or row whose values are replaced. one_hot: "q", "k", "v" or "dout", whose token t becomes the unit vector t; D is at least S.
     twice: the call is repeated, to compare the results and to see whether it changes those of the first call. meter: count
@@ -233,7 +234,7 @@ def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
 
 
 def join(run: Run, parts: list[RankResult]) -> Ran:
-    """Return the run with the whole results, from those of all ranks in rank order."""
+    """Return the run with whole results, put together from those of all ranks, which come in rank order."""
     ran = Ran(run, returned=gave(parts))
     ran.seconds = max(part.seconds for part in parts)
     ran.trouble = next((part.trouble for part in parts if part.trouble is not None), None)

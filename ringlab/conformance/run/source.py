@@ -24,7 +24,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Guessing(Protocol):
-    """A source of runs of a target in which it can be given other axes than it claims."""
+    """A source of runs that can give a target other axes than it claims."""
 
     def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
         """Yield the outcome of each run, in order, with these axes."""

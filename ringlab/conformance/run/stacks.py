@@ -18,7 +18,7 @@ from ringlab.conformance.run.folder import leave
 
 
 def tell_stacks(folder: Path, rank: int | None = None) -> None:
-    """Let SIGUSR1 write where each thread of this process stands into the folder. rank: that of this thread, if it is one."""
+    """Have SIGUSR1 write where each thread of this process stands into the folder. rank: that of this thread, if it runs one."""
     if hasattr(signal, "SIGUSR1"):
         file = (folder / f"{os.getpid()}.stack").open("w")
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -31,7 +31,7 @@ _kept: list[Any] = []  # files that faulthandler writes to
 
 
 def leave_place(folder: Path, rank: int) -> None:
-    """Leave the process and the thread of a rank in the folder."""
+    """Leave the numbers of a rank's process and thread in the folder."""
     leave(folder / f"{rank}.place", (os.getpid(), threading.get_ident()))
 
 
@@ -47,7 +47,7 @@ def stacks(folder: Path, ranks: Sequence[int]) -> str:
 
 
 def _told(path: Path, pid: int) -> str:
-    """What a process says of its threads, "" if it says nothing in time."""
+    """What a process writes about its threads, "" if it writes nothing in time."""
     try:
         os.kill(pid, signal.SIGUSR1)
     except (OSError, AttributeError):
@@ -75,7 +75,7 @@ def stands_in(stack: str, ident: int) -> str:
 
 
 def _in_words(frames: Sequence[tuple[str, Any, str]]) -> str:
-    """Calls, the innermost first, as (file, line, function)."""
+    """The calls in words. frames: (file, line, function), the innermost first."""
     outside = [each for each in frames if not _is_of_library(each[0])]
     of_target = [each for each in outside if not each[0].startswith(_OWN)] or outside or frames
     calls = [f"{function} ({Path(file).name}, line {line})" for file, line, function in of_target[:3]]

@@ -28,7 +28,7 @@ class WrongResult(Exception):
 
 
 def _trouble_of(error: BaseException) -> Trouble:
-    """Return the text of an exception of a run, in the words of a report."""
+    """The trouble that an exception of a run means, with its text."""
     if isinstance(error, WrongResult):
         return Trouble(WRONG_RESULT, str(error))
     if isinstance(error, ModuleNotFoundError):
@@ -42,7 +42,7 @@ def _trouble_of(error: BaseException) -> Trouble:
 
 
 def described(error: BaseException) -> Trouble:
-    """Return the text of an exception of a run, or if it has none its type and the line that raised it.
+    """Return the trouble that an exception of a run means; an exception without a text is named with the line that raised it.
 
     Lone surrogates, which no file can hold, are written as escapes.
     """
@@ -58,7 +58,7 @@ def described(error: BaseException) -> Trouble:
 
 
 def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | None:
-    """Return the report of the rank that failed first; others often report only that it has ended."""
+    """Return the trouble of the rank that failed first; other ranks often report only that it has ended."""
     troubles = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
     order = sorted(troubles, key=lambda rank: (troubles[rank].kind == RAISED, rank != first, rank))
@@ -76,7 +76,7 @@ def crash_in(failure: Exception | None) -> Trouble | None:
 def stopped_in(failure: Exception | None, parts: Sequence[RankResult | None]) -> tuple[int, ...]:
     """Return the ranks that went on after another one had failed, and had to be stopped; none if some rank raised an error.
 
-    Then the target does notice, and a rank that still waits does so inside gloo, which now and then misses that its peer is gone.
+    If one did, the target does notice, and a rank that still waits does so inside gloo, which now and then misses that its peer is gone.
     """
     if any(part is not None and part.trouble is not None for part in parts):
         return ()

@@ -121,7 +121,7 @@ def _requires(parameter: inspect.Parameter) -> bool:
 def arguments(
     function: Callable[..., Any], tensors: Sequence[Any], known: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments with which `call` would call a function, from these values, or any others."""
+    """Return the positional and the named arguments with which `call` would call a function; the values may be of any type."""
     given = _parameters(function)
     if given is None:
         return list(tensors), {}
@@ -191,8 +191,8 @@ def bound(function: Callable[..., Any]) -> dict[str, Any]:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     """The parameters that a call may fill, None if the function hides them; those that a partial has bound are left out.
 
-    A module is called through `__call__(*args, **kwargs)`, which hands all on to `forward`; one that wraps another, as a
-    compiled module and DistributedDataParallel do, hands on to that one's.
+    A module is called through `__call__(*args, **kwargs)`, which passes all on to `forward`; a module that wraps another, as a
+    compiled module and DistributedDataParallel do, passes them on to the other's.
     """
     if isinstance(function, functools.partial):
         inner = _parameters(function.func)
@@ -238,13 +238,13 @@ AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD":
 
 
 def as_axes(x: Float[Tensor, "B H L D"], axes: str) -> Float[Tensor, "..."]:
-    """Return a tensor of axes "BHLD" with `axes`; dense."""
+    """Return a dense tensor with these `axes`, from one with axes "BHLD"."""
     dense = x.permute(AXES[axes]).contiguous()
     return dense[0] if axes == "LHD" else dense
 
 
 def from_axes(x: Float[Tensor, "..."], axes: str) -> Float[Tensor, "B H L D"]:
-    """Return a tensor of `axes` with axes "BHLD"."""
+    """Return the tensor with axes "BHLD", from one with these `axes`."""
     return (x[None] if axes == "LHD" else x).permute(np.argsort(AXES[axes]).tolist())
 
 

@@ -50,7 +50,7 @@ class Target:
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
     promises nothing about what is sent and held.
     options: more arguments, passed by name at each call; what a functools.partial binds is fixed in the same way.
-    allow: checks whose failure is on purpose, each with its reason.
+    allow: checks that may fail, each with the reason.
 
     >>> Target(len, layouts={"mine": lambda S, P: [[0, 3], [1, 2]]}).positions("mine", 4, 2)
     [array([0, 3]), array([1, 2])]
@@ -113,7 +113,7 @@ class Target:
         return replace(self, over=over, layouts=layouts, causal=causal, name=name, grouped=grouped)
 
     def claims(self) -> Claims:
-        """Return the claims as plain data. Raises: BackendError for an invalid claim, or a function that no call can be made of."""
+        """Return the claims as plain data. Raises: BackendError for an invalid claim, or a function that cannot be called."""
         for what, value, among in (
             ("over", self.over, (RING, TORCH)),
             ("axes", self.axes, tuple(AXES)),
@@ -141,7 +141,7 @@ class Target:
         )  # fmt: skip
 
     def _open(self) -> tuple[str, ...]:
-        """The parameters that no option and no tensor fills, with the stars of `*args` and `**kwargs`, of both functions."""
+        """The parameters of both functions that no option and no tensor fills, with `*args` and `**kwargs`."""
         filled = {*self.options, *tensor_names(self.function)}
         of_forward = [name for name in written(self.function) if name not in filled]
         if self.gradients is None:
@@ -190,7 +190,7 @@ class Claims:
     """A target's claims, as data that can be sent between processes.
 
     takes: names of parameters that its options do not fix; through: arguments that its `**kwargs` are given. required: names
-    without a default. open: names that neither an option nor a tensor fills, and `*args` and `**kwargs` if it has them.
+    without a default. open: names that neither an option nor a tensor fills, with `*args` and `**kwargs`.
     whole_documents: the length of each packed document has to be divisible by twice the ranks, as a layout cuts it by itself. can_die: its
     ranks may be killed to see what the others do.
     """

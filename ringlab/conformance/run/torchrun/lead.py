@@ -105,7 +105,7 @@ class Source:
         self.lost: Trouble | None = None
 
     def claims(self) -> Claims | Trouble:
-        """Return the target's claims, of ranks no more than torchrun started, or the reason why there is no target.
+        """Return the target's claims, with no more ranks than torchrun started, or the reason why there is no target.
 
         Raises: BackendError if it claims more ranks only.
         """
@@ -195,7 +195,7 @@ def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
 
 
 _WEIGHT = {RAISED: 1, HUNG: 1, STOPPED: 2}
-"""What follows from another rank's trouble says least. A crash, a missing package and a wrong result have 0, and say most."""
+"""Troubles that follow from another rank's say least and weigh most. A crash, a missing package and a wrong result weigh 0."""
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ _PIECE = 4 << 20  # bytes of a value; torch's store closes the connection at 8 M
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that torchrun started: of all, and of those on this machine."""
+    """This process's place among those that torchrun started, on all machines and on this one."""
 
     rank: int
     size: int
@@ -38,7 +38,7 @@ def world() -> World | None:
 
 
 class Rendezvous:
-    """Values by name, for all ranks; each is put once. session: how many commands have used torchrun's store, this one included."""
+    """Where ranks leave values for each other, by name; each is left once. session: which command of torchrun's this is, counted from 1."""
 
     def __init__(self, store: dist.Store, session: int) -> None:
         self.session = session
