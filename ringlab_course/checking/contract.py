@@ -133,7 +133,7 @@ class Exercise:
 
     may_use: the modules of ringlab that a submission may call though others have to write such a thing,
     and `ATTENTION` for PyTorch's own. All else that answers is off limits: see
-    `ringlab_course.judge.offlimits`. about: functions that submissions of all other exercises may call.
+    `ringlab_course.checking.forbidden`. about: functions that submissions of all other exercises may call.
     without: packages that submissions may not use, as "torch" where NumPy has to do.
     """
 

@@ -18,16 +18,13 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ringlab.layout import Layout
 from ringlab_course.checking.failures import Failure, is_ours, is_own
-
-if TYPE_CHECKING:
-    from ringlab_course.judge.offlimits import OffLimits
-
+from ringlab_course.checking.forbidden import OffLimits, refuse
 
 Prints = dict[str, tuple[object, ...]]
 """Fingerprints of arguments by name."""
@@ -103,7 +100,7 @@ class Guard:
         else:
             return
         if used and _is_asked_by_own(caller):
-            _refuse(used)
+            refuse(used)
 
     def _of_code(self, frame: FrameType) -> str:
         """Return the dotted name of a Python function that is off limits, "" for any other."""
@@ -143,12 +140,6 @@ def _is_asked_by_own(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _refuse(used: str) -> NoReturn:
-    from ringlab_course.judge.offlimits import refuse
-
-    refuse(used)
 
 
 def with_gradient(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure, NotWritten, as_failure, not_an_answer
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.guard import (
     Guard,
     expect_unchanged,
@@ -19,11 +20,11 @@ from ringlab_course.checking.guard import (
     text_of,
     with_gradient,
 )
+from ringlab_course.checking.protocol import ProtocolError, carried
 from ringlab_course.checking.subject import Measured, Recorded
 
 if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
-    from ringlab_course.judge.offlimits import OffLimits
     from ringlab_course.mesh.examine import Examined
 
 
@@ -197,8 +198,6 @@ def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def _as_sent(name: str, answer: Any) -> Any:
     """Return an answer as it would reach the judge, so that both take the same for right. Raises: Failure."""
-    from ringlab_course.judge.protocol import ProtocolError, carried
-
     try:
         return carried(answer)
     except ProtocolError as error:

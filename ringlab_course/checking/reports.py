@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from ringlab.errors import CourseError, SandboxError
 from ringlab_course.checking.contract import CHECK_KINDS, TIERS, Check, Stage
 from ringlab_course.checking.explain import Noted, explained
 from ringlab_course.checking.failures import Failure, NotWritten
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.subject import Subject
-
-if TYPE_CHECKING:
-    from ringlab_course.judge.offlimits import OffLimits
 
 NOT_COUNTED = {
     "correctness": "This holds. Memory, traffic and speed count once the values are right.",

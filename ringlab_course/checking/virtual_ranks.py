@@ -17,7 +17,7 @@ from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import CommError
 from ringlab_course.checking.faults import Bereft, Ended, Faults, Killed, Mortal
-from ringlab_course.judge.judge_comm import COMPUTING, KEPT, in_a_thread, misuse, require_messages
+from ringlab_course.checking.ring_rules import COMPUTING, KEPT, in_a_thread, misuse, require_messages
 
 T = TypeVar("T")
 

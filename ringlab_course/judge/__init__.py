@@ -1,18 +1,17 @@
 """The judge: grades notebooks in a process that never runs a learner's code.
 
-protocol   frames between judge and worker
 sandbox    the bubblewrap command lines, and the limits of a worker; `probe` says whether it works here
 fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `confine` shuts each off
 starts     the ways to start a worker: forked, in a sandbox of its own, or in none; `servers` keeps the fork servers
 process    a worker as the judge sees it
-channel    the worker's end of the socket
+channel    the worker's end of the socket, through which frames go (`checking.protocol`)
 worker     the program inside the sandbox: answers calls, knows no verdict
 judge_comm the transport of a rank inside a worker: every message goes to the judge
 exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
 allowance  bounds on their processor time and memory together; `processes` reads both, and ends leftover processes
-offlimits  functions that a submission may not call in place of its own work: ringlab's answers, PyTorch's attention
+removal    takes what a submission may not call (`checking.forbidden`) out of a worker's reach
 records    loads and stores of Triton kernels: reported by the worker, unlike values, bytes on the ring and memory
 judge      a notebook in, a report out
 """

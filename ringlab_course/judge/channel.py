@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from ringlab_course.judge.protocol import Frame, FrameReader, pack
+from ringlab_course.checking.protocol import Frame, FrameReader, pack
 
 PIECE = 1 << 16
 """Bytes received at a time. With more, chance would say how much of a message is in memory twice, and so the peak."""

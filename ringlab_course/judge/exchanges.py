@@ -13,8 +13,8 @@ from ringlab.comm.protocol import CONTROL
 from ringlab.comm.trace import Exchange, union
 from ringlab.comm.virtual.waiting import Half
 from ringlab.errors import RinglabError
+from ringlab_course.checking.protocol import ITEMSIZE, Frame, ProtocolError
 from ringlab_course.judge.process import Endless
-from ringlab_course.judge.protocol import ITEMSIZE, Frame, ProtocolError
 
 EXCHANGES = 100_000  # that one rank may make in a run
 SIZE_BYTES = 8

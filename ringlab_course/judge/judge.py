@@ -12,6 +12,7 @@ from typing import Any
 
 from ringlab_course.checking.contract import TIERS, Exercise, Stage
 from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import (
     CheckReport,
@@ -24,7 +25,6 @@ from ringlab_course.checking.reports import (
 from ringlab_course.checking.requirements import require_extra, require_triton
 from ringlab_course.checking.subject import Subject
 from ringlab_course.judge.allowance import READING_S, UnreadableAnswer, reading
-from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.probe import require
 from ringlab_course.judge.sandbox import MESH_TASKS, Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session, shown

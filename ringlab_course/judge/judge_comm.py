@@ -27,13 +27,18 @@ from ringlab.errors import (
     WorldSizeError,
 )
 from ringlab_course.checking.faults import EXCHANGES_AFTER_A_DEATH
+from ringlab_course.checking.protocol import ProtocolError
+from ringlab_course.checking.ring_rules import (
+    COMPUTING,
+    KEPT,
+    dtype_name,
+    in_a_thread,
+    misuse,
+    require_messages,
+)
 from ringlab_course.judge.channel import Abort, Channel
-from ringlab_course.judge.protocol import ITEMSIZE, LIMITS, ProtocolError
 
 T = TypeVar("T")
-KEPT = ("a ring of an earlier run", "use the ring that your function is given, and keep none")
-COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.compute(...), not inside it")
-"""What went wrong, and the remedy."""
 LOST: dict[Any, type[RinglabError]] = {
     kind.__name__: kind for kind in (MismatchError, TransportTimeout, PeerDiedError)
 }
@@ -153,34 +158,6 @@ def sealed(comm: Comm) -> Comm:
     return Sealed()
 
 
-def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
-    """Return the error for a call of `what` that does not come from the ring's own program."""
-    return CommError(f"{what} from the program of rank {rank} itself", got, remedy)
-
-
-def in_a_thread() -> tuple[str, str]:
-    """Return what went wrong where this thread uses a ring that is another thread's, and the remedy."""
-    got = f"a call from the thread '{threading.current_thread().name}'"
-    return got, "let the function's own thread exchange: ring.post returns at once, and work.wait() waits"
-
-
-def require_messages(tensors: Sequence[Tensor]) -> None:
-    """Return if these can be sent and received. Raises: CommError."""
-    got = f"{len(tensors)} of them" if len(tensors) > LIMITS.arrays else ""
-    for tensor in tensors:
-        if _dtype(tensor) not in ITEMSIZE:
-            got = f"a tensor of {_dtype(tensor)}"
-        elif tensor.ndim > LIMITS.dimensions:
-            got = f"a tensor of {tensor.ndim} dimensions"
-    if got:
-        needed = f"at most {LIMITS.arrays} tensors of at most {LIMITS.dimensions} dimensions, {', '.join(ITEMSIZE)}"
-        raise CommError(needed, got, "convert what you exchange")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 class _JudgeWork(Work):
     def __init__(
         self,
@@ -196,7 +173,7 @@ class _JudgeWork(Work):
             "to": to,
             "source": source,
             "tag": tag,
-            "receive": [[_dtype(t), list(t.shape)] for t in into],
+            "receive": [[dtype_name(t), list(t.shape)] for t in into],
         }
         self._index, self._done = -1, False
 

@@ -32,6 +32,7 @@ from ringlab.comm.trace import Compute, Outcome, Trace
 from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, unfinished
 from ringlab.errors import MismatchError, PeerDiedError, RinglabError, TransportTimeout
 from ringlab_course.checking.faults import Ended, Faults, Killed
+from ringlab_course.checking.protocol import Frame, ProtocolError
 from ringlab_course.judge.exchanges import (
     FORM_BYTES,
     SIZE_BYTES,
@@ -42,7 +43,6 @@ from ringlab_course.judge.exchanges import (
     read_label,
 )
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
-from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.starts import Deadline
 
 QUEUED_BYTES = (

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.errors import CourseError, RinglabError, SandboxError
+from ringlab_course.checking.forbidden import OffLimits
+from ringlab_course.checking.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab_course.judge import servers
-from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.processes import children, descendants, held, memory, precise_cpu_seconds
-from ringlab_course.judge.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.starts import Deadline, Forked, Sandboxed, Start, Unprotected
 

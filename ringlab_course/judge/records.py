@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab_course.judge.protocol import ProtocolError
+from ringlab_course.checking.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from ringlab_course.checking.accesses import Access

@@ -21,12 +21,11 @@ from functools import cache
 from pathlib import Path
 
 from ringlab.errors import SandboxError
-from ringlab_course.judge.offlimits import HOME, PACKAGES
+from ringlab_course.checking.forbidden import PACKAGES
 from ringlab_course.judge.processes import status_text
+from ringlab_course.judge.removal import HIDDEN, HOME
 from ringlab_course.mesh import DEVICES
 
-HIDDEN = ("ringlab_course/exercises", "ringlab_course/lessons", "ringlab/conformance")
-"""Parts that hold checks or answers; a worker sees them empty."""
 NOTHING: Mapping[str, int] = {}
 
 _UIDS = range(61184, 65520)  # unassigned on every distribution; also mapped in most containers

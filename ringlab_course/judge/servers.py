@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from ringlab_course.judge.offlimits import OffLimits
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.starts import Forked, ForkServer
 

@@ -12,12 +12,12 @@ import ringlab.errors
 from ringlab.errors import CommError, OffLimitsError
 from ringlab_course.checking import failures
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, as_failure, crashed
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.guard import arrays_by_argument, changed, prints
+from ringlab_course.checking.protocol import Frame, ProtocolError
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Waits, Watch
-from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
-from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.starts import Deadline

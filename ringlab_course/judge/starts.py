@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ringlab.errors import SandboxError
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.judge.fork_server import FIRST
-from ringlab_course.judge.offlimits import HOME, OffLimits
 from ringlab_course.judge.processes import children, end_all, status_text
+from ringlab_course.judge.removal import HOME, hidden_paths, rewritten_files
 from ringlab_course.judge.sandbox import (
-    HIDDEN,
     Bounds,
     command,
     environment,
@@ -107,17 +107,12 @@ def filter_of(arrays: str) -> bytes | None:
     return filter_program(alone=arrays == "jax")  # only rings have several workers
 
 
-def hidden_paths(limits: OffLimits | None) -> tuple[str, ...]:
-    """Return what a worker with these limits sees empty."""
-    return limits.hidden_paths() if limits else HIDDEN
-
-
 @contextlib.contextmanager
 def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
     """Yield by file the descriptor of what a worker with these limits sees in its place."""
     descriptors: dict[str, int] = {}
     try:
-        for name, text in (limits.rewritten() if limits else {}).items():
+        for name, text in (rewritten_files(limits) if limits else {}).items():
             descriptors[name] = os.memfd_create(name)
             os.write(descriptors[name], text.encode())
             os.lseek(descriptors[name], 0, os.SEEK_SET)

@@ -15,7 +15,7 @@ from typing import Any
 from ringlab.errors import CourseError
 from ringlab_course.catalogue import CAPSTONE, LESSONS
 from ringlab_course.checking.loading import exercise_ids
-from ringlab_course.judge.protocol import LIMITS
+from ringlab_course.checking.protocol import LIMITS
 
 FILE_BYTES = 32 << 20
 CELLS = 5000

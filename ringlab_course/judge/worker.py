@@ -22,8 +22,8 @@ from typing import Any
 
 from ringlab.errors import OffLimitsError
 from ringlab_course.checking.guard import arrays_by_argument, with_gradient
+from ringlab_course.checking.protocol import Frame, ProtocolError
 from ringlab_course.judge.channel import Abort, Channel
-from ringlab_course.judge.protocol import Frame, ProtocolError
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs
 
@@ -39,7 +39,8 @@ def main() -> None:
 def prepare() -> None:
     """Import all that submissions may need, without what is off limits."""
     if sys.argv[4]:
-        from ringlab_course.judge.offlimits import OffLimits, install
+        from ringlab_course.checking.forbidden import OffLimits
+        from ringlab_course.judge.removal import install
 
         install(OffLimits.from_text(sys.argv[4]))
     gc.disable()  # the imports' objects stay: collecting them again and again takes a tenth of a start

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.checking.requirements import extra_is_missing
-from ringlab_course.judge.protocol import ProtocolError
 from ringlab_course.mesh import AXIS, DEVICES, HOST
 from ringlab_course.mesh.compiled import UnknownForm, traffic
 

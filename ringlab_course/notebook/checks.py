@@ -11,9 +11,9 @@ from typing import Any
 from ringlab.errors import CourseError
 from ringlab.viz.frontend import in_notebook
 from ringlab_course.checking.contract import Exercise, Stage
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import CheckReport, StageReport, after_helpers, run_in_process
-from ringlab_course.judge.offlimits import OffLimits
 from ringlab_course.notebook.predictions import is_right
 from ringlab_course.notebook.progressfile import ProgressFile
 

@@ -56,7 +56,7 @@ BORROWED = {
         "    return importlib.reload(a).MultiheadAttention(4, 1)(x[0], x[0], x[0])[0]"
     ),
     "the library opened again": (
-        "import gc, ringlab_course.judge.offlimits as o, torch\ndef f(x):\n    getattr(o, '_libraries', []).clear()\n"
+        "import gc, ringlab_course.judge.removal as o, torch\ndef f(x):\n    getattr(o, '_libraries', []).clear()\n"
         "    gc.collect()\n    return torch.nn.functional.scaled_dot_product_attention(x, x, x)"
     ),
     "JAX": (

@@ -16,11 +16,11 @@ from ringlab_course.checking import requirements
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e17_ring_in_jax import couriers as e17_couriers
 from ringlab_course.exercises.e17_ring_in_jax.cases import case, furthest, look, shuffled, walk
 from ringlab_course.judge import grade
-from ringlab_course.judge.protocol import ProtocolError
 from ringlab_course.judge.sandbox import Bounds, environment
 from ringlab_course.mesh.examine import Examined, taken_in
 from tests.course.submissions_of import submission

@@ -17,11 +17,11 @@ import torch
 from ringlab_course import check
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.guard import changed_argument, fingerprints
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
-from ringlab_course.judge.offlimits import OffLimits
 from tests.course.borrowed import BORROWED, HONEST
 
 X = torch.zeros(1, 2, 4, 4)

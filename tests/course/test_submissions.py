@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from ringlab_course.checking.contract import TIERS
+from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.judge.judge import joined
-from ringlab_course.judge.offlimits import OffLimits
 from tests.course.submissions_of import cases, graded_code, namespace, solution_code, submissions
 
 

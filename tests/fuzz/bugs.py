@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ringlab_course.judge import exchanges, protocol, submission
-from ringlab_course.judge.protocol import FrameReader
+from ringlab_course.checking import protocol
+from ringlab_course.checking.protocol import FrameReader
+from ringlab_course.judge import exchanges, submission
 
 Plant = Callable[[Any], None]
 """Takes pytest's monkeypatch."""

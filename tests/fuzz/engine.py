@@ -22,7 +22,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ringlab_course.judge import exchanges, protocol, submission
+from ringlab_course.checking import protocol
+from ringlab_course.judge import exchanges, submission
 from tests.fuzz import frames, notebooks
 
 TARGETS: dict[str, tuple[ModuleType, tuple[ModuleType, ...]]] = {

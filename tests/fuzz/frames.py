@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringlab_course.checking.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
 from ringlab_course.judge.exchanges import EXCHANGES, Posted, read_exchange, read_label
-from ringlab_course.judge.protocol import ITEMSIZE, LENGTH, Frame, FrameReader, Limits, ProtocolError, pack
 
 TEXTS = (
     "", "x", "é", "\x00", "\ud800", "a\udfffb", "\u202e", "日本", "😀", "05", "05.forward", "torch", "float32", "bfloat16",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.errors import CourseError
+from ringlab_course.checking.protocol import LIMITS, Frame, pack
 from ringlab_course.gradebook.collect import collect
-from ringlab_course.judge.protocol import LIMITS, Frame, pack
 from ringlab_course.judge.submission import CELLS, Submission, UnreadableError, read_submission
 from tests.fuzz import frames
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.forbidden import makers_of_layouts
 from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layouts
 from ringlab_course.exercises.e08_striped_and_zigzag import packed as e08_packed
 from ringlab_course.exercises.e08_striped_and_zigzag import tiles as e08_tiles
-from ringlab_course.judge.offlimits import makers_of_layouts
 
 EXERCISE = Exercise(
     id="08",

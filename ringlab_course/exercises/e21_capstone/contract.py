@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.forbidden import makers_of_layouts
 from ringlab_course.exercises.e21_capstone.parts import BLOCK_STAGE, MERGE_STAGE, OWNED_STAGE
 from ringlab_course.exercises.e21_capstone.ring import BACKWARD_STAGE, FORWARD_STAGE
-from ringlab_course.judge.offlimits import makers_of_layouts
 
 EXERCISE = Exercise(
     id="21",

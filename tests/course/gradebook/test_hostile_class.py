@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from ringlab_course.checking.contract import Exercise
+from ringlab_course.checking.forbidden import PACKAGES
 from ringlab_course.gradebook.collect import collect
 from ringlab_course.gradebook.pool import LocalPool
 from ringlab_course.gradebook.runner import grade_class
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.judge.judge import GradeReport, grade
-from ringlab_course.judge.offlimits import HOME, PACKAGES
+from ringlab_course.judge.removal import HOME
 from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.hostile import HOSTILE
 from tests.course.judge.hostile.files import FILES

@@ -79,7 +79,7 @@ def double(x):
 }  # fmt: skip
 REMEMBERS = """
 import os
-from ringlab_course.judge.protocol import Frame, pack
+from ringlab_course.checking.protocol import Frame, pack
 import numpy as np
 SEEN = []
 def remember(x):

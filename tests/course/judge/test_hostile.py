@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ringlab_course.checking.forbidden import PACKAGES
 from ringlab_course.judge.judge import GradeReport, grade
-from ringlab_course.judge.offlimits import HOME, PACKAGES
 from ringlab_course.judge.process import WorkerProcess
+from ringlab_course.judge.removal import HOME
 from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF, kernels, measures, rings
 from tests.course.judge.hostile.answers import HONEST

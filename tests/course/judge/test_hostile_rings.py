@@ -15,11 +15,11 @@ from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.protocol import FrameReader, ProtocolError
 from ringlab_course.checking.reports import run_stage
 from ringlab_course.judge import exchanges, network, worker
 from ringlab_course.judge.channel import Channel
 from ringlab_course.judge.process import Endless, WorkerProcess
-from ringlab_course.judge.protocol import FrameReader, ProtocolError
 from ringlab_course.judge.session import SandboxedSubject, Session
 from ringlab_course.judge.starts import Deadline
 from tests.course.judge.hostile import rings

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.judge import records, sandbox
-from ringlab_course.judge.protocol import ProtocolError
 from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
 
 KERNELS = """

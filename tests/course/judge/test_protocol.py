@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from ringlab.layout import zigzag
 from ringlab.merge import Partial
-from ringlab_course.judge.protocol import (
+from ringlab_course.checking.protocol import (
     ITEMSIZE,
     LENGTH,
     Frame,

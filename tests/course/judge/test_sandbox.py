@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from ringlab.errors import SandboxError
+from ringlab_course.checking.forbidden import PACKAGES
 from ringlab_course.judge import probe, sandbox, seccomp
 from ringlab_course.judge.judge import grade
-from ringlab_course.judge.offlimits import HOME, PACKAGES
 from ringlab_course.judge.process import WorkerProcess
-from ringlab_course.judge.sandbox import HIDDEN, Bounds
+from ringlab_course.judge.removal import HIDDEN, HOME
+from ringlab_course.judge.sandbox import Bounds
 from tests.course.judge.conftest import asked
 from tests.course.judge.small_contract import EXERCISE, RIGHT, led_through, notebook
 

@@ -8,7 +8,7 @@ FORGE = (
     CHANNEL
     + """
 import os, socket, struct, threading, time
-from ringlab_course.judge.protocol import Frame, pack
+from ringlab_course.checking.protocol import Frame, pack
 def write_everywhere(frame):
     data = b"".join(bytes(part) for part in pack(frame))
     for descriptor in range(3, 1024):
@@ -63,7 +63,7 @@ def double(x):
     return x
 """,
     "rewrites the worker": """
-import ringlab_course.judge.channel as frames, ringlab_course.judge.protocol as protocol
+import ringlab_course.judge.channel as frames, ringlab_course.checking.protocol as protocol
 def double(x):
     protocol.pack = frames.pack = lambda frame: [b"passed"]
     return x

@@ -1,6 +1,6 @@
-"""The functions that a submission may not call in place of its own work: ringlab's answers and PyTorch's attention.
+"""Takes what is forbidden out of a worker's reach.
 
-In a worker ringlab's answers and packages about attention are not on the disk. Importing one gives a stand-in that
+ringlab's answers and packages about attention are not on the worker's disk. Importing one gives a stand-in that
 raises once it is used, with words that say why. Importing alone costs nothing, as notebooks compare themselves with
 ringlab. PyTorch's and JAX's own files are there, as they are needed: their attention is closed, which tells honest
 learners early. It is no wall, as whoever wants to can paste code.
@@ -14,45 +14,31 @@ import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
-import json
 import py_compile
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import cache_from_source
-from inspect import isfunction
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import ringlab
-from ringlab import layout
-from ringlab.errors import OffLimitsError
-from ringlab_course.checking.contract import ATTENTION, Exercise
+from ringlab_course.checking.contract import ATTENTION
+from ringlab_course.checking.forbidden import (
+    MODULES_WITH_ATTENTION,
+    OPERATORS,
+    OTHERS,
+    PACKAGES,
+    OffLimits,
+    holds_attention,
+    is_ours,
+    refuse,
+)
 
 HOME = Path(ringlab.__file__).resolve().parents[1]
 """The folder in which both packages lie."""
-PACKAGES = ("ringlab", "ringlab_course")
-
-NEEDED = (
-    *(f"ringlab.{name}" for name in ("__init__", "errors", "types", "moved", "arrays", "layout", "comm", "viz.__init__", "viz.frontend")),
-    *(f"ringlab_course.{name}" for name in ("__init__", "judge")),
-    *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "guard", "requirements")),
-    *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
-)  # fmt: skip
-"""The modules of ringlab that a worker needs, and those that notebooks use beside their answers."""
-KERNELS = (
-    *(f"ringlab.blocks.triton.{name}" for name in ("__init__", "interpreter", "rounding")),
-    "ringlab_course.checking.accesses",
-)
-_OPERATORS = re.compile(
-    r"aten::(\w*(?:scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|multi_head_attention"
-    r"|transformer_encoder_layer_fwd|triton_scaled_dot_attention)\w*(?:\.\w+)?)$"
-)
-_MODULES = re.compile(r"flex_attention|MultiheadAttention|Transformer(En|De)coder(Layer)?|Transformer")
 _GONE = ("torch.nn.attention.flex_attention", "torch.onnx.ops")
 """Modules of PyTorch that are about attention, or bring it in operators of their own."""
 _KEYS = (
@@ -60,85 +46,22 @@ _KEYS = (
     "CompositeImplicitAutograd", "CompositeExplicitAutograd",
 )  # fmt: skip
 """Kernels by which an operator could be reached: `decompose` takes the composite ones, nested tensors their own."""
-_HOLDING = re.compile(
-    r"torch\.(nn\.functional|ao\.nn\.quantizable\.modules\.activation|nested\._internal\.sdpa|sparse\._triton_ops"
-    r"|testing\._internal\..*|nn\.attention\.(experimental\..*|varlen)|_higher_order_ops\.flex_attention"
-    r"|distributed\.tensor\.experimental\..*)|jax\._src\.(nn\.functions|cudnn\..*)|jax\.experimental\.pallas\.ops\..*"
-)
-_WRITTEN = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
-"""Modules that hold attention written in Python, and the names of what is closed in them."""
-OTHERS = (
-    "diffusers", "flash_attn", "flax", "keras", "ring_attention_pytorch", "ring_flash_attn", "transformers", "xformers", "yunchang",
-)  # fmt: skip
-"""Packages about attention; they may be installed where a class is graded."""
-
-
-@dataclass(frozen=True)
-class OffLimits:
-    """may_use, about and without: as in `Exercise`. kernels: whether kernels run, for which more of ringlab is there."""
-
-    may_use: tuple[str, ...] = ()
-    about: tuple[str, ...] = ()
-    kernels: bool = False
-    without: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(exercise: Exercise) -> OffLimits:
-        """Return what submissions of `exercise` may not use."""
-        kernels = any(stage.kind == "kernel" for stage in exercise.stages)
-        return OffLimits(exercise.may_use, exercise.about, kernels, exercise.without)
-
-    def as_text(self) -> str:
-        """Return what `from_text` reads."""
-        return json.dumps([self.may_use, self.about, self.kernels, self.without])
-
-    @staticmethod
-    def from_text(text: str) -> OffLimits:
-        """Return the limits that `as_text` wrote."""
-        may_use, about, kernels, without = json.loads(text)
-        return OffLimits(tuple(may_use), tuple(about), kernels, tuple(without))
-
-    def keeps(self, module: str) -> bool:
-        """Return whether the module `module` ("ringlab.…", "ringlab_course.…") is there."""
-        return any(
-            module in (kept, kept.removesuffix(".__init__")) or module.startswith(f"{kept}.")
-            for kept in self._kept
-        )
-
-    @property
-    def _kept(self) -> tuple[str, ...]:
-        return (*NEEDED, *(KERNELS if self.kernels else ()), *self.may_use)
-
-    def hidden_paths(self) -> tuple[str, ...]:
-        """Return the files and folders that a worker does not see: those of ringlab as in "ringlab/merge.py", others in full."""
-        return _hidden_paths(self)
-
-    def rewritten(self) -> dict[str, str]:
-        """Return by file of ringlab what a worker sees in its place: the same without the functions in `about`."""
-        return _rewritten(self)
-
-    def closes(self, package: str) -> bool:
-        """Return whether a package of others is off limits as a whole."""
-        return package in (*self.without, *(OTHERS if ATTENTION not in self.may_use else ()))
-
-    def refuses(self, module: str, name: str) -> bool:
-        """Return whether the object called `name` of `module` is off limits."""
-        package = module.partition(".")[0]
-        attention = holds_attention(module, name) or (package == "torch" and is_attention(name))
-        if self.closes(package) or (ATTENTION not in self.may_use and attention):
-            return True
-        return is_ours(module) and (not self.keeps(module) or f"{module}.{name}" in self.about)
+HIDDEN = ("ringlab_course/exercises", "ringlab_course/lessons", "ringlab/conformance")
+"""What a worker without limits sees empty: checks and answers."""
 
 
 @cache
-def _hidden_paths(limits: OffLimits) -> tuple[str, ...]:
+def hidden_paths(limits: OffLimits | None) -> tuple[str, ...]:
+    """Return the files and folders that a worker does not see: those of ringlab as in "ringlab/merge.py", others in full."""
+    if limits is None:
+        return HIDDEN
     own = (path for package in PACKAGES for path in _hidden_below(limits, HOME / package, package))
     return (*(str(path.relative_to(HOME)) for path in own), *_packages_closed(limits), *_byte_code(limits))
 
 
 def _byte_code(limits: OffLimits) -> Iterator[str]:
     """Yield the byte code of files that a worker sees rewritten."""
-    for name in _rewritten(limits):
+    for name in rewritten_files(limits):
         yield from map(str, _byte_code_of(HOME / name))
 
 
@@ -162,7 +85,8 @@ def _packages_closed(limits: OffLimits) -> Iterator[str]:
 
 
 @cache
-def _rewritten(limits: OffLimits) -> dict[str, str]:
+def rewritten_files(limits: OffLimits) -> dict[str, str]:
+    """Return by file of ringlab what a worker sees in its place: the same without the functions in `limits.about`."""
     found = {}
     for module in sorted({place.rpartition(".")[0] for place in limits.about}):
         names = {place.rpartition(".")[2] for place in limits.about if place.rpartition(".")[0] == module}
@@ -209,41 +133,14 @@ def _hidden_below(limits: OffLimits, folder: Path, package: str) -> Iterator[Pat
         if path.name == "__pycache__":
             continue
         module = f"{package}.{path.stem}"
-        if limits.keeps(module) and f"{module}.__init__" not in limits._kept:
+        if limits.keeps(module) and f"{module}.__init__" not in limits.kept_modules:
             continue
-        if path.is_dir() and any(kept.startswith(f"{module}.") for kept in limits._kept):
+        if path.is_dir() and any(kept.startswith(f"{module}.") for kept in limits.kept_modules):
             yield from _hidden_below(limits, path, module)
         elif path.is_dir() or path.suffix == ".py":
             yield path
             if path.suffix == ".py":
                 yield from _byte_code_of(path)
-
-
-def makers_of_layouts() -> tuple[str, ...]:
-    """Return the dotted names of the functions that make layouts, and of the table that leads to them."""
-    functions = [each for each in (*vars(layout).values(), *layout.LAYOUTS.values()) if isfunction(each)]
-    makers = {f"{f.__module__}.{f.__name__}" for f in functions if _returns_a_layout(f)}
-    return (*sorted(name for name in makers if "._" not in name), f"{layout.__name__}.LAYOUTS")
-
-
-def _returns_a_layout(function: FunctionType) -> bool:
-    stated = function.__annotations__.get("return")
-    return stated is layout.Layout or str(stated).rpartition(".")[2] == "Layout"
-
-
-def is_ours(module: str) -> bool:
-    """Return whether a module is one of ringlab's or the course's."""
-    return module.partition(".")[0] in PACKAGES and "." in module
-
-
-def is_attention(name: str) -> bool:
-    """Return whether PyTorch calls an attention of its own by this name."""
-    return bool(_OPERATORS.match(f"aten::{name}") or _MODULES.fullmatch(name))
-
-
-def holds_attention(module: str, name: str) -> bool:
-    """Return whether `name` of this module of PyTorch or JAX is an attention that is written in Python."""
-    return bool(_HOLDING.fullmatch(module) and _WRITTEN.search(name))
 
 
 class Refusing:
@@ -268,13 +165,6 @@ class Refusing:
 
     __iter__ = __len__ = __getitem__ = __instancecheck__ = __mro_entries__ = __enter__ = _refuse
     __array__ = __add__ = __radd__ = __mul__ = __rmul__ = __matmul__ = __float__ = _refuse
-
-
-def refuse(called: str) -> NoReturn:
-    """Raise the OffLimitsError about `called`."""
-    raise OffLimitsError(
-        "code of your own: writing it is what this exercise is about", called, "write it yourself"
-    )
 
 
 class _Absent(ModuleType):
@@ -304,7 +194,7 @@ class _Finder:
         if attention and name == "torch" and not self._torch_closed:
             self._torch_closed = True
             return _then(self._found(name, path, target), lambda module: _close_torch())
-        if attention and _HOLDING.fullmatch(name):
+        if attention and MODULES_WITH_ATTENTION.fullmatch(name):
             return _then(self._found(name, path, target), _close_written)
         return None
 
@@ -352,7 +242,7 @@ def _close_torch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for called in torch._C._dispatch_get_all_op_names():
-            found = _OPERATORS.match(called)
+            found = OPERATORS.match(called)
             for key in _KEYS if found else ():
                 library.impl(found[1], key, _refusal(f"torch's {found[1]}"))  # type: ignore[index]
 

@@ -12,9 +12,10 @@ import torch
 
 from ringlab_course.checking.contract import ATTENTION
 from ringlab_course.checking.failures import Crashed
+from ringlab_course.checking.forbidden import PACKAGES, OffLimits, makers_of_layouts
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.judge.judge import grade
-from ringlab_course.judge.offlimits import HOME, PACKAGES, OffLimits, makers_of_layouts
+from ringlab_course.judge.removal import HOME, hidden_paths, rewritten_files
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.borrowed import BORROWED, HONEST
 from tests.course.judge.small_contract import EXERCISE, notebook
@@ -131,12 +132,13 @@ def test_what_is_off_limits_is_not_on_the_disk(call, use) -> None:
 
 def test_a_module_without_some_functions_has_the_others_and_its_classes() -> None:
     space: dict = {"__name__": "ringlab.layout"}
-    text = OffLimits(about=makers_of_layouts()).rewritten()["ringlab/layout.py"]
+    text = rewritten_files(OffLimits(about=makers_of_layouts()))["ringlab/layout.py"]
     exec(compile(text, "rewritten", "exec"), space)
     assert space["Layout"](2, 1, "one", ((space["Run"](0, 1, 2),),)).positions(0).tolist() == [0, 1]
     assert not any(space[name.rpartition(".")[2]] for name in makers_of_layouts())
     assert not {"_dealt", "_per_document", "_runs_of_pieces", "_runs_of_offsets"} & space.keys()
-    assert OffLimits(without=("numpy",)).hidden_paths()[-1].endswith("numpy") and not OffLimits().rewritten()
+    assert hidden_paths(OffLimits(without=("numpy",)))[-1].endswith("numpy")
+    assert not rewritten_files(OffLimits())
 
 
 @inside
@@ -264,4 +266,4 @@ def test_what_exercises_name_exists(exercise) -> None:
         "ringlab/schedules",
         "ringlab/attention.py",
     }
-    assert hidden <= set(limits.hidden_paths()) and all((HOME / path).exists() for path in hidden)
+    assert hidden <= set(hidden_paths(limits)) and all((HOME / path).exists() for path in hidden)
