@@ -13,8 +13,6 @@ from ringlab_course.cli.grade_notebooks import grade_plainly
 from ringlab_course.cli.grading import Request
 
 BOOK = typer.Option("--book", help="Keep results in this file; a run that was stopped goes on there.")
-LATE = typer.Option("--late", help='What lateness costs: "10%/day, max 50%, grace 15 min"; kept in the book.')
-DUE = typer.Option("--due", help="The deadline with its zone: 2026-11-30T23:59Z, or … 23:59 Europe/Berlin.")
 SCHEDULER = typer.Option("--scheduler", help="Grade on the Dask cluster with this scheduler.")
 UNSAFE = typer.Option("--unsafe", help="Run submissions without the sandbox; written into every result.")
 
@@ -31,17 +29,12 @@ def grade(
     regrade: Annotated[
         list[str] | None, typer.Option("--regrade", help="Grade this exercise again; the history stays.")
     ] = None,
-    late: Annotated[str | None, LATE] = None,
-    due: Annotated[str | None, DUE] = None,
     learner: Annotated[
         str | None, typer.Option("--learner", help="The learner who handed in all of them.")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write scores as CSV.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write pages into this folder.")] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Per failed check the message, the mistake, a hint, the time.")
-    ] = False,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Seed of the probes; fresh ones by default.")
     ] = None,
@@ -61,7 +54,7 @@ def grade(
     counts, and the status is 1 only where something could not be graded.
     """
     request = Request(
-        paths, only, book, jobs, frozenset(regrade or ()), late, due, learner, csv, json_file, html, explain,
+        paths, only, book, jobs, frozenset(regrade or ()), learner, csv, json_file, html,
         seed, unsafe, patience, scheduler, as_json,
     )  # fmt: skip
     with reporting_errors(as_json):

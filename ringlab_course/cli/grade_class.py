@@ -38,7 +38,8 @@ def grade_into_book(request: Request) -> None:
         require_pages()  # before a class is graded for pages that cannot be written
     learner = None if request.learner is None else learner_called(request.learner)
     with Gradebook(request.book) as book:
-        _settle(book, request)
+        if request.seed is not None:
+            book.use_class_seed(request.seed)
         collection = collect(request.paths, request.only, learner)
         _refuse_unknown(request, {each.exercise for each in collection.submissions})
         stop, run = _run(book, collection.submissions, request)
@@ -46,7 +47,7 @@ def grade_into_book(request: Request) -> None:
         keys = {each.key for each in collection.submissions}
         entries = [entry for entry in book.entries() if (entry.learner, entry.exercise) in keys]
         if not request.as_json:
-            _tell_class(book, entries, run, request)
+            _tell_class(entries, run, request)
         write_files(book, request.csv, request.json_file, request.html)
         ok = bool(keys) and not run.ungraded and stop is None
         if not keys:
@@ -72,13 +73,6 @@ def write_files(book: Gradebook, csv: Path | None, json_file: Path | None, html:
 
         title = book.path.stem if book.path else "Grades"
         write_pages(entries, html, title, ungraded=ungraded)
-
-
-def _settle(book: Gradebook, request: Request) -> None:
-    if request.late is not None or request.due is not None:
-        book.set_policy(request.only, due=request.due, late=request.late)
-    if request.seed is not None:
-        book.use_class_seed(request.seed)
 
 
 def _refuse_unknown(request: Request, exercises: set[str]) -> None:
@@ -124,16 +118,11 @@ def _line(result: Entry | Ungraded) -> str:
     return headline(result)
 
 
-def _tell_class(book: Gradebook, entries: list[Entry], run: Run, request: Request) -> None:
-    from ringlab_course.gradebook.readable import explained, headline
+def _tell_class(entries: list[Entry], run: Run, request: Request) -> None:
+    from ringlab_course.gradebook.readable import headline
 
-    for entry in entries:
-        if request.explain:
-            lines = list(explained(entry, book.history(entry.learner, entry.exercise)))
-        else:
-            lines = [headline(entry)] if request.book is None else []
-        for line in lines:
-            people.print(line, highlight=False, soft_wrap=True)
+    for entry in entries if request.book is None else ():  # else each was told when it was graded
+        people.print(headline(entry), highlight=False, soft_wrap=True)
     summary = (
         f"{len(run.graded)} graded, {len(run.kept)} had their result, {len(run.ungraded)} could not be graded"
     )

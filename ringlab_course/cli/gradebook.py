@@ -109,7 +109,11 @@ def policy(
     book: Book,
     exercise: Exercise = None,
     due: Annotated[
-        str | None, typer.Option("--due", help='The deadline, as in 2026-11-30T23:59Z; "" for none.')
+        str | None,
+        typer.Option(
+            "--due",
+            help='The deadline with its zone: 2026-11-30T23:59Z, or … 23:59 Europe/Berlin; "" for none.',
+        ),
     ] = None,
     late: Annotated[
         str | None, typer.Option("--late", help='As in "10%/day, max 50%"; "" for nothing.')

@@ -31,13 +31,10 @@ class Request:
     book: Path | None
     jobs: int | None
     regrade: frozenset[str]
-    late: str | None
-    due: str | None
     learner: str | None
     csv: Path | None
     json_file: Path | None
     html: Path | None
-    explain: bool
     seed: int | None
     unsafe: bool
     patience: float
@@ -47,8 +44,8 @@ class Request:
     @property
     def of_a_class(self) -> bool:
         """Return whether a book, or an option that needs one, was given."""
-        wants = (self.book, self.csv, self.json_file, self.html, self.late, self.due, self.learner)
-        return self.explain or bool(self.regrade) or any(each is not None for each in wants)
+        wants = (self.book, self.csv, self.json_file, self.html, self.learner)
+        return bool(self.regrade) or any(each is not None for each in wants)
 
 
 class Stopped(KeyboardInterrupt):

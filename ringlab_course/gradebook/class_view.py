@@ -1,4 +1,4 @@
-"""A class report of one exercise: scores, failing checks, misconceptions, time, and who has no grade."""
+"""What the class page says about one exercise: scores, failing checks, misconceptions, time, and who has no grade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grades as pages: one for each learner, an index and a class report. They ask nobody for anything and run no script.
+"""Grades as pages: one for each learner and one for the class. They load nothing from elsewhere and run no script.
 
 Learners' text is escaped, control characters are made visible, and long text is cut; a second wall, the pages'
 own security policy, forbids every script, every address and every style but the one they bring.
@@ -40,10 +40,10 @@ _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 def write_pages(
     entries: Iterable[Entry], folder: str | os.PathLike[str], title: str, *, ungraded: Iterable[Ungraded] = ()
 ) -> list[Path]:
-    """Return the pages written into `folder`: index.html, class.html and learners/….html, one each.
+    """Return the pages written into `folder`: index.html for the class and learners/….html, one for each learner.
 
     A page that would not change is not touched, and the page of a learner who is gone is removed.
-    index.html and class.html show everybody; a learner's page nobody else, no seed and no hidden probe.
+    index.html shows everybody; a learner's page nobody else, no seed and no hidden probe.
 
     Raises: CourseError where a file that is not ours stands in the way; MissingExtraError without Jinja2 or matplotlib.
     """
@@ -55,8 +55,7 @@ def write_pages(
         by_learner.setdefault(entry.learner, []).append(entry)
     hrefs = {learner: f"{LEARNERS}/{page_name(learner)}" for learner in by_learner}
     pages = {href: learner_page(learner, by_learner[learner], title) for learner, href in hrefs.items()}
-    pages["index.html"] = _index_page(entries, ungraded, hrefs, title)
-    pages["class.html"] = _class_page(entries, ungraded, hrefs, title)
+    pages["index.html"] = _class_page(entries, ungraded, hrefs, title)
     _refuse_foreign(folder, pages)
     (folder / LEARNERS).mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
@@ -89,7 +88,7 @@ def learner_page(learner: str, entries: Sequence[Entry], title: str) -> str:
     )
 
 
-def _index_page(
+def _class_page(
     entries: Sequence[Entry], ungraded: Sequence[Ungraded], hrefs: Mapping[str, str], title: str
 ) -> str:
     maxima: dict[str, float] = dict.fromkeys((each.exercise for each in ungraded), 0.0)
@@ -104,11 +103,19 @@ def _index_page(
     rows = [
         {
             "learner": learner,
-            "href": hrefs.get(learner, ""),
             "total": sum(e.score for (who, _), e in found.items() if who == learner),
             "cells": [_cell(found.get((learner, x)), (learner, x) in waiting) for x, _ in columns],
         }
         for learner in learners
+    ]
+    views = [
+        class_view(
+            exercise,
+            [entry for entry in entries if entry.exercise == exercise],
+            [each for each in ungraded if each.exercise == exercise],
+            learners,
+        )
+        for exercise, _ in columns
     ]
     return rendered(
         "index.html",
@@ -117,11 +124,13 @@ def _index_page(
         columns=columns,
         total=sum(maxima.values()),
         newest=max((entry.graded_at for entry in entries), default=""),
+        views=views,
+        hrefs=hrefs,
     )
 
 
 def _cell(entry: Entry | None, waiting: bool) -> dict[str, str]:
-    """A cell of the index: the score, and letters for what is special about it."""
+    """Return a cell of the table of scores: the score, and letters for what is special about it."""
     if entry is None:
         return {"text": "?" if waiting else "–", "marks": ""}
     report = entry.report
@@ -136,23 +145,6 @@ def _cell(entry: Entry | None, waiting: bool) -> dict[str, str]:
         "?": waiting,
     }
     return {"text": readable.points(entry.score), "marks": " ".join(m for m, holds in marks.items() if holds)}
-
-
-def _class_page(
-    entries: Sequence[Entry], ungraded: Sequence[Ungraded], hrefs: Mapping[str, str], title: str
-) -> str:
-    everything: list[Entry | Ungraded] = [*entries, *ungraded]
-    learners = {each.learner for each in everything}
-    views = [
-        class_view(
-            exercise,
-            [entry for entry in entries if entry.exercise == exercise],
-            [each for each in ungraded if each.exercise == exercise],
-            learners,
-        )
-        for exercise in sorted({each.exercise for each in everything})
-    ]
-    return rendered("class.html", title=title, views=views, hrefs=hrefs)
 
 
 def rendered(template: str, *, among: Environment | None = None, **values: Any) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of a class report, each with words that say the same.
+"""The pictures of the class page, each with words that say the same.
 
 A page allows its one style sheet by its hash and nothing else. So matplotlib's `style="…"` becomes attributes, colours
 follow light and dark, and its style element, metadata and namespaces go.

@@ -1,4 +1,4 @@
-"""Deadlines, and what lateness costs: "10%/day, max 50%, grace 15 min"."""
+"""Deadlines, and what lateness costs: "10%/day, max 50%"."""
 
 from __future__ import annotations
 
@@ -10,68 +10,34 @@ from zoneinfo import ZoneInfo
 
 from ringlab.errors import CourseError
 
-UNITS_S = {"minute": 60, "min": 60, "hour": 3600, "h": 3600, "day": 86400, "d": 86400, "week": 604800}
-_NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
-_AMOUNT = rf"{_NUMBER}\s*(%|points?|pts?)"
-_UNIT = r"(minute|min|hour|h|day|d|week)s?"
-_RATE = re.compile(rf"{_AMOUNT}\s*(?:/|per)\s*{_UNIT}", re.IGNORECASE)
-_MOST = re.compile(rf"max(?:imum)?\s*:?\s*{_AMOUNT}", re.IGNORECASE)
-_GRACE = re.compile(rf"grace\s*:?\s*{_NUMBER}\s*{_UNIT}", re.IGNORECASE)
+DAY_S = 86400
+_LATE = re.compile(
+    r"(\d{1,3}(?:\.\d{1,6})?)\s*%\s*(?:/|per)\s*day(?:\s*,\s*max\s+(\d{1,3}(?:\.\d{1,6})?)\s*%)?"
+)
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)(?:T| +)([\d:.]+(?:Z|[+-][\d:]+)?)(?: +(\S+))?")
-_HELP = 'as in "10%/day, max 50%, grace 15 min" or "2 points/hour"'
 
 
 @dataclass(frozen=True)
 class Late:
-    """The cost of lateness: `amount` for every unit of `unit_s` seconds that has begun, `most` in all.
+    """What lateness costs, in shares of the exercise's maximum: `per_day` for every day begun, `most` in all."""
 
-    Amounts are points, or where `…_is_share` says so shares of the exercise's maximum. A submission
-    that is up to `grace_s` late costs nothing; a later one counts from the deadline.
-    """
-
-    amount: float = 0.0
-    amount_is_share: bool = False
-    unit_s: float = 86400.0
-    most: float = math.inf
-    most_is_share: bool = False
-    grace_s: float = 0.0
+    per_day: float = 0.0
+    most: float = 1.0
 
     def penalty(self, late_s: float, earned: float, maximum: float) -> float:
         """Return the points to take off: 0 or more, and no more than was earned."""
-        if late_s <= self.grace_s or late_s <= 0:
-            return 0.0
-        begun = math.ceil(late_s / self.unit_s)
-        points = self.amount * begun * (maximum if self.amount_is_share else 1.0)
-        limit = self.most * maximum if self.most_is_share else self.most
-        return max(0.0, min(points, limit, earned))
+        days_begun = math.ceil(max(0.0, late_s) / DAY_S)
+        return min(self.per_day * days_begun * maximum, self.most * maximum, earned)
 
 
 def parse_late(text: str) -> Late:
     """Return the policy that `text` describes; empty text costs nothing. Raises: CourseError."""
-    values: dict[str, float] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        for name, pattern in (("amount", _RATE), ("most", _MOST), ("grace", _GRACE)):
-            if found := pattern.fullmatch(part):
-                if name in values:
-                    raise CourseError(f"one {name} of lateness", repr(text), _HELP)
-                values |= _values(name, found)
-                break
-        else:
-            raise CourseError("what lateness costs", repr(part), _HELP)
-    if values and "amount" not in values:
-        raise CourseError("what lateness costs per minute, hour, day or week", repr(text), _HELP)
-    return Late(
-        values.get("amount", 0.0), bool(values.get("amount_is_share")), values.get("unit_s", 86400.0),
-        values.get("most", math.inf), bool(values.get("most_is_share")), values.get("grace", 0.0),
-    )  # fmt: skip
-
-
-def _values(name: str, found: re.Match[str]) -> dict[str, float]:
-    if name == "grace":
-        return {"grace": float(found[1]) * UNITS_S[found[2].lower()]}
-    share = found[2] == "%"
-    values = {name: float(found[1]) / (100 if share else 1), f"{name}_is_share": float(share)}
-    return values | ({"unit_s": float(UNITS_S[found[3].lower()])} if name == "amount" else {})
+    if not text.strip():
+        return Late()
+    found = _LATE.fullmatch(text.strip().lower())
+    if found is None:
+        raise CourseError("what lateness costs", repr(text), 'as in "10%/day" or "10%/day, max 50%"')
+    return Late(float(found[1]) / 100, float(found[2]) / 100 if found[2] else 1.0)
 
 
 def parse_due(text: str) -> datetime:

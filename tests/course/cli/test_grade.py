@@ -136,13 +136,14 @@ def test_what_could_not_be_graded_is_told_and_is_no_zero(folder: Path, tmp_path:
 
 def test_lateness_costs_and_deadlines_move(folder: Path, tmp_path: Path) -> None:
     book = tmp_path / "grades.db"
-    call("grade", folder, "--book", book, "--due", "2001-01-01T00:00Z", "--late", "10%/day, max 50%")
+    call("grade", folder, "--book", book)
+    call("gradebook", "policy", book, "--due", "2001-01-01T00:00Z", "--late", "10%/day, max 50%")
     score = lambda: {e.learner: e.score for e in Gradebook(book).entries()}  # noqa: E731
     assert score() == {"ada": 5, "bob": 0, "=cy": 0}
     status, out, _ = call("gradebook", "policy", book, "--due", "2099-01-01T00:00Z")
     assert status == 0 and "2099-01-01" in out and score() == {"ada": 10, "bob": 5, "=cy": 0}
     for option, value in (("--late", "free"), ("--due", "2001-01-01T00:00")):
-        status, out, _ = call("grade", folder, "--book", book, option, value, "--json")
+        status, out, _ = call("gradebook", "policy", book, option, value, "--json")
         assert status == 1 and json.loads(out)["error"]["kind"] == "CourseError"
 
 
@@ -152,7 +153,7 @@ def test_an_override_counts_until_it_is_taken_back(folder: Path, tmp_path: Path)
     assert call("gradebook", "override", book, "bob", "05", "9")[0] == 1, "no reason"
     status, out, _ = call("gradebook", "override", book, "bob", "05", "9", "--reason", "oral", "--by", "X")
     assert status == 0 and "bob  05: 9 of 10 points" in out and "oral (X" in out
-    assert "9 of 10" in call("grade", folder, "--book", book, "--explain")[1]
+    assert "9 of 10" in call("gradebook", "show", book, "--explain")[1]
     assert call("gradebook", "override", book, "bob", "05", "--reason", "r", "--json")[0] == 1, (
         "neither score nor --clear"
     )
@@ -194,8 +195,9 @@ def test_pages_are_written(folder: Path, tmp_path: Path) -> None:
     assert status == 0 and all(Path(page).is_file() for page in json.loads(out)["pages"])
 
 
-def test_explaining_says_message_mistake_and_hint(folder: Path) -> None:
-    status, out, _ = call("grade", folder, "--explain")
+def test_explaining_says_message_mistake_and_hint(folder: Path, tmp_path: Path) -> None:
+    call("grade", folder, "--book", tmp_path / "grades.db")
+    status, out, _ = call("gradebook", "show", tmp_path / "grades.db", "--explain")
     assert (
         status == 0
         and "check 2 fails" in out
@@ -241,7 +243,7 @@ def test_a_folder_without_notebooks_is_no_success(tmp_path: Path) -> None:
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     write(tmp_path / "class", "a\x1b[2J[red]", "5")
-    for words in ((), ("--book", tmp_path / "grades.db"), ("--explain",)):
+    for words in ((), ("--book", tmp_path / "grades.db"), ("--csv", tmp_path / "grades.csv")):
         _, out, err = call("grade", tmp_path / "class", *words)
         assert "\x1b[2J" not in out + err and "[red]" in out
     assert "\x1b[2J" not in call("gradebook", "show", tmp_path / "grades.db")[1]
@@ -366,7 +368,7 @@ def test_a_book_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "words",
     [
-        ("grade", "class", "--book", "book", "--due", ODD),
+        ("gradebook", "policy", "book", "--due", ODD),
         ("gradebook", "show", ODD),
         ("gradebook", "show", "book", "--learner", ODD + "?"),
         ("gradebook", "override", "book", ODD, "05", "1", "--reason", "r"),

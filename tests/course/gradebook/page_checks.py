@@ -26,7 +26,7 @@ _BLOCKS = {
     "summary",
 }
 _ADDRESSES = ("src", "href", "action", "data", "srcset", "poster", "background", "formaction", "cite", "ping")
-_OFFLINE = re.compile(r"#|(?:class|index)\.html(?:#|$)|learners/[a-z0-9-]+\.html$")
+_OFFLINE = re.compile(r"#|learners/[a-z0-9-]+\.html$")
 
 
 @dataclass

@@ -123,7 +123,7 @@ def test_each_failed_check_is_explained_with_message_mistake_hint_and_time() -> 
 
 def test_one_line_says_what_is_behind_a_score() -> None:
     with Gradebook(None) as book:
-        book.set_policy(None, due="2026-11-01T11:00Z", late="2 points/hour")
+        book.set_policy(None, due="2026-11-01T11:00Z", late="20%/day")
         entry = book.record(**data(contract=contract_version("05")))
         assert headline(entry) == "ada  05: 8 of 10 points  (10 earned, 2 off for 1 h late)"
         entry = book.override("ada", "05", 9, "ill", "X")

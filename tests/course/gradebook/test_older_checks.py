@@ -118,7 +118,7 @@ def test_the_commands_and_the_pages_say_so(path: Path) -> None:
     assert all(entry["older_checks"] for entry in json.loads(said.stdout)["entries"])
     with Gradebook(path) as book:
         write_pages(book.entries(), path.parent / "pages", "Class")
-        assert (path.parent / "pages/class.html").read_text().count("--regrade 05") == 1
+        assert (path.parent / "pages/index.html").read_text().count("--regrade 05") == 1
         graded(book, path.parent / "class", regrade=["05", "06"])
         write_pages(book.entries(), path.parent / "pages", "Class")
-        assert "lder checks" not in (path.parent / "pages/class.html").read_text()
+        assert "lder checks" not in (path.parent / "pages/index.html").read_text()

@@ -72,7 +72,7 @@ def test_totals_equal_the_entries(tmp_path) -> None:
             assert sum(float(cell.split()[2]) for cell in cells) == made.maximum
     index = Page(texts["index.html"])
     both = sum(made.score for made in entries if made.learner == "Ada")
-    (row,) = [re.sub(r"\s+", " ", r.text) for r in index.all("tr") if r.text.strip().startswith("Ada")]
+    row = next(re.sub(r"\s+", " ", r.text) for r in index.all("tr") if r.text.strip().startswith("Ada"))
     assert row.split()[-1] == points(both)
     assert (
         page_of(texts, "Ada").text.count(f"{points(both)} of {points(36 + entries[-1].maximum)} points") == 1
@@ -85,7 +85,7 @@ def test_lateness_overrides_and_reasons_are_told(tmp_path) -> None:
     assert "Late by 2 h 30 min" in late and "− 2.5" in late
     assert "the projector caught fire (grace, 2026-11-21 20:37 UTC)" in page_of(texts, "Set").text
     assert "could not be graded. Broken JSON" in page_of(texts, "Unreadable").text
-    assert "Unreadable: broken JSON" in Page(texts["class.html"]).text
+    assert "Unreadable: broken JSON" in Page(texts["index.html"]).text
 
 
 def test_points_that_do_not_count_are_shown_as_none() -> None:
@@ -96,10 +96,10 @@ def test_points_that_do_not_count_are_shown_as_none() -> None:
     assert not re.search(r"[1-9]\d* of \d+ points", page.text.replace("0 of 36 points", ""))
 
 
-def test_who_could_not_be_graded_is_in_the_index_and_the_class_report(tmp_path) -> None:
+def test_who_could_not_be_graded_is_on_the_class_page(tmp_path) -> None:
     failed = Ungraded("Nobody Yet", "01", "x.ipynb", "00", "the sandbox did not start", "2026-11-03T08:00:00")
     texts = rendered(tmp_path, a_class(), ungraded=[failed])
-    assert "Nobody Yet: the sandbox did not start" in Page(texts["class.html"]).text
+    assert "Nobody Yet: the sandbox did not start" in Page(texts["index.html"]).text
     (row,) = [r.text.split() for r in Page(texts["index.html"]).all("tr") if "Nobody Yet" in r.text]
     assert "?" in row and not any("nobody-yet" in name for name in texts)
 
@@ -136,7 +136,7 @@ def test_a_hidden_probe_and_a_seed_never_reach_a_learner(tmp_path) -> None:
     assert all(HIDDEN in str(graded(stem)) for stem in WRONG)
     for where, text in rendered(tmp_path, a_class()).items():
         assert HIDDEN not in text, where
-        assert (str(SEED) in text) == (where == "class.html"), where
+        assert (str(SEED) in text) == (where == "index.html"), where
 
 
 def test_a_tier_that_is_not_known_is_hidden() -> None:
@@ -157,9 +157,11 @@ def secretive() -> list[Entry]:
 
 
 def given_away(texts: dict[str, str]) -> list[str]:
-    """Return where a learner's page, as the index links it, does not show that learner and nobody else."""
-    links = [a.attributes["href"] for a in Page(texts["index.html"]).all("a")[2:]]
-    assert len(links) == len(SECRETS)
+    """Return where a learner's page, as the table of scores links it, does not show that learner and nobody else."""
+    hrefs = [a.attributes["href"] for a in Page(texts["index.html"]).all("a")]
+    links = [href for href in hrefs if href.startswith("learners/")][
+        : len(SECRETS)
+    ]  # those of the table of scores
     found = []
     for who, href in zip(SECRETS, links, strict=True):
         shown = {
@@ -246,7 +248,7 @@ def test_every_score_is_in_one_bin(percents) -> None:
 
 
 def test_pictures_say_in_words_what_they_show(tmp_path) -> None:
-    page = Page(rendered(tmp_path, a_class())["class.html"])
+    page = Page(rendered(tmp_path, a_class())["index.html"])
     said = [
         svg.attributes["aria-label"] for svg in page.all("svg") if svg.attributes.get("class") == "figure"
     ]
@@ -259,8 +261,8 @@ def test_pictures_say_in_words_what_they_show(tmp_path) -> None:
         inline_svg(new_figure(), " ", "x")
 
 
-def test_the_class_report_counts_who_fails_and_why(tmp_path) -> None:
-    page = Page(rendered(tmp_path, [entry("A", WRONG[0]), entry("B", WRONG[0]), entry("C")])["class.html"])
+def test_the_class_page_counts_who_fails_and_why(tmp_path) -> None:
+    page = Page(rendered(tmp_path, [entry("A", WRONG[0]), entry("B", WRONG[0]), entry("C")])["index.html"])
     failing = [
         c for s in graded(WRONG[0])["stages"] if s["status"] == "wrong" for c in s["checks"] if not c["ok"]
     ]
@@ -301,8 +303,8 @@ def contrast(one: str, other: str) -> float:
 
 def test_an_empty_class_has_pages_too(tmp_path) -> None:
     texts = rendered(tmp_path, [])
-    assert set(texts) == {"index.html", "class.html"}
-    assert all(faults(text) == [] and "Nobody has been graded yet" in text for text in texts.values())
+    assert set(texts) == {"index.html"}
+    assert faults(texts["index.html"]) == [] and "Nobody has been graded yet" in texts["index.html"]
 
 
 def test_an_exercise_of_another_course_still_has_its_page(tmp_path) -> None:

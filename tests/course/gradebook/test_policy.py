@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,92 +9,30 @@ from hypothesis import strategies as st
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.policy import Late, lateness_s, parse_due, parse_late, utc
 
-amounts = st.floats(0, 100)
-policies = st.builds(
-    Late,
-    amount=amounts,
-    amount_is_share=st.booleans(),
-    unit_s=st.sampled_from([60.0, 3600.0, 86400.0]),
-    most=st.one_of(st.just(math.inf), amounts),
-    most_is_share=st.booleans(),
-    grace_s=st.floats(0, 1e5),
-)
+shares = st.floats(0, 1)
 seconds = st.floats(0, 1e7)
-scores = st.floats(0, 1).flatmap(
-    lambda share: st.floats(1, 100).map(lambda maximum: (share * maximum, maximum))
-)
 
 
-def broken_laws(late: Late, first_s: float, second_s: float, earned: float, maximum: float) -> list[str]:
-    """Return the laws of penalties that `late` breaks."""
-    sooner, later = sorted((first_s, second_s))
-    cost = {at: late.penalty(at, earned, maximum) for at in (0.0, late.grace_s, sooner, later)}
-    laws = {
-        "on time costs nothing": cost[0.0] == 0,
-        "grace costs nothing": cost[late.grace_s] == 0,
-        "never below zero": min(cost.values()) >= 0,
-        "never more than was earned": max(cost.values()) <= earned,
-        "later costs no less": cost[sooner] <= cost[later],
-        "never more than the most": max(cost.values()) <= late.most * (maximum if late.most_is_share else 1),
-    }
-    return [law for law, holds in laws.items() if not holds]
-
-
-@given(policies, seconds, seconds, scores)
-def test_the_laws_of_penalties(late: Late, first_s: float, second_s: float, score) -> None:
-    assert broken_laws(late, first_s, second_s, *score) == []
-
-
-@dataclass(frozen=True)
-class Unbounded(Late):
-    """Mutant: takes off more than was earned."""
-
-    def penalty(self, late_s: float, earned: float, maximum: float) -> float:
-        return self.amount * math.ceil(late_s / self.unit_s)
-
-
-@dataclass(frozen=True)
-class RewardsTheEarly(Late):
-    """Mutant: the time before the grace ends counts against the penalty, which falls below zero."""
-
-    def penalty(self, late_s: float, earned: float, maximum: float) -> float:
-        return min(earned, self.amount * (late_s - self.grace_s) / self.unit_s)
-
-
-@dataclass(frozen=True)
-class Wraps(Late):
-    """Mutant: forgets whole days."""
-
-    def penalty(self, late_s: float, earned: float, maximum: float) -> float:
-        return min(earned, self.amount * (late_s % 86400 > self.grace_s))
-
-
-@pytest.mark.parametrize(
-    ("mutant", "law"),
-    [
-        (Unbounded, "never more than was earned"),
-        (RewardsTheEarly, "never below zero"),
-        (Wraps, "later costs no less"),
-    ],
-)
-def test_wrong_penalties_break_a_law(mutant: type[Late], law: str) -> None:
-    assert law in broken_laws(mutant(amount=3, unit_s=3600, grace_s=600), 700, 2 * 86400 + 1, 5, 10)
+@given(st.builds(Late, shares, shares), seconds, seconds, shares, st.floats(1, 100))
+def test_the_laws_of_penalties(
+    late: Late, first_s: float, second_s: float, share: float, maximum: float
+) -> None:
+    sooner, later = (late.penalty(at, share * maximum, maximum) for at in sorted((first_s, second_s)))
+    assert late.penalty(0.0, share * maximum, maximum) == 0
+    assert 0 <= sooner <= later <= min(share, late.most) * maximum
 
 
 @pytest.mark.parametrize(
     ("text", "late_s", "penalty"),
     [
         ("", 1e9, 0),
+        ("10%/day", 0, 0),
         ("10%/day", 1, 2),
         ("10%/day", 86400, 2),
         ("10%/day", 86401, 4),
+        ("10%/day", 1e9, 15),
         ("10%/day,max 50%", 30 * 86400, 10),
-        ("10% per day, maximum: 5 points", 30 * 86400, 5),
-        ("2 points/hour", 3601, 4),
-        ("2 points/hour", 1e9, 15),
-        ("0.5 pts/min, grace 15 min", 900, 0),
-        ("0.5 pts/min, grace 15 min", 901, 8),
-        ("1 Point/Week", 1, 1),
+        ("2.5% per Day, max 5%", 30 * 86400, 1),
     ],
 )
 def test_policies_in_words(text: str, late_s: float, penalty: float) -> None:
@@ -105,18 +40,7 @@ def test_policies_in_words(text: str, late_s: float, penalty: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "10%",
-        "max 50%",
-        "grace 1 h",
-        "-10%/day",
-        "10%/month",
-        "10%/day, 5%/hour",
-        "1e9%/day",
-        "free",
-        "10%/day; rm",
-    ],
+    "text", ["10%", "max 50%", "-10%/day", "10%/month", "10%/day, 5%/day", "1e9%/day", "free", "10%/day; rm"]
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(CourseError, match=r"10%/day"):
