@@ -135,7 +135,7 @@ def headline(entry: Entry) -> str:
     """Return one line: learner, exercise, score, and what is behind a score that was not simply earned."""
     notes = []
     if entry.penalty:
-        notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {lateness(entry.late_s)}")
+        notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {duration(entry.late_s)} late")
     if entry.override is not None:
         notes += [] if entry.penalty else [f"{entry.earned:g} earned"]
         notes.append(f"overridden: {entry.override_reason}")
@@ -178,14 +178,6 @@ def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
                 yield f"    ○ {check['title']} ({check['tier']}, {check['points']} points): holds, not counted"
         if failed:
             yield from _hint(stage["stage"], _failures(stage["stage"], past))
-
-
-def lateness(late_s: float) -> str:
-    """Return seconds as "2 d 3 h late"."""
-    minutes = int(late_s // 60)
-    parts = ((minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "min"))
-    largest = [f"{count} {unit}" for count, unit in parts if count][:2]
-    return f"{' '.join(largest) or 'less than a minute'} late"
 
 
 def _failures(stage_id: str, history: Iterable[Entry]) -> int:
