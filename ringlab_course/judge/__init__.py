@@ -1,8 +1,8 @@
 """The judge: grades notebooks in a process that never runs a learner's code.
 
 sandbox    the bubblewrap command lines, and the limits of a worker; `probe` says whether it works here
-fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `confine` shuts each off
-starts     the ways to start a worker: forked, in a sandbox of its own, or in none; `servers` keeps the fork servers
+fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `namespace` shuts each off
+spawn      the ways to start a worker: forked, in a sandbox of its own, or in none; `servers` keeps the fork servers
 process    a worker as the judge sees it
 channel    the worker's end of the socket, through which frames go (`checking.protocol`)
 worker     the program inside the sandbox: answers calls, knows no verdict

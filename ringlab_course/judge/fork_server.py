@@ -1,7 +1,7 @@
 """The program in a sandbox that has imported what submissions need, and forks the workers.
 
 It never runs a submission's code, and nothing of one comes to it: each worker is a child with namespaces, mounts, a uid and a
-filter of its own, without rights (confine.py), and serves one submission. It shares no open file with the server or another worker.
+filter of its own, without rights (namespace.py), and serves one submission. It shares no open file with the server or another worker.
 Only a process of one thread can be forked safely; if libraries have started others, no worker is made.
 
 The judge sends an order {uid, limits, scratch, filter} as JSON together with the worker's socket. Through that socket comes, before
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ringlab_course.judge import confine, seccomp, worker
+from ringlab_course.judge import namespace, seccomp, worker
 from ringlab_course.judge.launcher import set_limits
 
 FIRST = b"\0"
@@ -74,12 +74,12 @@ def _in_child(descriptor: int, order: dict[str, Any]) -> NoReturn:
 
 
 def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
-    confine.separate(root=order["uid"] is not None)
+    namespace.separate(root=order["uid"] is not None)
     if os.fork():  # the namespace of processes begins with the child
         os._exit(0)
-    confine.mount_own(order["scratch"])
-    confine.give_up_rights(order["uid"])
-    confine.open_nothing_shared()
+    namespace.mount_own(order["scratch"])
+    namespace.give_up_rights(order["uid"])
+    namespace.open_nothing_shared()
     own = os.pidfd_open(os.getpid())
     with socket.socket(fileno=os.dup(descriptor)) as judge:
         socket.send_fds(judge, [FIRST], [own])
@@ -94,7 +94,7 @@ def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
         os.closerange(0, 1024)  # the end of the worker is to be the end of its socket
         os.wait()
         os._exit(0)
-    confine.open_to_itself()
+    namespace.open_to_itself()
     os.setsid()
     _draw_anew()
     worker.warm_up(sys.argv[3])

@@ -33,6 +33,7 @@ from ringlab.comm.virtual.waiting import Half, deadlock, mismatch, peer_died, un
 from ringlab.errors import MismatchError, PeerDiedError, RinglabError, TransportTimeout
 from ringlab_course.checking.faults import Ended, Faults, Killed
 from ringlab_course.checking.protocol import Frame, ProtocolError
+from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.exchanges import (
     FORM_BYTES,
     SIZE_BYTES,
@@ -43,7 +44,6 @@ from ringlab_course.judge.exchanges import (
     read_label,
 )
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
-from ringlab_course.judge.starts import Deadline
 
 QUEUED_BYTES = (
     1 << 30

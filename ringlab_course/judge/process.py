@@ -13,9 +13,10 @@ from ringlab.errors import CourseError, RinglabError, SandboxError
 from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.protocol import Frame, FrameReader, ProtocolError, pack
 from ringlab_course.judge import servers
+from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.processes import children, descendants, held, memory, precise_cpu_seconds
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.starts import Deadline, Forked, Sandboxed, Start, Unprotected
+from ringlab_course.judge.spawn import Forked, Sandboxed, Start, Unprotected
 
 LOOK_S, LOOKS = 0.2, 5
 TIDYING_S = 0.05  # of computing, in which every call's arrays are put away

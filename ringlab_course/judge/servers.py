@@ -10,7 +10,7 @@ from functools import cache
 
 from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.starts import Forked, ForkServer
+from ringlab_course.judge.spawn import Forked, ForkServer
 
 MOST = 2
 """Servers kept: a class is graded exercise by exercise. One with torch holds 250 MB."""

@@ -17,10 +17,10 @@ from ringlab_course.checking.guard import arrays_by_argument, changed, prints
 from ringlab_course.checking.protocol import Frame, ProtocolError
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Waits, Watch
+from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.starts import Deadline
 from ringlab_course.mesh.examine import Examined
 from ringlab_course.mesh.examine import taken_in as examined
 

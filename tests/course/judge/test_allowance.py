@@ -21,13 +21,13 @@ from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
-from ringlab_course.judge import allowance, judge, starts
+from ringlab_course.judge import allowance, deadline, judge
 from ringlab_course.judge.allowance import Allowance, UnreadableAnswer, reading
+from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.process import Overdue
 from ringlab_course.judge.processes import cpu_seconds, precise_cpu_seconds
 from ringlab_course.judge.session import SandboxedSubject, Session
-from ringlab_course.judge.starts import Deadline
 from tests.course.judge.small_contract import HINTS, notebook
 
 pytestmark = pytest.mark.needs_bwrap
@@ -254,7 +254,7 @@ def test_on_a_busy_machine_a_call_without_end_ends(busy: Session, function: str)
 def test_where_the_machine_is_too_busy_nothing_is_graded(
     busy: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "BUSY", 0.5)
+    monkeypatch.setattr(deadline, "BUSY", 0.5)
     with pytest.raises(SandboxError, match="the machine was busy"):
         SandboxedSubject(busy, "computes").call(0.9)
 
@@ -263,8 +263,8 @@ def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, waited, computed = [100.0], [7.0], [3.0]
-    monkeypatch.setattr(starts.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(starts.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(deadline.os, "cpu_count", lambda: 2)
     whole = Deadline(25.0, lambda: waited[0])
     each = Deadline(10.0, lambda: waited[0], lambda: computed[0], whole)
     now[0], waited[0] = 109.0, 15.0

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ringlab.errors import SandboxError
-from ringlab_course.judge import fork_server, process, sandbox, servers, starts
+from ringlab_course.judge import fork_server, process, sandbox, servers, spawn
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.processes import children, descendants, status_text
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session
-from ringlab_course.judge.starts import Forked, ForkServer
+from ringlab_course.judge.spawn import Forked, ForkServer
 from tests.course.judge.conftest import asked
 from tests.course.judge.small_contract import EXERCISE, RIGHT, forked_processes, led_through, notebook
 
@@ -210,7 +210,7 @@ def test_workers_ended_early_leave_no_complaints(own_servers) -> None:
     with WorkerProcess() as last:
         last.ready()
         (server,) = own_servers._kept.values()
-        assert starts.last_line(server._complaints) == ""
+        assert spawn.last_line(server._complaints) == ""
 
 
 def test_a_worker_without_its_filter_is_refused(monkeypatch, own_servers) -> None:
@@ -221,9 +221,9 @@ def test_a_worker_without_its_filter_is_refused(monkeypatch, own_servers) -> Non
         made.filtered = True
         return made
 
-    monkeypatch.setattr(starts, "filter_program", lambda **_: None)
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)
     monkeypatch.setattr(ForkServer, "fork", unfiltered)
-    if starts.filters_of("self") == 0 and "Seccomp_filters" not in status_text(Path("/proc/self/status")):
+    if spawn.filters_of("self") == 0 and "Seccomp_filters" not in status_text(Path("/proc/self/status")):
         pytest.skip("this kernel does not count filters")
     with WorkerProcess() as worker:
         worker.ready()
@@ -255,9 +255,9 @@ def test_where_no_worker_can_be_forked_one_is_started(monkeypatch, tmp_path, own
         ]
 
     if os.getuid() == 0:
-        monkeypatch.setattr(starts, "server_command", powerless)
+        monkeypatch.setattr(spawn, "server_command", powerless)
     else:
-        monkeypatch.setattr(starts, "server_command", lambda *_, **__: ["false"])
+        monkeypatch.setattr(spawn, "server_command", lambda *_, **__: ["false"])
     assert grade(notebook(tmp_path, RIGHT), EXERCISE).ok
     assert [*process._UNFORKED] == ["numpy"]
     with WorkerProcess() as worker:

@@ -19,9 +19,9 @@ from ringlab_course.checking.protocol import FrameReader, ProtocolError
 from ringlab_course.checking.reports import run_stage
 from ringlab_course.judge import exchanges, network, worker
 from ringlab_course.judge.channel import Channel
+from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.process import Endless, WorkerProcess
 from ringlab_course.judge.session import SandboxedSubject, Session
-from ringlab_course.judge.starts import Deadline
 from tests.course.judge.hostile import rings
 from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own

@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from ringlab_course.judge import seccomp, starts
+from ringlab_course.judge import seccomp, spawn
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.conftest import asked
@@ -156,7 +156,7 @@ def test_every_call_of_the_list_is_refused(look) -> None:
 
 @filtered
 def test_without_the_filter_some_would_get_through(monkeypatch) -> None:
-    monkeypatch.setattr(starts, "filter_program", lambda **_: None)
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)
     harmless = ("keyctl", "io_uring_setup", "memfd_create", "ptrace")
     denied = {name: seccomp._DENIED[platform.machine()][name] for name in harmless}
     with Session([LOOK], NAMES, torch=False) as session:

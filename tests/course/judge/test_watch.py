@@ -17,7 +17,7 @@ from ringlab_course.checking.contract import Exercise, Stage
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.checking.reports import run_stage
-from ringlab_course.judge import allowance, starts
+from ringlab_course.judge import allowance, spawn
 from ringlab_course.judge import processes as processes_of_linux
 from ringlab_course.judge.judge import grade
 from ringlab_course.judge.processes import cpu_seconds, descendants, end_all, held, memory
@@ -67,7 +67,7 @@ def hold(mib):
     ids=["memory", "tasks"],
 )
 def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, source, bounds, said) -> None:
-    monkeypatch.setattr(starts, "filter_program", lambda **_: None)  # as on a machine without a filter
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)  # as on a machine without a filter
     report = grade(notebook(tmp_path, source), EXERCISE, bounds=bounds, timeout=60)
     (first, *others) = report.stages[0].checks
     assert said in first.message and report.earned == 0
@@ -76,7 +76,7 @@ def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, so
 
 @inside
 def test_a_function_that_eats_memory_takes_no_points_from_the_others(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(starts, "filter_program", lambda **_: None)
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)
     first = Stage("90.first", "first", "first", DOUBLE.checks, HINTS)
     both = Exercise("90", "90_small", "small", (first, DOUBLE))
     source = EATS_IN_CHILDREN.replace("def double", "def first") + RIGHT
