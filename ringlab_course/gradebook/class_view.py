@@ -34,7 +34,7 @@ class CheckCount:
 
 @dataclass(frozen=True)
 class MistakeCount:
-    """One of the named mistakes: how many learners made it, and what the course tells them."""
+    """A named mistake, how many learners made it, and what the course tells them."""
 
     stage: str
     name: str
@@ -44,7 +44,7 @@ class MistakeCount:
 
 @dataclass(frozen=True)
 class Without:
-    """Somebody whose submission has no score that says something about it, and why."""
+    """A learner whose score says nothing about the submission, and the reason."""
 
     learner: str
     reason: str

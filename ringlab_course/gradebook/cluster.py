@@ -1,4 +1,4 @@
-"""Grading on a Dask cluster. Each notebook travels as bytes; the workers need ringlab, bubblewrap, nothing else."""
+"""Grading on a Dask cluster. Notebooks travel as bytes; the workers need ringlab and bubblewrap, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From paths to submissions: whatever a folder holds, each notebook becomes a submission or a note, never a stop.
+"""From paths to submissions: whatever a folder holds, each notebook becomes a submission or a note, and none stops a run.
 
 The path tells the learner and the exercise, as far as it can. Learners may have filled the folder with anything.
 """
@@ -188,7 +188,7 @@ class HandedIn:
 
 @dataclass
 class Collection:
-    """The submissions, by learner and exercise, and what there is to tell about the others."""
+    """The submissions, one for each learner and exercise, and notes about all that is no submission."""
 
     submissions: list[HandedIn]
     notes: list[str] = field(default_factory=list)

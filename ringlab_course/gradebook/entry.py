@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """The result of one learner in one exercise that counts, with what policy made of it.
+    """The result that counts of one learner in one exercise, with lateness and overrides applied.
 
     id: the result's row in the book, 0 where there is no result. learner: from the path. digest: SHA-256 of the notebook as graded. contract: version of the
     exercise's checks. graded_at, submitted_at: UTC, ISO 8601. seconds: that grading took. report:
     `GradeReport.as_dict()`. late_s: after the deadline. penalty: points that lateness costs.
-    override: an instructor's word in place of the score. older_checks: the checks have changed since.
+    override: the score that an instructor has set in its place. older_checks: the checks have changed since.
     """
 
     learner: str
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ungraded:
-    """A submission that we failed to grade, why, and how often that was tried. It is no zero."""
+    """A submission that we failed to grade, why, and how often we tried. It does not count as zero."""
 
     learner: str
     exercise: str
@@ -63,7 +63,7 @@ class Ungraded:
 
 @dataclass(frozen=True)
 class Override:
-    """An instructor's word: the score, or None to take it back; why, who, and when (UTC, ISO 8601)."""
+    """A score that an instructor has set, None to take it back; the reason, the instructor, and the time (UTC, ISO 8601)."""
 
     learner: str
     exercise: str

@@ -1,4 +1,4 @@
-"""The local pool: processes that grade one notebook after the other, and die with whoever started them.
+"""The local pool: processes that each grade one notebook at a time, and die with the process that started them.
 
 A worker returns a report, or the reason why there is none; it raises nothing.
 """
@@ -168,7 +168,7 @@ class LocalPool:
 
 @contextlib.contextmanager
 def _of_one_thread() -> Iterator[None]:
-    """Have processes that are started meanwhile compute in one thread, unless the user says otherwise.
+    """Let processes that are started in this block compute in one thread, unless the user says otherwise.
 
     Threads of processes that grade side by side wait for each other: half of a judge's time on two cores was that.
     """

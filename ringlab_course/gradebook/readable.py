@@ -132,7 +132,7 @@ _INDENT = "      "
 
 
 def headline(entry: Entry) -> str:
-    """Return one line: learner, exercise, score, and what is behind a score that was not simply earned."""
+    """Return one line: learner, exercise, score, and the reasons where the score is not what was earned."""
     notes = []
     if entry.penalty:
         notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {duration(entry.late_s)} late")

@@ -177,7 +177,7 @@ _CHECK = {
 
 
 class DamagedError(CourseError):
-    """A row of a gradebook that ringlab did not write so."""
+    """A row of a gradebook is not as ringlab wrote it."""
 
     def __init__(self, got: str) -> None:
         super().__init__(

@@ -250,11 +250,11 @@ class Gradebook:
         }
 
     def override(self, learner: str, exercise: str, score: float | None, reason: str, by: str) -> Entry:
-        """Let an instructor's word count in place of the score, None: no more; return the entry.
+        """Let the score that an instructor sets count, or with None the computed one again; return the entry.
 
         Raises: CourseError without a reason or a name, for a score that is no number of 0 or more,
-        and for a learner or an exercise that the book does not know. Who handed in nothing, or could
-        not be graded, gets an entry by it.
+        and for a learner or an exercise that the book does not know. A learner who handed in
+        nothing, or could not be graded, gets an entry.
         """
         for what, text, option in (
             ("a reason", reason, "--reason"),
@@ -282,7 +282,7 @@ class Gradebook:
         return any(self._book.execute(query, (value,)).fetchone() for query in tables)
 
     def _by_word(self, word: Override) -> Entry:
-        """The entry of somebody of whom there is no result, only an instructor's word."""
+        """Return the entry of a learner who has an override and no result."""
         maximum = self._book.execute(
             "SELECT coalesce(max(maximum), 0) FROM results WHERE exercise = ?", (word.exercise,)
         ).fetchone()[0]

@@ -28,7 +28,7 @@ _UNSAFE = "+unsafe"
 
 
 def contract_version(exercise: str, *, unsafe: bool = False) -> str:
-    """Return what changes when the checks of `exercise` do: their sources, and those that these import. "" for no exercise.
+    """Return the version of the checks of `exercise`, a hash of their sources and of what these import; "" for no exercise.
 
     Results without a sandbox have another version: they are graded again where there is one.
     """
@@ -98,7 +98,7 @@ OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno
 
 
 def digest_of(path: Path) -> str:
-    """Return what changes when the file does: of its bytes, or where it is no notebook of what it is instead.
+    """Return the SHA-256 of the file's bytes or, if it is no regular file, of what it is instead.
 
     Links are not followed, and of a file that is too large nothing is read.
     Raises: OSError where this machine fails to read what is there.

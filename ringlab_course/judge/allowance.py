@@ -68,7 +68,7 @@ class Allowance:
 
 
 class Meter:
-    """The sum over workers, ended ones too, of what `read` finds to have grown since each was added."""
+    """The sum, over all workers that were added, of how much the figure `read` has grown since; ended workers count."""
 
     def __init__(self, read: Callable[[WorkerProcess], float]) -> None:
         self._read = read

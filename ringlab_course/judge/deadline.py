@@ -13,10 +13,10 @@ BUSY = 30.0
 
 
 class Deadline:
-    """The end of `seconds` from now, put off by the seconds that `waited` has grown by: those without a processor.
+    """A deadline `seconds` from now, put off by the time in which the submission waited for a processor.
 
-    It is not put off for what has computed as much as all processors of this machine could in that time, by `computed`.
-    within: another deadline that this one does not outlast.
+    waited, computed: return the seconds so far. What has computed as much as all processors of this machine could in
+    `seconds` gets no more time. within: another deadline that this one does not outlast.
     """
 
     def __init__(

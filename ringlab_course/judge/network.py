@@ -212,7 +212,7 @@ class Network:
             self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
 
     def _stuck(self, works: dict[int, Posted]) -> None:
-        """Nobody can go on: a deadlock, or the remaining ranks learn which rank died."""
+        """Where no rank can go on, raise the deadlock, or tell the remaining ranks which rank died."""
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():
@@ -242,7 +242,7 @@ class Network:
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
         if self.deadline.over:  # heard or not: a rank may send without end
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
-            raise Overdue("an end of the program in time", f"rank {', '.join(late)} still running")
+            raise Overdue("a program that ends in time", f"rank {', '.join(late)} still running")
         for rank in owing:
             try:
                 if rank.worker.socket in readable:
@@ -376,7 +376,7 @@ class Network:
         index: Any = frame.fields.get("index")
         work = rank.unwaited.get(index) if is_integer(index) else None
         if work is None:
-            raise ProtocolError("a wait for an exchange that was posted", "another")
+            raise ProtocolError("wait() on an exchange that is under way", "wait() on another")
         if work.in_vain:
             return self._tell(
                 rank,

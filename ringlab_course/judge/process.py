@@ -57,7 +57,7 @@ class Growth:
         self._early = 0
 
     def begin(self, arguments: int) -> None:
-        """Begin the call, whose arguments are there and need this many bytes."""
+        """Begin the call, whose arguments have arrived and take this many bytes."""
         most = self._base + arguments + ROOM
         self._early = max(0, self.worker.peak() - most)
         self.worker.reset_peak()
@@ -68,7 +68,7 @@ class Growth:
         return max(self._early, self.worker.peak() - self._base)
 
     def with_answer(self, nbytes: int) -> int:
-        """Return the same once an answer of so many bytes was sent: arrays that are not contiguous are copied for that."""
+        """Return the growth after an answer of `nbytes` was sent, without the copy that is sent of arrays that are not contiguous."""
         return max(self._early, self.worker.peak() - self._base - nbytes - ROOM)
 
 
@@ -112,7 +112,7 @@ class WorkerProcess:
     def socket(self) -> socket.socket:
         """The judge's end of the socket to the worker. Raises: WorkerDied after its end."""
         if self._start is None:
-            raise WorkerDied("a worker", "one that was ended")
+            raise WorkerDied("a running worker", "one that was ended")
         return self._start.socket
 
     @property
@@ -185,7 +185,7 @@ class WorkerProcess:
                     self.socket.settimeout(left)
                     view = view[self.socket.send(view) :]
         except TimeoutError:
-            raise Overdue("a worker that reads", "the deadline") from None
+            raise Overdue("a worker that reads in time", "one that did not read") from None
         except OSError as error:
             raise self._died("a worker that reads", type(error).__name__) from None
         return OBJECTS * len(parts[0]) + sum(len(memoryview(part)) for part in parts[1:])
@@ -205,7 +205,7 @@ class WorkerProcess:
             grace = None if left else grace or Deadline(GRACE_S)
             readable, _, _ = select.select([self.socket], [], [], left)
             if grace and (not readable or grace.over):  # a byte now and then is no answer
-                raise Overdue("an answer", "the deadline")
+                raise Overdue("an answer in time", "none")
             if readable:
                 self.read_available()
         return self.frames.pop(0)
@@ -220,7 +220,7 @@ class WorkerProcess:
         except OSError as error:
             raise self._died("an answer", type(error).__name__) from None
         if not data:
-            raise self._died("an answer", "the end of the worker")
+            raise self._died("an answer", "a worker that closed its socket")
         self.frames += self.reader.feed(data)
         if len(self.frames) > 4096:
             raise Endless("one frame at a time", "it had sent thousands of messages at once")
@@ -232,7 +232,7 @@ class WorkerProcess:
             start.end()
 
     def end_at_once(self) -> None:
-        """Send the end to the worker and every process it started, without taking notice of it: `kill` does."""
+        """Kill the worker and every process that it started, without waiting; `kill` waits."""
         if self._start is not None:
             self._start.end_at_once()
 
@@ -267,10 +267,10 @@ class WorkerProcess:
         return held(self.processes())[1]
 
     def goes_on(self) -> bool:
-        """Whether it computes in a thread that it has started since before the code was loaded, although it should wait for a call.
+        """Return whether a thread that the submission has started computes, although no call is under way.
 
-        Threads that wait, as those of a pool, do not count; nor does what puts the call's arrays away at first, however
-        late a busy machine lets it.
+        Threads that wait, such as those of a pool, do not count. Nor does the tidying up of a call's arrays, which a busy
+        machine may delay.
         """
         tasks = self.tasks()
         if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps threads of its own
@@ -292,6 +292,6 @@ class WorkerProcess:
         return self.clock() - before > seconds / 100
 
     def reset_peak(self) -> None:
-        """Begin a new peak, where the system lets us."""
+        """Let the peak begin anew, where the system allows it."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""What kernels read and wrote, on its way from a worker to the judge: a few arrays.
+"""The reads and writes of kernels as a few arrays, in which form they go from a worker to the judge.
 
 The worker is the submission's own process, so these records are its word. Their form is checked here; their truth
 cannot be. Checks therefore prove by values whatever values can prove, and only count by records.

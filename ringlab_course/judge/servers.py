@@ -1,4 +1,4 @@
-"""The fork servers of this process: started when first needed, kept for the next submissions."""
+"""The fork servers of this process, each started when it is first needed and kept for later submissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.spawn import Forked, ForkServer
 
 MOST = 2
-"""Servers kept: a class is graded exercise by exercise. One with torch holds 250 MB."""
+"""The number of servers that are kept: a class is graded exercise by exercise. A server with torch holds 250 MB."""
 
 
 def fork(bounds: Bounds, arrays: str, limits: OffLimits | None) -> Forked:
@@ -28,7 +28,7 @@ def give_up(server: ForkServer) -> None:
 
 @cache
 def _servers(pid: int) -> _Servers:
-    """Those of one process: a forked child's are its own."""
+    """Return the servers of one process; a forked child has its own."""
     return _Servers()
 
 

@@ -34,7 +34,7 @@ LOSSES = (
 
 
 READ: dict[str, Callable[[Any], Any]] = {"record": taken_in, "examine": examined}
-"""How a call may be watched over in the worker, and what reads its answer then."""
+"""By the way in which a worker watches a call: the function that reads its answer."""
 
 
 class Condemned(Failure):
@@ -100,11 +100,11 @@ class Session:
         self._starting, self._loaded = [], []
 
     def conceal(self) -> None:
-        """From now on hidden probes reach the workers: nothing that they write goes into `notes` or `condemned`."""
+        """Keep what workers write out of `notes` and `condemned` from now on: hidden probes reach them."""
         self.concealed = True
 
     def turn_to(self, function: str) -> None:
-        """From now on losses are those of `function`: a loop, or too much memory, costs no other function's points."""
+        """Count losses for `function` from now on: an endless loop, or too much memory, costs no other function points."""
         self._losses[self._function] = self.losses
         if self.watch.exceeded:  # it has ended all workers
             self._exceeded[self._function], self.watch.exceeded = self.watch.exceeded, ""

@@ -1,6 +1,6 @@
 """Three ways to start a worker: forked by a server that has imported everything, in a sandbox of its own, or in none.
 
-Each gives the judge's end of the worker's socket, the first process of what holds the worker, and its end.
+Each holds the judge's end of the worker's socket, knows the first process around the worker, and can end both.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Start(Protocol):
         """Return the first process of what holds the worker, its parent; 0 where it is not known by `deadline`."""
 
     def complaint(self) -> str:
-        """Return the last line that was said before the worker could talk."""
+        """Return the last line that was written to standard error before the worker's greeting."""
 
     def end_at_once(self) -> None:
-        """Send the end to the worker and all that it has started, and do not wait."""
+        """Kill the worker and all that it has started, without waiting for their end."""
 
     def end(self) -> None:
-        """End them, and return when they are gone. May be called once."""
+        """Kill them, and return when they are gone. May be called once."""
 
 
 class _Launched:
-    """A process that becomes the worker, or starts it, and complains through a pipe."""
+    """A child process that becomes the worker, or starts it. Its standard error is a pipe to the judge."""
 
     def __init__(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
         # Not into a file: without root a worker can open bubblewrap's open files.
@@ -100,13 +100,13 @@ def arguments(program: str, descriptor: int, arrays: str, limits: OffLimits | No
 
 
 def filter_of(arrays: str) -> bytes | None:
-    """Return the filter of system calls of a worker with these arrays; None where this machine's are not listed."""
+    """Return the system-call filter of a worker with these arrays; None on a machine whose system calls are not listed."""
     return filter_program(alone=arrays == "jax")  # only rings have several workers
 
 
 @contextlib.contextmanager
 def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
-    """Yield by file the descriptor of what a worker with these limits sees in its place."""
+    """Yield, for each file that a worker with these limits sees rewritten, a descriptor of the text that it sees."""
     descriptors: dict[str, int] = {}
     try:
         for name, text in (rewritten_files(limits) if limits else {}).items():
@@ -219,7 +219,7 @@ class ForkServer(_Launched):
         return namespaces(first)
 
     def fork(self, bounds: Bounds) -> Forked:
-        """Return a new worker, or one that will not greet where the server has ended."""
+        """Return a new worker. If the server has ended, its greeting never comes."""
         ours, theirs = socket.socketpair()
         limits = bounds.rlimits()
         limits["RLIMIT_NPROC"] += 1  # the worker's parent has its uid

@@ -222,7 +222,7 @@ def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
     with Session([], [], torch=False, seconds=20) as session:
         for seconds in (20, 10, 5, 5):
             assert session.call_seconds == seconds
-            assert f"within {seconds} s" in session.lost("`f`", Overdue("an answer", "the deadline")).message
+            assert f"within {seconds} s" in session.lost("`f`", Overdue("an answer in time", "none")).message
 
 
 @pytest.fixture
