@@ -186,7 +186,6 @@ THOROUGH = {
     "tests/substrates/test_distributed.py::test_torchrun": VIRTUAL,
     "tests/substrates/test_faulty.py::test_distributed": "tests/substrates/test_faulty.py: the same faults on virtual ranks",
     "tests/substrates/test_launch.py::test_a_": "tests/substrates/test_launch.py::test_the_first_failure",
-    "tests/substrates/test_launch.py::test_every_survivor": "tests/substrates/test_launch.py::test_the_first_failure",
     "tests/substrates/test_launch.py::test_functions_of_cells": "notebooks/11_real_processes.ipynb",
     "tests/substrates/test_plain_ring.py::test_processes[gloo-3]": VIRTUAL,
     "tests/substrates/test_plain_ring.py::test_processes[s": VIRTUAL,

@@ -204,23 +204,6 @@ _EXCHANGE: Rules = {
     "no message for the rank itself": lambda c: c["rank"] not in c["peers"],
     "received where nothing else is read or written": _apart,
 }
-_ALL_TO_ALL: Rules = {
-    "contiguous bytes": lambda c: all(
-        x.is_contiguous() and x.ndim == 1 and x.dtype == torch.uint8 for x in (c["into"], c["sent"])
-    ),
-    "tensors on one device": one_device,
-    "parts that make up the whole": lambda c: (
-        sum(c["in_parts"]) == len(c["into"]) and sum(c["out_parts"]) == len(c["sent"])
-    ),
-}
-_WINDOW: Rules = {
-    "parts of contiguous bytes": lambda c: all(
-        x.dtype == torch.uint8 and x.ndim == 1 and x.is_contiguous() for x in c["parts"]
-    ),
-    "parts within the window": lambda c: (
-        0 <= c["start"] and c["start"] + sum(map(len, c["parts"])) <= c["nbytes"]
-    ),
-}
 
 RULES: dict[str, Rules] = {
     "flash_forward": _FLASH,
@@ -229,8 +212,6 @@ RULES: dict[str, Rules] = {
     "backward_dq": _TRITON,
     "backward_dkv": _TRITON,
     "exchange": _EXCHANGE,
-    "all_to_all": _ALL_TO_ALL,
-    "window": _WINDOW,
 }
 
 Told = Callable[[str, Call], None]
@@ -299,36 +280,16 @@ def triton_launches(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def messages(tell: Told = check) -> Iterator[None]:
-    """Every batch of sends and receives, every all-to-all, and every put and get of a window is told, then done."""
-    from ringlab.comm.processes import windows
+    """Every batch of sends and receives is told, then done."""
+    batch = dist.batch_isend_irecv
 
-    batch, shift, put, get = (
-        dist.batch_isend_irecv, dist.all_to_all_single, windows.Window.put, windows.Window.get,
-    )  # fmt: skip
-
-    def told_batch(ops: list[dist.P2POp]) -> Any:
+    def told(ops: list[dist.P2POp]) -> Any:
         received = [op.op is dist.irecv for op in ops]
         call = {"tensors": [op.tensor for op in ops], "received": received, "peers": [op.peer for op in ops]}
         tell("exchange", call | {"rank": dist.get_rank()})
         return batch(ops)
 
-    def told_shift(into: Tensor, sent: Tensor, in_parts: Any, out_parts: Any, **options: Any) -> Any:
-        tell("all_to_all", {"into": into, "sent": sent, "in_parts": in_parts, "out_parts": out_parts})
-        return shift(into, sent, in_parts, out_parts, **options)
-
-    def told_window(move: Callable[..., None]) -> Callable[..., None]:
-        def moved(self: windows.Window, owner: int, start: int, parts: list[Tensor]) -> None:
-            tell("window", {"parts": parts, "start": start, "nbytes": self.nbytes})
-            move(self, owner, start, parts)
-
-        return moved
-
-    with (
-        mock.patch.object(dist, "batch_isend_irecv", told_batch),
-        mock.patch.object(dist, "all_to_all_single", told_shift),
-        mock.patch.object(windows.Window, "put", told_window(put)),
-        mock.patch.object(windows.Window, "get", told_window(get)),
-    ):
+    with mock.patch.object(dist, "batch_isend_irecv", told):
         yield
 
 

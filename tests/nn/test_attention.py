@@ -65,29 +65,19 @@ def over_ranks(
     return [layout.unshard(out, dim=1), layout.unshard(dx, dim=1), *(sum(parts) for parts in weights)]
 
 
-@settings(max_examples=12)
-@given(layout=LAYOUTS, seed=SEEDS, qk_norm=st.booleans())
-def test_scattered_equals_together(layout: Layout, seed: int, qk_norm: bool) -> None:
-    x, dout = normal(layout.S, seed), normal(layout.S, seed + 1)
-    together = run(layer_of(qk_norm), x, dout, None)
-    scattered = over_ranks(qk_norm, layout, x, dout, block="naive")
+@settings(max_examples=25)
+@given(
+    layout=LAYOUTS, seed=SEEDS, qk_norm=st.booleans(), sinks=st.booleans(), Dv=st.sampled_from([None, 3, 10])
+)
+def test_scattered_equals_together(
+    layout: Layout, seed: int, qk_norm: bool, sinks: bool, Dv: int | None
+) -> None:
+    """Over ranks the layer is the layer alone: its output and all gradients; its sinks count once."""
+    x, dout, more = normal(layout.S, seed), normal(layout.S, seed + 1), {"sinks": sinks, "value_dim": Dv}
+    together = run(layer_of(qk_norm, **more), x, dout, None)
+    scattered = over_ranks(qk_norm, layout, x, dout, more, block="naive")
     for one, other in zip(scattered, together, strict=True):
         assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
-
-
-def law_sinks_count_once(layout: Layout, seed: int, Dv: int | None, block: str = "naive") -> None:
-    """A layer with sinks over ranks is the layer alone: its output and all gradients, the sinks' first."""
-    x, dout, more = normal(layout.S, seed), normal(layout.S, seed + 1), {"sinks": True, "value_dim": Dv}
-    together = run(layer_of(False, **more), x, dout, None)
-    scattered = over_ranks(False, layout, x, dout, more, block=block)
-    for one, other in zip(scattered, together, strict=True):
-        assert ((one - other).abs() <= 1000 * EPSILON * (1 + other.abs().max())).all()
-
-
-@settings(max_examples=12)
-@given(layout=LAYOUTS, seed=SEEDS, Dv=st.sampled_from([None, 3, 10]))
-def test_sinks_count_once(layout: Layout, seed: int, Dv: int | None) -> None:
-    law_sinks_count_once(layout, seed, Dv)
 
 
 @pytest.mark.parametrize("Dv", [6, 3, 10])

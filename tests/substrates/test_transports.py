@@ -1,4 +1,4 @@
-"""Transports other than gloo, on CPU tensors: the same bits, traces, memory and errors as gloo's."""
+"""All transports, on CPU tensors: the same bits, traces, memory and errors as gloo's, and the end of a rank that dies."""
 
 from __future__ import annotations
 
@@ -240,6 +240,7 @@ def relay_and_die(ring: Ring) -> None:
 @pytest.mark.parametrize(
     ("transport", "program", "faults"),
     [
+        ("gloo", programs.four_shifts, [Fault("kill", 2, 1)]),
         ("symmetric", programs.four_shifts, [Fault("kill", 2, 1)]),
         ("symmetric", relay_and_die, []),
         ("shared-gpu", relay_and_die, []),
@@ -250,22 +251,28 @@ def test_every_survivor_of_a_kill_names_the_dead_rank(transport: str, program: A
     with pytest.raises(RankFailedError) as caught:
         launch(program, 3, timeout=40, transport=transport, faults=faults, memory=False)
     assert caught.value.rank == 2
+    if faults:
+        assert caught.value.errors[2].startswith("killed by signal SIGKILL; last: completed exchange 0")
     for survivor in (0, 1):
         assert PeerDiedError.__name__ in caught.value.errors[survivor]
         assert "rank 2 failed first: killed by signal SIGKILL" in caught.value.errors[survivor]
     assert time.monotonic() - began < 150  # of which most is to start, on a busy machine
 
 
-@pytest.mark.parametrize("transport", OTHERS)
-def test_a_message_that_never_comes_ends_in_a_timeout(transport: str) -> None:
+@pytest.mark.parametrize("transport", ["gloo", *OTHERS])
+def test_a_message_that_never_comes_ends_in_a_timeout_that_names_both_ranks(transport: str) -> None:
     with pytest.raises(RankFailedError) as caught:
         launch(programs.wait_for_a_sleeper, 2, transport=transport, timeout=8, memory=False)
     assert isinstance(caught.value.__cause__, TransportTimeout)
+    assert caught.value.rank == 0
     assert "rank 1 to send 'shift', exchange 0 of rank 0" in caught.value.errors[0]
+    stopped = "stopped by launch 5 s after a failure (rank 0 failed first: TransportTimeout"
+    assert stopped in caught.value.errors[1]
 
 
-def test_a_rank_that_ends_early_disturbs_nobody() -> None:
-    outcome = launch(programs.rank_0_ends_early, 3, transport="symmetric", timeout=30, memory=False)
+@pytest.mark.parametrize("transport", ["gloo", "symmetric"])
+def test_a_rank_that_ends_early_disturbs_nobody(transport: str) -> None:
+    outcome = launch(programs.rank_0_ends_early, 3, transport=transport, timeout=30, memory=False)
     assert outcome.results == [0.0, 2.0, 1.0]
 
 
