@@ -18,7 +18,7 @@ from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import RingGradientReturn
-from ringlab.schedules.travel import visits
+from ringlab.schedules.route import circulate
 from ringlab.types import Travelling
 
 Stops = tuple[int, ...]
@@ -32,7 +32,7 @@ class BidirectionalSchedule(BlockSchedule):
     def arriving_blocks(
         self, call: Call, k: Travelling, v: Travelling
     ) -> Iterator[tuple[int, Travelling, Travelling]]:
-        rounds = zip_longest(*(visits(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
+        rounds = zip_longest(*(circulate(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
         origin, (own_k, own_v) = next(rounds)[0]
         yield origin, own_k, own_v
         for blocks in rounds:

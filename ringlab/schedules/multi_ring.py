@@ -26,7 +26,7 @@ from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingGradientReturn
-from ringlab.schedules.travel import visits
+from ringlab.schedules.route import circulate
 from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 
@@ -40,10 +40,10 @@ class Lane:
     heads: slice
     kv_heads: slice
 
-    def visits(self, k: KeyValue, v: Value) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    def circulate(self, k: KeyValue, v: Value) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Yield (origin, (k, v)) of the blocks of this ring, as they arrive."""
         own = k[:, self.kv_heads], v[:, self.kv_heads]
-        return visits(self.call, self.stops, *own, tag=f"kv {self.stride}:")
+        return circulate(self.call, self.stops, *own, tag=f"kv {self.stride}:")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class MultiRingSchedule:
         """Return attention of this rank's queries, each head's over the blocks of its own ring."""
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.stops)) for lane in lanes]
-        for number, blocks in enumerate(zip(*(lane.visits(k, v) for lane in lanes), strict=True)):
+        for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, forward, (origin, (block_k, block_v)) in zip(lanes, steps, blocks, strict=True):
                 label = f"attend {number}, stride {lane.stride}"
                 lane.call.run(label, attend_to_block, forward, origin, block_k, block_v)
@@ -109,7 +109,7 @@ class MultiRingSchedule:
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.stops)) for lane in lanes]
         returns = [RingGradientReturn(lane.call, lane.stops) for lane in lanes]
-        for number, blocks in enumerate(zip(*(lane.visits(k, v) for lane in lanes), strict=True)):
+        for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, backward, returning, (origin, (block_k, block_v)) in zip(
                 lanes, steps, returns, blocks, strict=True
             ):

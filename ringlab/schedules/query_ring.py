@@ -24,8 +24,8 @@ from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_de
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
+from ringlab.schedules.route import Couriers, circulate
 from ringlab.schedules.tilewise import RunningSum, add_gradients
-from ringlab.schedules.travel import Followers, visits
 from ringlab.types import Out, Query, RowState, Travelling
 
 _WITHOUT_OUT = frozenset({"queries that travel"})
@@ -42,8 +42,8 @@ class QueryRingSchedule(RingSchedule):
         if not self.forward_by_queries or call.block_count == 1:
             return super().forward(call, q, k, v)
         stops = _against_the_ring(call)
-        partials = Followers(call, stops, "partial")
-        for step, (owner, (rows,)) in enumerate(visits(call, stops, q, tag="q")):
+        partials = Couriers(call, stops, "partial")
+        for step, (owner, (rows,)) in enumerate(circulate(call, stops, q, tag="q")):
             part = call.run(f"attend {step}", _partial_of, owner, rows, k, v)
             merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
             partials.send_on(*merged)
@@ -64,9 +64,9 @@ class QueryRingSchedule(RingSchedule):
         del out
         stops = _against_the_ring(call)
         sums = RunningSum(k), RunningSum(v)
-        dqs = Followers(call, stops, "dq")
+        dqs = Couriers(call, stops, "dq")
         own = q, dout, lse[..., None], delta[..., None]
-        for step, (owner, rows) in enumerate(visits(call, stops, *own, tag="rows")):
+        for step, (owner, rows) in enumerate(circulate(call, stops, *own, tag="rows")):
             dq = call.run(f"attend backward {step}", _gradient_of, owner, rows, k, v, sums)
             dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))
             del dq

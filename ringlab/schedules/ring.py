@@ -16,8 +16,8 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import GradientReturn
+from ringlab.schedules.route import Couriers, circulate
 from ringlab.schedules.tilewise import RunningSum, add_gradients
-from ringlab.schedules.travel import Followers, visits
 from ringlab.types import Travelling
 
 
@@ -29,7 +29,7 @@ class RingSchedule(BlockSchedule):
     def arriving_blocks(
         self, call: Call, k: Travelling, v: Travelling
     ) -> Iterator[tuple[int, Travelling, Travelling]]:
-        for origin, (block_k, block_v) in visits(call, call.distances, k, v, tag="kv"):
+        for origin, (block_k, block_v) in circulate(call, call.distances, k, v, tag="kv"):
             yield origin, block_k, block_v
 
     def gradient_return(self, call: Call) -> GradientReturn:
@@ -40,17 +40,17 @@ class RingGradientReturn:
     """`GradientReturn` along a route: the sums of a block's gradients follow the block."""
 
     def __init__(self, call: Call, stops: Sequence[int]) -> None:
-        self.call, self.followers = call, Followers(call, stops, "dkv")
+        self.call, self.couriers = call, Couriers(call, stops, "dkv")
 
     def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, and send them on."""
-        label = f"add dkv {self.followers.step}"
-        arrived = self.followers.arrived()
-        self.followers.send_on(*self.call.ring.compute(label, sum_gradients, k, v, gradients, arrived))
+        label = f"add dkv {self.couriers.step}"
+        arrived = self.couriers.arrived()
+        self.couriers.send_on(*self.call.ring.compute(label, sum_gradients, k, v, gradients, arrived))
 
     def own_gradients(self) -> tuple[Travelling, Travelling]:
         """Return (dk, dv) of this rank's own block, once they have arrived."""
-        dk, dv = self.followers.own()
+        dk, dv = self.couriers.own()
         return dk, dv
 
 

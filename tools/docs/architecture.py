@@ -39,7 +39,7 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `check_arguments` checks this rank's arguments and makes the `Call`, which stays the same while blocks travel | `arguments.py`, `schedules/call.py` |
 | `checked_over` has the ranks compare their calls, each described in 512 bytes, if `validate` | `attention.py`, `agreement.py` |
 | `_RingAttention.forward` calls the schedule's `forward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
-| `RingSchedule.arriving_blocks` yields K/V blocks one by one; before each but the last `visits` posts the exchange that brings the next | `schedules/ring.py`, `schedules/travel.py` |
+| `RingSchedule.arriving_blocks` yields K/V blocks one by one; before each but the last `circulate` posts the exchange that brings the next | `schedules/ring.py`, `schedules/route.py` |
 | `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
 | `attend_to_block` hands over the block with the tiles that this rank's rows see | `schedules/call.py`, `plan.py` |
 | `TilewiseForward.attend` has the block backend compute each tile | `schedules/tilewise.py` |
@@ -56,7 +56,7 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
 | `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
 | `RingGradientReturn.add_block` takes the sums that have arrived, has `sum_gradients` add dk and dv to them, and sends them on | `schedules/ring.py` |
-| `Followers._send_home` sends the complete sums of the last block to its owner | `schedules/travel.py` |
+| `Couriers._send_home` sends the complete sums of the last block to its owner | `schedules/route.py` |
 | `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops, or fewer if the mask hides all blocks at some distance | `schedules/ring.py` |
 
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is

@@ -21,7 +21,7 @@ from ringlab.schedules.call import Call
 Tensors = tuple[Tensor, ...]
 
 
-def visits(
+def circulate(
     call: Call, stops: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
 ) -> Iterator[tuple[int, Tensors]]:
     """Yield (owner, tensors) at each stop: `own` first, then what arrives; the next hop is posted before each is yielded."""
@@ -45,7 +45,7 @@ def visits(
     yield owner, here
 
 
-class Followers:
+class Couriers:
     """Tensors that follow a traveller one step behind, change at every stop, and go home after the last.
 
     At each stop: `arrived`, then `send_on` with what has become of it; after the last stop `own`. Only what has arrived is
