@@ -84,7 +84,7 @@ class Ring:
         *tensors: AnyTensor,
         length: int | None = None,
         into: Tensors | None = None,
-        give: bool = False,
+        release_after_send: bool = False,
         hops: int | None = None,
         stride: int = 1,
         tag: str = "shift",
@@ -92,10 +92,10 @@ class Ring:
         """Return the work of sending `tensors` to the next rank and receiving as many from the previous one.
 
         It returns at once; `wait` on the work returns the received tensors, in the shapes of the sent ones.
-        The transport does the work: its `relay` if `hops` is given, its `hand_over` if `give` is true, else its `exchange`.
+        The transport does the work: its `relay` if `hops` is given, its `hand_over` if `release_after_send` is true, else its `exchange`.
         length: the number of tokens to receive, on axis −2, where ranks hold different numbers.
         into: the receive buffers; new ones by default.
-        give: leave the content of `tensors` undefined after `wait`, which may save a copy.
+        release_after_send: leave the content of `tensors` undefined after `wait`, which may save a copy.
         hops: `tensors` are a block on its way around the ring, which has made so many hops unchanged. A rank keeps its
         own block (hops 0) and gives up those of others.
         stride: send so many ranks ahead, and receive from so many ranks behind.
@@ -115,7 +115,7 @@ class Ring:
         comm = self.comm
         if hops is not None:
             return comm.relay(hops=hops, send=sends, to=to, receive=receives, source=source, tag=tag)
-        post = comm.hand_over if give else comm.exchange
+        post = comm.hand_over if release_after_send else comm.exchange
         return post(send=sends, to=to, receive=receives, source=source, tag=tag)
 
     def shift(self, *tensors: AnyTensor, length: int | None = None, tag: str = "shift") -> Any:

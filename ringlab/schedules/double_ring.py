@@ -150,7 +150,7 @@ class DoubleRingGradientReturn:
         if step + 1 < rings.size:
             into = self.buffers.reserve(rings.origin(turn, step + 1), *sums)
             # At step 0 a block may have returned the sums: they are not given up, nor their memory used again.
-            work = rings.inner.post(*sums, into=into, give=step > 0, tag=f"dkv {turn}.{step}")
+            work = rings.inner.post(*sums, into=into, release_after_send=step > 0, tag=f"dkv {turn}.{step}")
             self.inside = work, sums if step > 0 else None, origin
             return
         if self.behind is not None:

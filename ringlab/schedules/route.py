@@ -34,7 +34,7 @@ def circulate(
         # From neighbour to neighbour, a transport may fetch a block from its owner. Past ranks that see nothing
         # of it, it goes by a message; every rank keeps its own (step 0) and gives up those of others.
         route: dict[str, Any] = (
-            {"hops": step} if from_neighbour else {"give": step > 0, "stride": following - stop}
+            {"hops": step} if from_neighbour else {"release_after_send": step > 0, "stride": following - stop}
         )
         work = ring.post(*here, into=into, tag=f"{tag} {step}", **route)
         yield owner, here
@@ -75,11 +75,13 @@ class Couriers:
         if step + 1 < len(stops):
             into = self.buffers.reserve(ring.origin(stops[step + 1]), *tensors)
             stride = stops[step + 1] - stops[step]
-            self.work = ring.post(*tensors, into=into, give=step > 0, stride=stride, tag=f"{self.tag} {step}")
+            self.work = ring.post(
+                *tensors, into=into, release_after_send=step > 0, stride=stride, tag=f"{self.tag} {step}"
+            )
             if step == 0:
                 self.sent = None
         elif stops[step] % ring.world_size:
-            self.work = self._send_home(tensors, give=step > 0)
+            self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
         """Return what this rank's own traveller has gathered, once it has come home."""
@@ -87,11 +89,11 @@ class Couriers:
         assert tensors is not None
         return tensors
 
-    def _send_home(self, tensors: Tensors, give: bool) -> Work:
+    def _send_home(self, tensors: Tensors, release_after_send: bool) -> Work:
         """Send what is complete to its owner, which is the next rank if the traveller went all the way around."""
         ring, last = self.call.ring, self.stops[-1]
         into = self.buffers.reserve(ring.rank, *tensors)
-        post = ring.comm.hand_over if give else ring.comm.exchange
+        post = ring.comm.hand_over if release_after_send else ring.comm.exchange
         return post(
             send=tuple(x.contiguous() for x in tensors),
             to=ring.origin(last),

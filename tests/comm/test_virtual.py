@@ -394,7 +394,7 @@ def test_what_is_handed_over_moves_without_a_copy_and_only_when_its_owner_waits(
         mine, into = torch.full((4,), float(ring.rank)), torch.empty(4)
         before = mine.data_ptr()
         addresses = ring.all_gather(torch.tensor([before]))
-        work = ring.post(mine, into=[into], give=True)
+        work = ring.post(mine, into=[into], release_after_send=True)
         assert float(mine[0]) == ring.rank  # still ours to read
         (received,) = work.wait()
         return float(received[0]), received.data_ptr() == int(addresses[ring.previous])

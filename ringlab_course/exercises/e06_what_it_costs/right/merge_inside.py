@@ -47,7 +47,7 @@ def rounds(ring, k, v, pieces):
     block = [torch.stack(pair) for pair in zip(k.tensor_split(pieces, dim=-2), v.tensor_split(pieces, dim=-2))]
     for _ in range(ring.world_size - 1):
         for number in range(pieces):
-            work = ring.post(block[number], give=False)
+            work = ring.post(block[number], release_after_send=False)
             yield block[number]
             (block[number],) = work.wait()
     yield from block
