@@ -121,7 +121,7 @@ class Comm(ABC):
         """Return `function(*args, **kwargs)`; transports override this to time, trace or move the work."""
         return function(*args, **kwargs)
 
-    def chose(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
+    def record_choice(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
         """Record that `chosen` was taken where the program left the choice open, as in block="auto"."""
 
     def name_call(self, ranks: Sequence[int] | None = None) -> str:
@@ -203,8 +203,8 @@ class Wrapper(Comm):
     def now(self) -> float:
         return self.inner.now()
 
-    def chose(self, asked: str, chosen: str) -> None:
-        self.inner.chose(asked, chosen)
+    def record_choice(self, asked: str, chosen: str) -> None:
+        self.inner.record_choice(asked, chosen)
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)

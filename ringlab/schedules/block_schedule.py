@@ -101,7 +101,7 @@ def rows_of_backward(
     """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
     if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
-        call.ring.comm.chose(*choice)
+        call.ring.comm.record_choice(*choice)
     return BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
 
 

@@ -70,7 +70,7 @@ class Call:
     def record_block(self, asked: str | Block) -> None:
         """Record in the trace the block that computes, if the caller, who asked for `asked`, did not name it."""
         if choice := block_choice(asked, self.block, self.rules.requirements):
-            self.ring.comm.chose(*choice)
+            self.ring.comm.record_choice(*choice)
 
     @property
     def distances(self) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def decode(
     visible, rules, chosen = found
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
-        comm.chose(*choice)
+        comm.record_choice(*choice)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = side_by_side(attend_to_cache) if chosen.thread_safe else attend_to_cache
     with without_autocast(q.device.type):

@@ -59,7 +59,7 @@ class QueryRingSchedule(RingSchedule):
             return super().backward(call, saved, dout, dlse)
         q, k, v, out, lse, *_ = saved
         if choice := block_choice(call.block.name, call.block, _WITHOUT_OUT):
-            call.ring.comm.chose(*choice)
+            call.ring.comm.record_choice(*choice)
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         del out
         stops = _against_the_ring(call)

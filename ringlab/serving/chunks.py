@@ -143,9 +143,9 @@ def prefill(
     chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chunk.call.block, chunk.call.rules.requirements):
-        comm.chose(*choice)
+        comm.record_choice(*choice)
     if travels == "auto":
-        comm.chose("travels='auto'", route)
+        comm.record_choice("travels='auto'", route)
     with without_autocast(q.device.type):
         part = with_sinks(TRAVELS[route](chunk), sinks)
     if isinstance(cache, PagedCache):

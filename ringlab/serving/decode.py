@@ -158,7 +158,7 @@ def decode_heads(
     rows, visible, rules, chosen = checked(compared if validate else None, check, device_of(cache))
     comm = cache.ring.comm
     if choice := block_choice(block, chosen, rules.requirements):
-        comm.chose(*choice)
+        comm.record_choice(*choice)
     q = q.detach()
     if queries == "own" and comm.world_size > 1:
         gathered = comm.all_gather(q, tag="decode queries")

@@ -80,7 +80,7 @@ def test_computations_choices_and_clock_are_the_transports() -> None:
     def program(ring: Ring) -> bool:
         group = SubGroup(ring.comm, [ring.rank])
         assert group.compute("one", lambda x: x + 1, 1) == 2
-        group.chose("block='auto'", "naive")
+        group.record_choice("block='auto'", "naive")
         return group.now() == ring.comm.now()
 
     outcome = VirtualCluster(2).run(program)

@@ -78,8 +78,8 @@ class Traced(Wrapper):
         self.trace.events.append(Compute(self.rank, label, start, self.now()))
         return result
 
-    def chose(self, asked: str, chosen: str) -> None:
-        self.inner.chose(asked, chosen)
+    def record_choice(self, asked: str, chosen: str) -> None:
+        self.inner.record_choice(asked, chosen)
         self.trace.events.append(Choice(self.rank, asked, chosen, self.now()))
 
 

@@ -232,8 +232,8 @@ class Metered(Comm):
     def now(self) -> float:
         return self.inner.now()
 
-    def chose(self, asked: str, chosen: str) -> None:
-        self.inner.chose(asked, chosen)
+    def record_choice(self, asked: str, chosen: str) -> None:
+        self.inner.record_choice(asked, chosen)
 
     def fail(self, error: BaseException) -> None:
         self.inner.fail(error)
