@@ -30,9 +30,9 @@ from ringlab.mask import Mask
 from ringlab.modes import (
     as_autocast,
     differentiable_once,
+    graph_anchor,
     refuse_transforms,
     without_autocast,
-    witness,
 )
 from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Travelling, Value
@@ -198,7 +198,7 @@ def run(
 
     lse is empty where nobody asked for it and it would have to be sent.
     """
-    out, lse = _RingAttention.apply(call, witness(q, k, v, *weights), q, k, v, *weights)
+    out, lse = _RingAttention.apply(call, graph_anchor(q, k, v, *weights), q, k, v, *weights)
     return out, lse
 
 

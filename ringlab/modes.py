@@ -89,7 +89,7 @@ def _has_tangent(x: Any) -> bool:
     return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
-def witness(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
+def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
     """Return an empty tensor that depends on `inputs` and holds none of their memory; None if no gradient is wanted."""
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return None
