@@ -21,7 +21,7 @@ from ringlab.errors import (
     PeerDiedError,
     TransportTimeout,
 )
-from ringlab.modes import outside_transforms
+from ringlab.torch_modes import outside_transforms
 
 _BYTES = 512
 _SHOWN = 4

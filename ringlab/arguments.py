@@ -26,11 +26,11 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import autocast_dtype
 from ringlab.pieces import check_position_ids
 from ringlab.schedules import get_schedule
 from ringlab.schedules.protocol import Schedule, ScheduledCall
 from ringlab.scores import ScoreRules, check_scale, check_sinks
+from ringlab.torch_modes import autocast_dtype
 
 
 class _ByDefault:

@@ -27,14 +27,14 @@ from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import (
+from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
+from ringlab.torch_modes import (
     as_autocast,
     differentiable_once,
     graph_anchor,
     refuse_transforms,
     without_autocast,
 )
-from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Travelling, Value
 
 

@@ -17,10 +17,10 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import as_autocast, refuse_transforms
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule, ScheduledCall
+from ringlab.torch_modes import as_autocast, refuse_transforms
 from ringlab.types import Query
 
 

@@ -22,9 +22,9 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import refuse_transforms
 from ringlab.scan.chain import Element, chain, plan_passing
 from ringlab.scores import check_scale
+from ringlab.torch_modes import refuse_transforms
 
 
 @dataclass(frozen=True)

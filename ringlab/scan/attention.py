@@ -23,10 +23,10 @@ from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.layout import Layout
-from ringlab.modes import as_autocast, without_autocast
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
+from ringlab.torch_modes import as_autocast, without_autocast
 from ringlab.types import Gate, Keys, State, Values
 
 

@@ -23,7 +23,7 @@ from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.modes import as_autocast, refuse_transforms
+from ringlab.torch_modes import as_autocast, refuse_transforms
 
 
 @dataclass(frozen=True)

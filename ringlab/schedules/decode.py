@@ -22,10 +22,10 @@ from ringlab.comm.protocol import Comm, side_by_side
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
-from ringlab.modes import without_autocast
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.schedules.tilewise import RunningPartial
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
+from ringlab.torch_modes import without_autocast
 from ringlab.types import Query, Sinks
 
 MERGES = ("all-reduce", "tree")

@@ -19,7 +19,6 @@ from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.merge import with_sinks
-from ringlab.modes import without_autocast
 from ringlab.schedules.call import Call
 from ringlab.schedules.decode import check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
@@ -35,6 +34,7 @@ from ringlab.serving.checks import (
 )
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.travels import TRAVELS, Chunk
+from ringlab.torch_modes import without_autocast
 from ringlab.types import KeyValue, Query, Sinks, Value
 
 

@@ -25,7 +25,6 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, with_sinks
-from ringlab.modes import without_autocast
 from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
@@ -41,6 +40,7 @@ from ringlab.serving.checks import (
 )
 from ringlab.serving.owners import MERGES, own_heads
 from ringlab.serving.tables import token_counts
+from ringlab.torch_modes import without_autocast
 from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ringlab import VirtualCluster, attention, modes, ring_attention, zigzag
+from ringlab import VirtualCluster, attention, ring_attention, torch_modes, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import AgreementError, GradientError, RinglabError
 from ringlab.schedules import available as schedules
@@ -260,7 +260,7 @@ def test_the_dtype_is_that_of_torchs_own_attention() -> None:
     for given in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         x = torch.zeros(1, 1, 2, 4, dtype=given)
         with torch.autocast("cpu", torch.bfloat16):
-            assert modes.as_autocast(x)[0].dtype == F.scaled_dot_product_attention(x, x, x).dtype
+            assert torch_modes.as_autocast(x)[0].dtype == F.scaled_dot_product_attention(x, x, x).dtype
 
 
 @contextmanager
