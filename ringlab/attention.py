@@ -3,7 +3,7 @@
 `_attend` is the list of its stages. One `ScheduledCall` goes from each to the next:
 
 validate   this rank's arguments, with every default filled in               `ringlab.arguments`
-agree      with all ranks on the call; a wrong one raises on all             `ringlab.agreement`
+agree      with all ranks on the call; a wrong one raises on all             `ringlab.rank_agreement`
 plan       a name for the call, and the block backend, which the trace keeps `ringlab.schedules.call`
 run        blocks arrive, and rows attend to them                            `ringlab.schedules`
 save       what backward needs; it agrees, runs and returns gradients        `_RingAttention`
@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ringlab.agreement import agree, checked_over
 from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.rank_agreement import agree, checked_over
 from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.torch_modes import (
     as_autocast,

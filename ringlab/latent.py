@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.agreement import checked_over
 from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
 from ringlab.attention import plan_call, run
 from ringlab.blocks.protocol import Block
@@ -17,6 +16,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.rank_agreement import checked_over
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule, ScheduledCall

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ringlab.agreement import agree
 from ringlab.arguments import CAUSAL
 from ringlab.attention import ring_attention
 from ringlab.blocks.protocol import Block
@@ -14,6 +13,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import MaskError, RinglabError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.rank_agreement import agree
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import KeyValue, Query
 

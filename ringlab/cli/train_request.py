@@ -94,7 +94,7 @@ class Request:
 
     def _agreed(self, ring: Ring | None) -> tuple[Recipe, Text, Progress | None]:
         """Return recipe, text and the progress made before, once every rank has them. Raises: as `run`."""
-        from ringlab.agreement import agree
+        from ringlab.rank_agreement import agree
 
         made, error = None, None
         try:

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ringlab.agreement import cut_alike
 from ringlab.errors import DeviceError, MaskError, ShapeError, TrainingError
 from ringlab.hf.held import held_or_none
 from ringlab.hf.masks import unpadded
 from ringlab.mask import Mask
 from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE, next_tokens
+from ringlab.rank_agreement import cut_alike
 
 
 def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:

@@ -7,9 +7,9 @@ from contextvars import ContextVar
 import torch
 from transformers import PreTrainedModel
 
-from ringlab.agreement import agree
 from ringlab.errors import BackendError, RinglabError
 from ringlab.nn.context import Context
+from ringlab.rank_agreement import agree
 
 
 class Held:

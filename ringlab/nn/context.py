@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ringlab.agreement import agree
 from ringlab.attention import ring_attention
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring, check_ring
@@ -18,6 +17,7 @@ from ringlab.errors import RinglabError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.pieces import check_position_ids
+from ringlab.rank_agreement import agree
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import Sinks
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 import ringlab
-from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeviceError, RinglabError, TrainingError
 from ringlab.layout import get_layout
@@ -28,6 +27,7 @@ from ringlab.nn.precision import PRECISIONS, computing_in, master_dtype
 from ringlab.nn.recipe import Recipe, flat
 from ringlab.nn.text import Text, batch, batches, library
 from ringlab.nn.transformer import Transformer
+from ringlab.rank_agreement import agree
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from ringlab.agreement import checked_over, cut_alike
 from ringlab.comm.ring import Ring
 from ringlab.errors import LayoutError, MaskError, ShapeError
 from ringlab.layout import Layout, get_layout, per_document
@@ -25,6 +24,7 @@ from ringlab.lengths import look_like_cu_seqlens
 from ringlab.mask import Mask
 from ringlab.nn.loss import IGNORE, next_tokens
 from ringlab.packing import picking, reading
+from ringlab.rank_agreement import checked_over, cut_alike
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ A state passes from token to token, and so from rank to rank: D · Dv numbers pe
 of a call:
 
 1. check     this rank's arguments                                         `ringlab.scan.arguments`
-2. agree     with all ranks on the call; a wrong one raises on all         `ringlab.agreement`
+2. agree     with all ranks on the call; a wrong one raises on all         `ringlab.rank_agreement`
 3. forward   what each rank's tokens do to a state; states pass; outputs   `ringlab.scan.program`
 4. backward  the same from the last token to the first, with gradients     `ringlab.scan.program`
 
@@ -19,10 +19,10 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.layout import Layout
+from ringlab.rank_agreement import agree, checked_over
 from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringlab.agreement import agree, checked_over
 from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.rank_agreement import agree, checked_over
 from ringlab.torch_modes import as_autocast, refuse_transforms
 
 

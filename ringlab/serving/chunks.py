@@ -12,13 +12,13 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.merge import with_sinks
+from ringlab.rank_agreement import checked
 from ringlab.schedules.call import Call
 from ringlab.schedules.decode import check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks

@@ -17,7 +17,6 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.agreement import checked
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import side_by_side
@@ -25,6 +24,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, with_sinks
+from ringlab.rank_agreement import checked
 from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ringlab.agreement import agree
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup, members
 from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.rank_agreement import agree
 from ringlab.serving.checks import Cache, comm_of, device_of
 from ringlab.serving.decode import decode_heads
 from ringlab.types import Query
