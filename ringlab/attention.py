@@ -35,7 +35,7 @@ from ringlab.torch_modes import (
     refuse_transforms,
     without_autocast,
 )
-from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Travelling, Value
+from ringlab.types import BlockTensor, KeyValue, Out, Query, RowState, Sinks, Value
 
 
 @overload
@@ -192,7 +192,7 @@ def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
 
 
 def run(
-    call: ScheduledCall, q: Query, k: Travelling, v: Travelling, *weights: Float[Tensor, "..."]
+    call: ScheduledCall, q: Query, k: BlockTensor, v: BlockTensor, *weights: Float[Tensor, "..."]
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion.
 
@@ -221,7 +221,7 @@ class _RingAttention(torch.autograd.Function):
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
 
-def run_forward(call: ScheduledCall, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+def run_forward(call: ScheduledCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
     """Return (out, lse, tensors to save) of this rank's rows."""
     with without_autocast(q.device.type):
         return ForwardResult(*call.schedule.forward(call, q.detach(), k.detach(), v.detach()))

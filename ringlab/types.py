@@ -21,7 +21,7 @@ Query: TypeAlias = Float[Tensor, "B H Lq D"]
 KeyValue: TypeAlias = Float[Tensor, "B K Lk D"]
 Value: TypeAlias = Float[Tensor, "B K Lk Dv"]
 Out: TypeAlias = Float[Tensor, "B H Lq Dv"]
-Travelling: TypeAlias = Float[Tensor, "B K Lk _"]
+BlockTensor: TypeAlias = Float[Tensor, "B K Lk _"]
 """K or V of a block, or what they are made from on arrival."""
 RowState: TypeAlias = Float[Tensor, "B H Lq"]
 Sinks: TypeAlias = Float[Tensor, " H"]

@@ -15,7 +15,7 @@ from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.tilewise import RunningSum, add_gradients
-from ringlab.types import Travelling
+from ringlab.types import BlockTensor
 
 
 class AllGatherSchedule(BlockSchedule):
@@ -24,8 +24,8 @@ class AllGatherSchedule(BlockSchedule):
     name = "allgather"
 
     def arriving_blocks(
-        self, call: Call, k: Travelling, v: Travelling
-    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        self, call: Call, k: BlockTensor, v: BlockTensor
+    ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.distances):
@@ -53,13 +53,13 @@ class ReduceScatterReturn:
         self.call = call
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Keep the sum of `gradients` for the block of `origin`."""
         dk, dv = RunningSum(k), RunningSum(v)
         add_gradients((dk, dv), gradients)
         self.parts[origin] = dk.value(), dv.value()
 
-    def own_gradients(self) -> tuple[Travelling, Travelling]:
+    def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
         """Return (dk, dv) of this rank's own block, summed over all ranks."""
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]

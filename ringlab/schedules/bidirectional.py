@@ -19,7 +19,7 @@ from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import RingGradientReturn
 from ringlab.schedules.route import circulate
-from ringlab.types import Travelling
+from ringlab.types import BlockTensor
 
 Stops = tuple[int, ...]
 
@@ -30,8 +30,8 @@ class BidirectionalSchedule(BlockSchedule):
     name = "bidirectional"
 
     def arriving_blocks(
-        self, call: Call, k: Travelling, v: Travelling
-    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        self, call: Call, k: BlockTensor, v: BlockTensor
+    ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         rounds = zip_longest(*(circulate(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
         origin, (own_k, own_v) = next(rounds)[0]
         yield origin, own_k, own_v
@@ -58,13 +58,13 @@ class BothWaysReturn:
         near, self.far = _both_ways(call)
         self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)
 
-    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, in its direction."""
         distance = (self.ring.rank - origin) % self.ring.world_size
         way = self.of_far if distance in self.far else self.of_near
         way.add_block(origin, k, v, gradients)
 
-    def own_gradients(self) -> tuple[Travelling, Travelling]:
+    def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
         """Return (dk, dv) of this rank's own block, once both ways have brought their sums."""
         dk, dv = self.of_near.own_gradients()
         if self.far:

@@ -22,7 +22,7 @@ from ringlab.comm.protocol import side_by_side
 from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
-from ringlab.types import Out, Query, RowState, Sinks, Travelling
+from ringlab.types import BlockTensor, Out, Query, RowState, Sinks
 
 _THROUGH_LSE = frozenset({"a gradient of lse"})
 
@@ -35,8 +35,8 @@ class BlockSchedule(ABC):
 
     @abstractmethod
     def arriving_blocks(
-        self, call: Call, k: Travelling, v: Travelling
-    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        self, call: Call, k: BlockTensor, v: BlockTensor
+    ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod
@@ -50,7 +50,7 @@ class BlockSchedule(ABC):
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
 
-    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
@@ -80,7 +80,7 @@ class BlockSchedule(ABC):
         return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
 
 
-def finished(call: Call, partial: Partial, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+def finished(call: Call, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
     """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
     if call.sinks is not None:
         partial = call.ring.compute("sinks", side_by_side(with_sinks), partial, call.sinks)

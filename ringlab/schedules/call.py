@@ -24,7 +24,7 @@ from ringlab.schedules.expansion import Expansion
 from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
-from ringlab.types import Query, Travelling
+from ringlab.types import BlockTensor, Query
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Call:
 
 
 def attend_to_block(
-    call: Call, steps: ForwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
+    call: Call, steps: ForwardSteps, origin: int, k: BlockTensor, v: BlockTensor, rank: int | None = None
 ) -> None:
     """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
     if call.expansion is not None:
@@ -124,7 +124,7 @@ def attend_to_block(
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: Travelling, v: Travelling, rank: int | None = None
+    call: Call, steps: BackwardSteps, origin: int, k: BlockTensor, v: BlockTensor, rank: int | None = None
 ) -> list[Gradient]:
     """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
     tiles, rules = call.tiles(origin, rank), call.tile_rules(origin, rank)

@@ -22,7 +22,7 @@ from ringlab.errors import WorldSizeError
 from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.ring import sum_gradients
-from ringlab.types import Travelling
+from ringlab.types import BlockTensor
 
 Pair = tuple[Tensor, Tensor]
 
@@ -59,8 +59,8 @@ class DoubleRingSchedule(BlockSchedule):
         return self._rings(call).turns * self.node
 
     def arriving_blocks(
-        self, call: Call, k: Travelling, v: Travelling
-    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        self, call: Call, k: BlockTensor, v: BlockTensor
+    ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         rings, buffers = self._rings(call), BlockBuffers(call)
         for turn in range(rings.turns):
             first, onward = (k, v), None
@@ -140,7 +140,7 @@ class DoubleRingGradientReturn:
         """The previous node's sums for the block that is here at a turn's last step."""
         self.home: Pair | None = None
 
-    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that arrive with the block of `origin`, and send them on."""
         ring, rings = self.call.ring, self.rings
         turn, step = divmod(self.blocks_seen, rings.size)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.merge import state_dtype
-from ringlab.types import KeyValue, Travelling, Value
+from ringlab.types import BlockTensor, KeyValue, Value
 
 Latent = Float[Tensor, "B 1 Lk R"]
 Rope = Float[Tensor, "B 1 Lk Dr"]
@@ -26,11 +26,11 @@ UpValues = Float[Tensor, "H Dv R"]
 class Expansion(Protocol):
     """Makes K and V of a block from the two tensors that travel in their place."""
 
-    def expand(self, one: Travelling, other: Travelling) -> tuple[KeyValue, Value]:
+    def expand(self, one: BlockTensor, other: BlockTensor) -> tuple[KeyValue, Value]:
         """Return K and V."""
         ...
 
-    def contract(self, one: Travelling, other: Travelling, gradients: list[Gradient]) -> list[Gradient]:
+    def contract(self, one: BlockTensor, other: BlockTensor, gradients: list[Gradient]) -> list[Gradient]:
         """Return the gradients of the two tensors, given those of K and V; those of weights are summed here."""
         ...
 

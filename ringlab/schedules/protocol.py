@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.call import Call
-from ringlab.types import Out, Query, RowState, Travelling
+from ringlab.types import BlockTensor, Out, Query, RowState
 
 
 class ForwardResult(NamedTuple):
@@ -59,13 +59,13 @@ class Schedule(Protocol):
         """
         ...
 
-    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
         self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
-    ) -> tuple[Query, Travelling, Travelling] | Gradients:
+    ) -> tuple[Query, BlockTensor, BlockTensor] | Gradients:
         """Return the `Gradients` of this rank's shards; usually `BlockSchedule.backward`.
 
         saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
@@ -86,10 +86,10 @@ class GradientReturn(Protocol):
     By default a `RingGradientReturn`.
     """
 
-    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Accept this rank's contribution to the gradients of the block (k, v) of `origin`."""
         ...
 
-    def own_gradients(self) -> tuple[Travelling, Travelling]:
+    def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
         """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
         ...

@@ -26,7 +26,7 @@ from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
 from ringlab.schedules.route import Couriers, circulate
 from ringlab.schedules.tilewise import RunningSum, add_gradients
-from ringlab.types import Out, Query, RowState, Travelling
+from ringlab.types import BlockTensor, Out, Query, RowState
 
 _WITHOUT_OUT = frozenset({"queries that travel"})
 
@@ -37,7 +37,7 @@ class QueryRingSchedule(RingSchedule):
     name = "query-ring"
     forward_by_queries = True
 
-    def forward(self, call: Call, q: Query, k: Travelling, v: Travelling) -> ForwardResult:
+    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries, which have visited the blocks of all ranks."""
         if not self.forward_by_queries or call.block_count == 1:
             return super().forward(call, q, k, v)
@@ -86,7 +86,7 @@ def _against_the_ring(call: Call) -> tuple[int, ...]:
     return tuple(-distance % call.ring.world_size for distance in call.distances)
 
 
-def _partial_of(call: Call, owner: int, q: Query, k: Travelling, v: Travelling) -> Partial:
+def _partial_of(call: Call, owner: int, q: Query, k: BlockTensor, v: BlockTensor) -> Partial:
     """Return the partial of the rows of `owner` over this rank's own block."""
     steps = call.begin_forward(q, 1)
     attend_to_block(call, steps, call.ring.rank, k, v, owner)
@@ -97,8 +97,8 @@ def _gradient_of(
     call: Call,
     owner: int,
     rows: tuple[Tensor, ...],
-    k: Travelling,
-    v: Travelling,
+    k: BlockTensor,
+    v: BlockTensor,
     sums: tuple[RunningSum, RunningSum],
 ) -> Query:
     """Return dq of the rows of `owner` over this rank's own block, and add theirs to the sums of its dk and dv."""

@@ -18,7 +18,7 @@ from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import GradientReturn
 from ringlab.schedules.route import Couriers, circulate
 from ringlab.schedules.tilewise import RunningSum, add_gradients
-from ringlab.types import Travelling
+from ringlab.types import BlockTensor
 
 
 class RingSchedule(BlockSchedule):
@@ -27,8 +27,8 @@ class RingSchedule(BlockSchedule):
     name = "ring"
 
     def arriving_blocks(
-        self, call: Call, k: Travelling, v: Travelling
-    ) -> Iterator[tuple[int, Travelling, Travelling]]:
+        self, call: Call, k: BlockTensor, v: BlockTensor
+    ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         for origin, (block_k, block_v) in circulate(call, call.distances, k, v, tag="kv"):
             yield origin, block_k, block_v
 
@@ -42,13 +42,13 @@ class RingGradientReturn:
     def __init__(self, call: Call, stops: Sequence[int]) -> None:
         self.call, self.couriers = call, Couriers(call, stops, "dkv")
 
-    def add_block(self, origin: int, k: Travelling, v: Travelling, gradients: list[Gradient]) -> None:
+    def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, and send them on."""
         label = f"add dkv {self.couriers.step}"
         arrived = self.couriers.arrived()
         self.couriers.send_on(*self.call.ring.compute(label, sum_gradients, k, v, gradients, arrived))
 
-    def own_gradients(self) -> tuple[Travelling, Travelling]:
+    def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
         """Return (dk, dv) of this rank's own block, once they have arrived."""
         dk, dv = self.couriers.own()
         return dk, dv
@@ -56,8 +56,8 @@ class RingGradientReturn:
 
 @side_by_side
 def sum_gradients(
-    k: Travelling, v: Travelling, gradients: list[Gradient], totals: tuple[Travelling, ...] | None
-) -> tuple[Travelling, Travelling]:
+    k: BlockTensor, v: BlockTensor, gradients: list[Gradient], totals: tuple[BlockTensor, ...] | None
+) -> tuple[BlockTensor, BlockTensor]:
     """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, which are written, if some have arrived."""
     dk, dv = (RunningSum(k), RunningSum(v)) if totals is None else map(RunningSum, (k, v), totals)
     add_gradients((dk, dv), gradients)
