@@ -115,12 +115,12 @@ def test_a_peak_does_not_depend_on_the_pace_of_the_ranks(
     """A rank's computation may be under way while its messages complete: the bytes are those of the program alone."""
     compute, late = Turns.compute, [-1]
 
-    def slowed(turn: Turns, thread: RankThread, function: Callable[[], object], side_by_side: bool) -> object:
+    def slowed(turn: Turns, thread: RankThread, function: Callable[[], object], thread_safe: bool) -> object:
         def job() -> object:
             time.sleep(0.02 * (thread.rank == late[0]))
             return function()
 
-        return compute(turn, thread, job, side_by_side)
+        return compute(turn, thread, job, thread_safe)
 
     monkeypatch.setattr(Turns, "compute", slowed)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # a worker a rank at once

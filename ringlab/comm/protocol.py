@@ -26,9 +26,9 @@ CONTROL = "control:"
 """The beginning of the tags of messages without attention data, which meters leave out."""
 
 
-def side_by_side(function: F) -> F:
+def thread_safe(function: F) -> F:
     """Return `function`, marked as touching only its arguments, so that it may run for several ranks at once."""
-    function.side_by_side = True  # type: ignore[attr-defined]
+    function.thread_safe = True  # type: ignore[attr-defined]
     return function
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.comm.protocol import Comm, side_by_side
+from ringlab.comm.protocol import Comm, thread_safe
 from ringlab.scan.chain import Hop, Plan
 from ringlab.types import State
 
@@ -43,7 +43,7 @@ class Passage(NamedTuple):
         return tuple(x.contiguous() for x in parts if x is not None)
 
 
-@side_by_side
+@thread_safe
 def after(later: Passage, earlier: Passage) -> Passage:
     """Return the passage through `earlier` and then through `later`."""
     if later.transition is None:

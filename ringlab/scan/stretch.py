@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.scan.chunk import Chunk, TokenGradients, Tokens
 from ringlab.scan.passing import Passage
 from ringlab.types import State, Values
@@ -28,7 +28,7 @@ def _rows(tokens: Tokens, length: int) -> list[slice]:
     return [slice(start, min(start + length, L)) for start in range(0, L, length)]
 
 
-@side_by_side
+@thread_safe
 def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
     """Return what the tokens do to a state, in the shapes of `like`; without a transition if it has none."""
     walk = _Walk(tokens, like)
@@ -40,7 +40,7 @@ def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
     return walk.end(state)
 
 
-@side_by_side
+@thread_safe
 def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale: float) -> Passage:
     """Return what the tokens do to the gradient of the state that leaves; its contribution comes from `dout`."""
     walk = _Walk(tokens, like)
@@ -82,7 +82,7 @@ class _Walk:
         return Passage(state[..., : self.columns], state[..., self.columns :])
 
 
-@side_by_side
+@thread_safe
 def attend(tokens: Tokens, state: State, length: int, scale: float) -> tuple[Values, State]:
     """Return the outputs of the tokens, in the dtype of v, and the state that leaves, if `state` enters."""
     out = torch.empty_like(tokens.v)
@@ -94,7 +94,7 @@ def attend(tokens: Tokens, state: State, length: int, scale: float) -> tuple[Val
     return out, state
 
 
-@side_by_side
+@thread_safe
 def gradients(
     tokens: Tokens, state: State, dout: Values, dleft: State, length: int, scale: float
 ) -> tuple[TokenGradients, State]:

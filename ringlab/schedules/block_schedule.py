@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
@@ -83,7 +83,7 @@ class BlockSchedule(ABC):
 def finished(call: Call, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
     """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
     if call.sinks is not None:
-        partial = call.ring.compute("sinks", side_by_side(with_sinks), partial, call.sinks)
+        partial = call.ring.compute("sinks", thread_safe(with_sinks), partial, call.sinks)
     out, lse = partial.out.to(q.dtype), partial.lse
     saved = (q, k, v, out, lse)
     return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
@@ -105,7 +105,7 @@ def rows_of_backward(
     return BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
 
 
-@side_by_side
+@thread_safe
 def row_delta(dout: Out, out: Out, dlse: RowState | None = None) -> RowState:
     """Return delta = rowsum(dout·out) − dlse, in the state dtype."""
     dtype = state_dtype(out.dtype)
@@ -113,7 +113,7 @@ def row_delta(dout: Out, out: Out, dlse: RowState | None = None) -> RowState:
     return delta if dlse is None else delta - dlse.to(dtype)
 
 
-@side_by_side
+@thread_safe
 def sink_gradient(sinks: Sinks, lse: RowState, delta: RowState) -> Sinks:
     """Return −Σ e^(sink − lse)·delta, over batch and rows, of each head; lse counts the sink."""
     weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)

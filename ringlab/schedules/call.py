@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -110,7 +110,7 @@ class Call:
         If the block is thread-safe, the function is marked, so that ranks of one process compute side by side.
         """
         if self.block.thread_safe:
-            return self.ring.comm.compute(label, side_by_side(partial(function, self)), *args)
+            return self.ring.comm.compute(label, thread_safe(partial(function, self)), *args)
         return self.ring.comm.compute(label, function, self, *args)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.protocol import Comm, side_by_side
+from ringlab.comm.protocol import Comm, thread_safe
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
@@ -123,7 +123,7 @@ def decode(
     if choice := block_choice(block, chosen, rules.requirements):
         comm.record_choice(*choice)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = side_by_side(attend_to_cache) if chosen.thread_safe else attend_to_cache
+    attend = thread_safe(attend_to_cache) if chosen.thread_safe else attend_to_cache
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
         whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
-from ringlab.comm.protocol import Work, side_by_side
+from ringlab.comm.protocol import Work, thread_safe
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.errors import WorldSizeError
@@ -192,7 +192,7 @@ class DoubleRingGradientReturn:
         return dk, dv
 
 
-@side_by_side
+@thread_safe
 def _add_in_place(sums: Pair, more: Pair) -> None:
     """Add `more` to `sums`."""
     for total, part in zip(sums, more, strict=True):

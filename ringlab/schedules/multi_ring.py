@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.merge import with_sinks
@@ -92,7 +92,7 @@ class MultiRingSchedule:
         parts = [forward.partial() for forward in steps]
         if call.sinks is not None:
             parts = [
-                call.ring.compute("sinks", side_by_side(with_sinks), part, call.sinks[lane.heads])
+                call.ring.compute("sinks", thread_safe(with_sinks), part, call.sinks[lane.heads])
                 for lane, part in zip(lanes, parts, strict=True)
             ]
         out = torch.cat([part.out.to(q.dtype) for part in parts], dim=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
 from ringlab.schedules.call import Call, attend_to_block, differentiate_block
@@ -108,7 +108,7 @@ def _gradient_of(
     return steps.query_gradient()
 
 
-@side_by_side
+@thread_safe
 def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of rows over the keys so far, in the state dtype; lse has a last axis of one."""
     if arrived is None:
@@ -119,7 +119,7 @@ def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, 
     return out, lse
 
 
-@side_by_side
+@thread_safe
 def _added(dq: Query, arrived: tuple[Tensor, ...] | None) -> Query:
     """Return dq of rows over the keys so far, in the state dtype."""
     if arrived is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ringlab.blocks.protocol import Gradient
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import Call
 from ringlab.schedules.protocol import GradientReturn
@@ -54,7 +54,7 @@ class RingGradientReturn:
         return dk, dv
 
 
-@side_by_side
+@thread_safe
 def sum_gradients(
     k: BlockTensor, v: BlockTensor, gradients: list[Gradient], totals: tuple[BlockTensor, ...] | None
 ) -> tuple[BlockTensor, BlockTensor]:

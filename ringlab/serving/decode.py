@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ringlab.blocks import block_choice, get_block
 from ringlab.blocks.protocol import Block
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
@@ -166,7 +166,7 @@ def decode_heads(
             _check_different(gathered)
         q = torch.cat(gathered, dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = side_by_side(_attend) if chosen.thread_safe else _attend
+    attend = thread_safe(_attend) if chosen.thread_safe else _attend
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
         of_own_heads = sinks if sinks is None or queries == "own" else sinks[own_heads(comm, len(sinks))]

@@ -102,7 +102,7 @@ class _Ruled(Wrapper):
             return function(*args, **kwargs)  # a computation inside a computation
         self.require_program("compute")
 
-        @functools.wraps(function)  # it may be marked as `side_by_side`
+        @functools.wraps(function)  # it may be marked as `thread_safe`
         def computing(*args: Any, **kwargs: Any) -> T:
             self._computing = threading.get_ident()
             try:

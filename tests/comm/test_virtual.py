@@ -13,7 +13,7 @@ import torch
 
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.clocked.cluster import ClockedCluster
-from ringlab.comm.protocol import side_by_side
+from ringlab.comm.protocol import thread_safe
 from ringlab.comm.trace import Exchange
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.comm.virtual.threads import RankThread
@@ -177,7 +177,7 @@ def test_no_thread_is_left_behind() -> None:
 def test_computations_run_beside_each_other_and_keep_the_ranks_grad_mode() -> None:
     meeting = threading.Barrier(2, timeout=20)
 
-    @side_by_side
+    @thread_safe
     def met() -> tuple[bool, bool]:
         meeting.wait()  # breaks unless both ranks compute at the same time
         return torch.get_num_threads() == 1, torch.is_grad_enabled()
@@ -270,7 +270,7 @@ def test_ranks_go_on_in_their_turn_whichever_computation_ends_first() -> None:
 
     def program(ring: Ring) -> None:
         for _ in range(3):
-            ring.compute("nap", side_by_side(lambda: time.sleep(0.002 * (3 - ring.rank))))
+            ring.compute("nap", thread_safe(lambda: time.sleep(0.002 * (3 - ring.rank))))
             order.append(ring.rank)
 
     VirtualCluster(3).run(program)

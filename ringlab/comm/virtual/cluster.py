@@ -5,7 +5,7 @@ events and the same bits every time. A deadlock is found at once: no rank can go
 message moves when both its ends are posted, and its send completes then, as on gloo. So a program that would hang on
 gloo does not get through here either.
 
-There is one exception to "one at a time": computations marked `side_by_side`, which touch only their own rank's
+There is one exception to "one at a time": computations marked `thread_safe`, which touch only their own rank's
 tensors, run for several ranks at once (see `turns`).
 """
 
@@ -309,7 +309,7 @@ class _VirtualComm(Comm):
                 return function(*args, **kwargs)
 
         self.spent.clear()
-        result = turns.compute(thread, job, getattr(function, "side_by_side", False))
+        result = turns.compute(thread, job, getattr(function, "thread_safe", False))
         self.spent.clear()
         self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
         return result

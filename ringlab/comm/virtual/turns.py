@@ -1,6 +1,6 @@
 """The turn to run: one rank at a time, in an order that never depends on the clock.
 
-A rank passes the turn directly to the next one. Workers do the computations marked `side_by_side` while other ranks run
+A rank passes the turn directly to the next one. Workers do the computations marked `thread_safe` while other ranks run
 up to their own. A rank goes on in its turn, not whenever its computation happens to be done.
 """
 
@@ -33,7 +33,7 @@ class Turns:
         self._crash: BaseException | None = None
 
     def run(self) -> None:
-        """Return when all ranks have ended; until then, do on this thread the computations that are not `side_by_side`.
+        """Return when all ranks have ended; until then, do on this thread the computations that are not `thread_safe`.
 
         `stuck` is called when no rank can go on; it makes ranks ready, or none if all have ended.
         Raises: the error, if any, that occurred while a rank that had ended passed on its turn.
@@ -80,11 +80,11 @@ class Turns:
             self.ready.clear()
             let_through(self._caller)
 
-    def compute(self, thread: RankThread, function: Callable[[], T], side_by_side: bool) -> T:
+    def compute(self, thread: RankThread, function: Callable[[], T], thread_safe: bool) -> T:
         """Return `function()`, computed by a worker or by the caller of `run`; other ranks have the turn."""
         job = _Job(function)
         self.ready.append(thread)
-        if side_by_side and self._workers.count > 1:
+        if thread_safe and self._workers.count > 1:
             self._workers.submit(job)
             self.pass_on()
         else:  # all of torch's threads, and one OpenMP team for all ranks

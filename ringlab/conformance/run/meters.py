@@ -226,7 +226,7 @@ class Metered(Comm):
             with meter.watch():
                 return function(*args, **kwargs)
 
-        watched.side_by_side = getattr(function, "side_by_side", False)  # type: ignore[attr-defined]
+        watched.thread_safe = getattr(function, "thread_safe", False)  # type: ignore[attr-defined]
         return self.inner.compute(label, watched, *args, **kwargs)
 
     def now(self) -> float:
