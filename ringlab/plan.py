@@ -102,8 +102,8 @@ class Plan:
         return found
 
     @cached_property
-    def distances(self) -> tuple[int, ...]:
-        """Return the distances, in ranks, at which some row sees a K/V block, ascending from 0, its own rank."""
+    def offsets(self) -> tuple[int, ...]:
+        """Return the offsets, in ranks, at which some row sees a K/V block, ascending from 0, its own rank."""
         P = self.layout.P
         if self.mask.plain:
             return tuple(range(P))

@@ -82,13 +82,13 @@ def test_bytes_fall_with_the_window_as_the_closed_form_says(dtype: torch.dtype) 
 @given(P=st.integers(1, 8), length=st.integers(1, 9), w=st.integers(1, 90))
 def test_the_plan_makes_as_many_hops_as_the_closed_form(P: int, length: int, w: int) -> None:
     n = hops(w, P * length, P)
-    assert plan.plan(contiguous(P * length, P), Mask(window=w)).distances == tuple(range(n + 1))
+    assert plan.plan(contiguous(P * length, P), Mask(window=w)).offsets == tuple(range(n + 1))
 
 
 def test_a_window_under_zigzag_needs_two_blocks_of_seven() -> None:
     """A rank's two chunks have neighbours on the next rank and on the one before, which is P − 1 ranks on."""
     layout, mask = zigzag(64, 8), Mask(window=2)
-    assert plan.plan(layout, mask).distances == (0, 1, 7)
+    assert plan.plan(layout, mask).offsets == (0, 1, 7)
     for schedule in ("ring", "allgather"):
         trace = VirtualCluster(8, memory=False).run(program, layout, mask, schedule, False).trace
         assert sent(trace, 8) == {2 * 2 * (64 // 8) * K * D * 4}
@@ -101,9 +101,9 @@ def test_other_masks_send_what_their_hops_say(P: int, S: int, w: int, data: st.D
     layout = data.draw(st.sampled_from([contiguous, zigzag]))(S, P)
     mask = Mask(window=w, documents=(S // 3, S - S // 3))
     trace = VirtualCluster(P, memory=False).run(program, layout, mask, "ring", False).trace
-    lengths, distances = layout.lengths, plan.plan(layout, mask).distances
+    lengths, offsets = layout.lengths, plan.plan(layout, mask).offsets
     for rank in range(P):
-        blocks = sum(lengths[(rank - distance) % P] for distance in distances[:-1])
+        blocks = sum(lengths[(rank - distance) % P] for distance in offsets[:-1])
         assert trace.bytes_sent(rank=rank) == 2 * blocks * K * D * 4
 
 

@@ -28,13 +28,13 @@ class AllGatherSchedule(BlockSchedule):
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
-        for step, distance in enumerate(call.distances):
+        for step, distance in enumerate(call.offsets):
             yield ring.origin(distance), keys[step], values[step]
 
     def _gather(self, call: Call, x: Tensor) -> list[Tensor]:
         """Return this tensor of every rank whose block is visible, this rank's own first, then the nearest."""
         ring, works = call.ring, []
-        for distance in call.distances[1:]:
+        for distance in call.offsets[1:]:
             to, source = (ring.rank + distance) % ring.world_size, ring.origin(distance)
             into = x.new_empty((*x.shape[:2], call.layout.length(source), x.shape[-1]))
             works.append(
@@ -64,7 +64,7 @@ class ReduceScatterReturn:
         ring = self.call.ring
         dk, dv = self.parts[ring.rank]
         pending = []
-        for distance in self.call.distances[1:]:
+        for distance in self.call.offsets[1:]:
             to, source = (ring.rank - distance) % ring.world_size, (ring.rank + distance) % ring.world_size
             buffers = torch.empty_like(dk), torch.empty_like(dv)
             sends = tuple(part.contiguous() for part in self.parts[to])

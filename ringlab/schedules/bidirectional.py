@@ -21,7 +21,7 @@ from ringlab.schedules.ring import RingGradientReturn
 from ringlab.schedules.route import circulate
 from ringlab.types import BlockTensor
 
-Stops = tuple[int, ...]
+Offsets = tuple[int, ...]
 
 
 class BidirectionalSchedule(BlockSchedule):
@@ -32,7 +32,8 @@ class BidirectionalSchedule(BlockSchedule):
     def arriving_blocks(
         self, call: Call, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
-        rounds = zip_longest(*(circulate(call, (0, *stops), k, v, tag="kv") for stops in _both_ways(call)))
+        ways = (circulate(call, (0, *offsets), k, v, tag="kv") for offsets in _both_ways(call))
+        rounds = zip_longest(*ways)
         origin, (own_k, own_v) = next(rounds)[0]
         yield origin, own_k, own_v
         for blocks in rounds:
@@ -43,11 +44,11 @@ class BidirectionalSchedule(BlockSchedule):
         return BothWaysReturn(call)
 
 
-def _both_ways(call: Call) -> tuple[Stops, Stops]:
-    """Return the visible distances up to half the ring, and the others, nearest first from the other side."""
+def _both_ways(call: Call) -> tuple[Offsets, Offsets]:
+    """Return the offsets of visible blocks up to half the ring, and the others, nearest first from the other side."""
     P = call.ring.world_size
-    near = tuple(distance for distance in call.distances[1:] if 2 * distance <= P)
-    return near, call.distances[: len(near) : -1]
+    near = tuple(distance for distance in call.offsets[1:] if 2 * distance <= P)
+    return near, call.offsets[: len(near) : -1]
 
 
 class BothWaysReturn:

@@ -73,14 +73,14 @@ class Call:
             self.ring.comm.record_choice(*choice)
 
     @property
-    def distances(self) -> tuple[int, ...]:
-        """Return the distances, in ranks, at which some row sees a block: 0 … P − 1, fewer under some masks."""
-        return self._plan.distances
+    def offsets(self) -> tuple[int, ...]:
+        """Return the offsets, in ranks, at which some row sees a block: 0 … P − 1, fewer under some masks."""
+        return self._plan.offsets
 
     @property
     def block_count(self) -> int:
         """Return how many blocks a rank receives, its own included."""
-        return len(self.distances)
+        return len(self.offsets)
 
     @cached_property
     def _plan(self) -> Plan:

@@ -32,18 +32,18 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 @dataclass(frozen=True)
 class Lane:
-    """One of the rings: its stride, the stops of its blocks, and the heads that travel and attend on it."""
+    """One of the rings: its stride, the offsets at which its blocks are seen, and the heads that travel and attend on it."""
 
     call: Call
     stride: int
-    stops: tuple[int, ...]
+    offsets: tuple[int, ...]
     heads: slice
     kv_heads: slice
 
     def circulate(self, k: KeyValue, v: Value) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Yield (origin, (k, v)) of the blocks of this ring, as they arrive."""
         own = k[:, self.kv_heads], v[:, self.kv_heads]
-        return circulate(self.call, self.stops, *own, tag=f"kv {self.stride}:")
+        return circulate(self.call, self.offsets, *own, tag=f"kv {self.stride}:")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class MultiRingSchedule:
     def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's queries, each head's over the blocks of its own ring."""
         lanes = self._lanes(call)
-        steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.stops)) for lane in lanes]
+        steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, forward, (origin, (block_k, block_v)) in zip(lanes, steps, blocks, strict=True):
                 label = f"attend {number}, stride {lane.stride}"
@@ -107,8 +107,8 @@ class MultiRingSchedule:
         q, k, v, out, lse, *_ = saved
         lanes = self._lanes(call)
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
-        steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.stops)) for lane in lanes]
-        returns = [RingGradientReturn(lane.call, lane.stops) for lane in lanes]
+        steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.offsets)) for lane in lanes]
+        returns = [RingGradientReturn(lane.call, lane.offsets) for lane in lanes]
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, backward, returning, (origin, (block_k, block_v)) in zip(
                 lanes, steps, returns, blocks, strict=True
@@ -132,8 +132,8 @@ class MultiRingSchedule:
         bounds = [K * number // rings for number in range(rings + 1)]
         lanes = []
         for stride, first, last in zip(strides(P), bounds, bounds[1:], strict=False):
-            stops = tuple(d for step in range(P) if (d := stride * step % P) in call.distances)
+            offsets = tuple(d for step in range(P) if (d := stride * step % P) in call.offsets)
             rules = replace(call.rules, first_head=call.rules.first_head + first * H // K)
             heads = slice(first * H // K, last * H // K)
-            lanes.append(Lane(replace(call, rules=rules), stride, stops, heads, slice(first, last)))
+            lanes.append(Lane(replace(call, rules=rules), stride, offsets, heads, slice(first, last)))
         return lanes

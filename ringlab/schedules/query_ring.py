@@ -41,9 +41,9 @@ class QueryRingSchedule(RingSchedule):
         """Return attention of this rank's queries, which have visited the blocks of all ranks."""
         if not self.forward_by_queries or call.block_count == 1:
             return super().forward(call, q, k, v)
-        stops = _against_the_ring(call)
-        partials = Couriers(call, stops, "partial")
-        for step, (owner, (rows,)) in enumerate(circulate(call, stops, q, tag="q")):
+        offsets = _against_the_ring(call)
+        partials = Couriers(call, offsets, "partial")
+        for step, (owner, (rows,)) in enumerate(circulate(call, offsets, q, tag="q")):
             part = call.run(f"attend {step}", _partial_of, owner, rows, k, v)
             merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
             partials.send_on(*merged)
@@ -62,11 +62,11 @@ class QueryRingSchedule(RingSchedule):
             call.ring.comm.record_choice(*choice)
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         del out
-        stops = _against_the_ring(call)
+        offsets = _against_the_ring(call)
         sums = RunningSum(k), RunningSum(v)
-        dqs = Couriers(call, stops, "dq")
+        dqs = Couriers(call, offsets, "dq")
         own = q, dout, lse[..., None], delta[..., None]
-        for step, (owner, rows) in enumerate(circulate(call, stops, *own, tag="rows")):
+        for step, (owner, rows) in enumerate(circulate(call, offsets, *own, tag="rows")):
             dq = call.run(f"attend backward {step}", _gradient_of, owner, rows, k, v, sums)
             dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))
             del dq
@@ -82,8 +82,8 @@ class BurstSchedule(QueryRingSchedule):
 
 
 def _against_the_ring(call: Call) -> tuple[int, ...]:
-    """Return the stops of queries: a rank whose block they see at distance d is d ranks behind."""
-    return tuple(-distance % call.ring.world_size for distance in call.distances)
+    """Return the offsets of queries: a rank whose block they see at distance d is d ranks behind."""
+    return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 
 def _partial_of(call: Call, owner: int, q: Query, k: BlockTensor, v: BlockTensor) -> Partial:

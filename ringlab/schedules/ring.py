@@ -29,18 +29,18 @@ class RingSchedule(BlockSchedule):
     def arriving_blocks(
         self, call: Call, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
-        for origin, (block_k, block_v) in circulate(call, call.distances, k, v, tag="kv"):
+        for origin, (block_k, block_v) in circulate(call, call.offsets, k, v, tag="kv"):
             yield origin, block_k, block_v
 
     def gradient_return(self, call: Call) -> GradientReturn:
-        return RingGradientReturn(call, call.distances)
+        return RingGradientReturn(call, call.offsets)
 
 
 class RingGradientReturn:
     """`GradientReturn` along a route: the sums of a block's gradients follow the block."""
 
-    def __init__(self, call: Call, stops: Sequence[int]) -> None:
-        self.call, self.couriers = call, Couriers(call, stops, "dkv")
+    def __init__(self, call: Call, offsets: Sequence[int]) -> None:
+        self.call, self.couriers = call, Couriers(call, offsets, "dkv")
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin`, and send them on."""

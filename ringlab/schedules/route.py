@@ -1,8 +1,8 @@
 """Tensors that travel from rank to rank, and sums that follow them and then go home.
 
-A route is its `stops`: distances in ranks, modulo P, from the owner to each rank in turn, the owner first. (0, 1, 2) goes two
+A route is its `offsets`: how many ranks after the owner, modulo P, each rank in turn is, the owner first. (0, 1, 2) goes two
 ranks ahead, (0, P − 1, P − 2) two ranks back, and (0, 3, 6) in steps of three. All ranks take the same route at once, so
-that after step i each holds the tensors of the rank that is stops[i] behind it.
+that after step i each holds the tensors of the rank that is offsets[i] behind it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Tensors = tuple[Tensor, ...]
 
 
 def circulate(
-    call: Call, stops: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
+    call: Call, offsets: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
 ) -> Iterator[tuple[int, Tensors]]:
     """Yield (owner, tensors) at each stop: `own` first, then what arrives; the next hop is posted before each is yielded."""
     ring, buffers = call.ring, BlockBuffers(call)
     owner, here = ring.rank, own
-    from_neighbour = tuple(stops) == tuple(range(len(stops)))
-    for step, (stop, following) in enumerate(pairwise(stops)):
+    from_neighbour = tuple(offsets) == tuple(range(len(offsets)))
+    for step, (offset, following) in enumerate(pairwise(offsets)):
         next_owner = ring.origin(following)
         into = buffers.reserve(next_owner, *own)
         # From neighbour to neighbour, a transport may fetch a block from its owner. Past ranks that see nothing
         # of it, it goes by a message; every rank keeps its own (step 0) and gives up those of others.
         route: dict[str, Any] = (
-            {"hops": step} if from_neighbour else {"release_after_send": step > 0, "stride": following - stop}
+            {"hops": step} if from_neighbour else {"release_after_send": step > 0, "stride": following - offset}
         )
         work = ring.post(*here, into=into, tag=f"{tag} {step}", **route)
         yield owner, here
@@ -52,8 +52,8 @@ class Couriers:
     given up and its memory used again: what a rank sends from the first stop, a block may have returned.
     """
 
-    def __init__(self, call: Call, stops: Sequence[int], tag: str) -> None:
-        self.call, self.stops, self.tag = call, tuple(stops), tag
+    def __init__(self, call: Call, offsets: Sequence[int], tag: str) -> None:
+        self.call, self.offsets, self.tag = call, tuple(offsets), tag
         self.step = 0
         self.buffers = BlockBuffers(call)
         self.work: Work | None = None
@@ -65,22 +65,22 @@ class Couriers:
             return None
         tensors = self.work.wait()
         if self.sent is not None:
-            self.buffers.recycle(self.call.ring.origin(self.stops[self.step - 1]), self.sent)
+            self.buffers.recycle(self.call.ring.origin(self.offsets[self.step - 1]), self.sent)
         return tensors
 
     def send_on(self, *tensors: Shaped[Tensor, "B _ _ _"]) -> None:
         """Send `tensors` after the traveller; after the last stop, send them to their owner."""
-        ring, stops, step = self.call.ring, self.stops, self.step
+        ring, offsets, step = self.call.ring, self.offsets, self.step
         self.sent, self.step = tensors, step + 1
-        if step + 1 < len(stops):
-            into = self.buffers.reserve(ring.origin(stops[step + 1]), *tensors)
-            stride = stops[step + 1] - stops[step]
+        if step + 1 < len(offsets):
+            into = self.buffers.reserve(ring.origin(offsets[step + 1]), *tensors)
+            stride = offsets[step + 1] - offsets[step]
             self.work = ring.post(
                 *tensors, into=into, release_after_send=step > 0, stride=stride, tag=f"{self.tag} {step}"
             )
             if step == 0:
                 self.sent = None
-        elif stops[step] % ring.world_size:
+        elif offsets[step] % ring.world_size:
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
@@ -91,7 +91,7 @@ class Couriers:
 
     def _send_home(self, tensors: Tensors, release_after_send: bool) -> Work:
         """Send what is complete to its owner, which is the next rank if the traveller went all the way around."""
-        ring, last = self.call.ring, self.stops[-1]
+        ring, last = self.call.ring, self.offsets[-1]
         into = self.buffers.reserve(ring.rank, *tensors)
         post = ring.comm.hand_over if release_after_send else ring.comm.exchange
         return post(

@@ -94,7 +94,7 @@ def law_work_counts_the_pairs(tiles: Planner, layout: Layout, mask: Mask, larges
 
 
 def law_blocks_go_where_they_are_seen(
-    distances: Callable[[Layout, Mask], tuple[int, ...]], layout: Layout, mask: Mask
+    offsets: Callable[[Layout, Mask], tuple[int, ...]], layout: Layout, mask: Mask
 ) -> None:
     P = layout.P
     seen = {
@@ -103,11 +103,11 @@ def law_blocks_go_where_they_are_seen(
         for origin in range(P)
         if mask.visible(layout.positions(rank), layout.positions(origin)).any()
     }
-    assert distances(layout, mask) == tuple(range(P) if mask.plain else sorted(seen | {0}))
+    assert offsets(layout, mask) == tuple(range(P) if mask.plain else sorted(seen | {0}))
 
 
-def distances(layout: Layout, mask: Mask) -> tuple[int, ...]:
-    return plan.plan(layout, mask).distances
+def offsets(layout: Layout, mask: Mask) -> tuple[int, ...]:
+    return plan.plan(layout, mask).offsets
 
 
 @given(problem=problems(), largest=st.sampled_from([None, 1, 2, 5]))
@@ -115,7 +115,7 @@ def test_tiles_paint_the_mask(problem: tuple[Layout, Mask], largest: int | None)
     law_tiles_paint_the_mask(plan.tiles, *problem, largest)
     law_tiles_hold_no_blind_row(plan.tiles, *problem, largest)
     law_work_counts_the_pairs(plan.tiles, *problem, largest)
-    law_blocks_go_where_they_are_seen(distances, *problem)
+    law_blocks_go_where_they_are_seen(offsets, *problem)
 
 
 @given(n=st.integers(0, 20), m=st.integers(1, 20), lo=st.integers(-30, 30), hi=st.integers(-30, 30))
@@ -146,7 +146,7 @@ def one_triangle(layout: Layout, rank: int, origin: int, mask: Mask, largest: in
 
 
 def one_hop_less(layout: Layout, mask: Mask) -> tuple[int, ...]:
-    return distances(layout, mask)[:-1] or (0,)
+    return offsets(layout, mask)[:-1] or (0,)
 
 
 MASKS = (
@@ -169,7 +169,7 @@ CUT: list[tuple[Any, ...]] = [(*problem, 2) for problem in PROBLEMS]
     [
         (law_tiles_paint_the_mask, plan.tiles, the_window_in_local_indices, CUT),
         (law_tiles_hold_no_blind_row, plan.tiles, one_triangle, CUT),
-        (law_blocks_go_where_they_are_seen, distances, one_hop_less, PROBLEMS),
+        (law_blocks_go_where_they_are_seen, offsets, one_hop_less, PROBLEMS),
     ],
 )
 def test_the_law_notices(
