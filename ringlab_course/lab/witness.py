@@ -24,8 +24,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringlab.comm.processes.board import Board, Failure
 from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.processes.failure_board import Board, Failure
 from ringlab.comm.ring import Ring
 
 SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"

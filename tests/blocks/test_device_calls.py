@@ -26,9 +26,9 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
 from ringlab.blocks.triton.steps import Launcher, TritonBackward
 from ringlab.comm.processes import parts
-from ringlab.comm.processes.board import Board
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.processes.failure_board import Board
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, covering, inputs, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, errors

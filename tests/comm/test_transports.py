@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ringlab import connect, launch
 from ringlab.comm.processes import connect as connecting
-from ringlab.comm.processes.board import Told, Watch, events_path
 from ringlab.comm.processes.connect import BACKENDS, TRANSPORTS, available, check
+from ringlab.comm.processes.failure_board import Told, Watch, events_path
 from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.comm.wrappers.faulty import Fault
 from ringlab.errors import BackendError, RankFailedError

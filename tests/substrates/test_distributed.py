@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from ringlab import connect, launch
 from ringlab.comm.processes import parts
-from ringlab.comm.processes.board import Board, Journal, read_journal
 from ringlab.comm.processes.connect import closing
+from ringlab.comm.processes.failure_board import Board, Journal, read_journal
 from ringlab.comm.ring import Ring
 from ringlab.errors import DeadlockError, MismatchError, RinglabError, WorldSizeError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ringlab.comm.processes import fork_server
-from ringlab.comm.processes.board import FINISHED, STARTING, Board, read_journal
+from ringlab.comm.processes.failure_board import FINISHED, STARTING, Board, read_journal
 from ringlab.comm.processes.fork_server import ForkedProcess
 from ringlab.comm.processes.rank_process import journal_path, report_path
 from ringlab.errors import TransportTimeout

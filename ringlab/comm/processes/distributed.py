@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ringlab.comm.processes.board import FINISHED, Board
 from ringlab.comm.processes.carriers import Carrier, PointToPoint
+from ringlab.comm.processes.failure_board import FINISHED, Board
 from ringlab.comm.processes.parts import Expected, Label, Message, Traffic
 from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.virtual.streams import Stall, stall_of

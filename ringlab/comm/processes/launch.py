@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from ringlab.comm.memory import MemoryReport
 from ringlab.comm.processes import connect
-from ringlab.comm.processes.board import Board, Watch
 from ringlab.comm.processes.children import Child, Children
+from ringlab.comm.processes.failure_board import Board, Watch
 from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_path
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError

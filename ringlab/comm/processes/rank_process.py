@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringlab.comm.processes.board import STARTING, Journal
+from ringlab.comm.processes.failure_board import STARTING, Journal
 
 STARTUP = 120.0  # seconds for all ranks to import torch and connect, on a slow machine
 
@@ -92,7 +92,7 @@ def kill_this_process() -> None:
 def _run(folder: Path, rank: int, journal: Journal, report: Report) -> None:
     import cloudpickle
 
-    from ringlab.comm.processes.board import Told, events_path
+    from ringlab.comm.processes.failure_board import Told, events_path
 
     sys.path[:] = json.loads((folder / "path.json").read_text())
     port = json.loads((folder / "port.json").read_text())
@@ -108,7 +108,7 @@ def _run(folder: Path, rank: int, journal: Journal, report: Report) -> None:
 def _board(port: int) -> Any:
     import torch.distributed as dist
 
-    from ringlab.comm.processes.board import Board
+    from ringlab.comm.processes.failure_board import Board
 
     return Board(dist.PrefixStore("board", _store(port)))
 
