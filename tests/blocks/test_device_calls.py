@@ -25,7 +25,7 @@ from ringlab.blocks.native import Native
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
 from ringlab.blocks.triton.steps import Launcher, TritonBackward
-from ringlab.comm.processes import parts
+from ringlab.comm.processes import wire_format
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.processes.failure_board import Board
@@ -223,16 +223,18 @@ def test_a_launch_on_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def on_one_of_three(program: Callable[[Ring], Any], tell: Told = check) -> None:
     """Run a rank of three without the others: what it sends is told and goes nowhere, what it receives is any."""
-    headers = parts.Traffic._headers
+    headers = wire_format.Traffic._headers
 
-    def come(self: parts.Traffic, message: parts.Message | None, expected: parts.Expected | None) -> None:
+    def come(
+        self: wire_format.Traffic, message: wire_format.Message | None, expected: wire_format.Expected | None
+    ) -> None:
         headers(self, message, expected)
         if expected is not None and not expected.local:
             expected.header = expected.signature.header()
 
     dist.init_process_group("fake", rank=1, world_size=3, store=FakeStore())
     try:
-        with messages(tell), mock.patch.object(parts.Traffic, "_headers", come):
+        with messages(tell), mock.patch.object(wire_format.Traffic, "_headers", come):
             comm = DistributedComm(None, 60.0, board=Board(None), carriers={"cpu": PointToPoint(None)})
             program(Ring(comm))
             comm.close()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ringlab import connect, launch
-from ringlab.comm.processes import parts
+from ringlab.comm.processes import wire_format
 from ringlab.comm.processes.connect import closing
 from ringlab.comm.processes.failure_board import Board, Journal, read_journal
 from ringlab.comm.ring import Ring
@@ -150,34 +150,37 @@ def test_connect_outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_header_tells_messages_apart() -> None:
-    a = parts.Signature.of("kv", [torch.zeros(2, 3)])
+    a = wire_format.Signature.of("kv", [torch.zeros(2, 3)])
     for other in (
-        parts.Signature.of("kv", [torch.zeros(3, 2)]),
-        parts.Signature.of("kv", [torch.zeros(2, 3).double()]),
-        parts.Signature.of("vk", [torch.zeros(2, 3)]),
-        parts.Signature.of("kv", [torch.zeros(2, 3)] * 2),
-        parts.Signature.of("kv", []),
+        wire_format.Signature.of("kv", [torch.zeros(3, 2)]),
+        wire_format.Signature.of("kv", [torch.zeros(2, 3).double()]),
+        wire_format.Signature.of("vk", [torch.zeros(2, 3)]),
+        wire_format.Signature.of("kv", [torch.zeros(2, 3)] * 2),
+        wire_format.Signature.of("kv", []),
     ):
-        assert parts.difference(a, other.header()) == other.text
-    assert parts.difference(a, parts.Signature.of("kv", [torch.ones(2, 3)]).header()) is None
+        assert wire_format.difference(a, other.header()) == other.text
+    assert wire_format.difference(a, wire_format.Signature.of("kv", [torch.ones(2, 3)]).header()) is None
 
 
 def test_header_has_one_size_whatever_the_tag() -> None:
-    long = parts.Signature.of("ü" * 1000, [torch.zeros(1)] * 50)
-    assert long.header().shape == parts.empty_header().shape
-    assert parts.difference(parts.Signature.of("ü" * 1001, [torch.zeros(1)] * 50), long.header()) is not None
+    long = wire_format.Signature.of("ü" * 1000, [torch.zeros(1)] * 50)
+    assert long.header().shape == wire_format.empty_header().shape
+    assert (
+        wire_format.difference(wire_format.Signature.of("ü" * 1001, [torch.zeros(1)] * 50), long.header())
+        is not None
+    )
 
 
 def test_numbers_on_the_wire() -> None:
-    signature = parts.Signature.of("kv", [torch.zeros(2)])
+    signature = wire_format.Signature.of("kv", [torch.zeros(2)])
     last = (1 << 16) - 1
-    numbers = [parts.header_number(m) for m in (0, 1, last)]
+    numbers = [wire_format.header_number(m) for m in (0, 1, last)]
     numbers += [signature.number(m, place) for m in (0, 1, last) for place in range(1000)]
     assert len(set(numbers)) == len(numbers)
     assert min(numbers) >= 0
     assert max(numbers) < 1 << 31
     assert signature.number(last + 1, 0) == signature.number(0, 0)
-    longer = parts.Signature.of("kv", [torch.zeros(3)])
+    longer = wire_format.Signature.of("kv", [torch.zeros(3)])
     assert signature.number(0, 0) != longer.number(0, 0), "gloo would pair them, and abort or fill in part"
 
 

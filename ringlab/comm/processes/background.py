@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ringlab.comm.processes.parts import Move
+from ringlab.comm.processes.wire_format import Move
 from ringlab.comm.protocol import AnyTensor, Bytes, Tensors
 from ringlab.errors import MismatchError
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringlab.comm.processes.background import Lane, as_bytes, copy
-from ringlab.comm.processes.parts import Expected, Label, Message, Move, announced_bytes, p2p
+from ringlab.comm.processes.wire_format import Expected, Label, Message, Move, announced_bytes, p2p
 from ringlab.errors import CommError, MismatchError
 
 

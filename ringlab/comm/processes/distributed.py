@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlab.comm.processes.carriers import Carrier, PointToPoint
 from ringlab.comm.processes.failure_board import FINISHED, Board
-from ringlab.comm.processes.parts import Expected, Label, Message, Traffic
+from ringlab.comm.processes.wire_format import Expected, Label, Message, Traffic
 from ringlab.comm.protocol import Comm, Tensors, Work
 from ringlab.comm.virtual.streams import Stall, stall_of
 from ringlab.comm.virtual.waiting import where
