@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from ringlab import VirtualCluster, launch
 from ringlab.comm.processes.distributed import DistributedComm
+from ringlab.comm.processes.shared_memory import SharedMemory
 from ringlab.comm.processes.symmetric import Windows
-from ringlab.comm.processes.windows import SharedMemory
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome
 from ringlab.comm.wrappers.faulty import Fault

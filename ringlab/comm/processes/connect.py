@@ -22,8 +22,8 @@ import torch.distributed as dist
 from ringlab.comm.processes.carriers import AllToAll, Carrier
 from ringlab.comm.processes.distributed import DistributedComm, carriers_of
 from ringlab.comm.processes.failure_board import common_start
+from ringlab.comm.processes.shared_memory import SharedMemory, SymmetricMemory
 from ringlab.comm.processes.symmetric import Windows
-from ringlab.comm.processes.windows import SharedMemory, SymmetricMemory
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, TransportTimeout, WorldSizeError
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ringlab.comm.processes.background import Lane, as_bytes
 from ringlab.comm.processes.carriers import Carrier
-from ringlab.comm.processes.windows import FREE, FULL, Window
+from ringlab.comm.processes.shared_memory import FREE, FULL, Window
 from ringlab.comm.processes.wire_format import Expected, Message, announced_bytes
 from ringlab.comm.protocol import Bytes, Tensors
 from ringlab.errors import CommError, MismatchError
