@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ringlab.comm.clocked.alike import Seconds, alike
 from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Log
 from ringlab.comm.clocked.recording import Posted, Recording, ends, posted
+from ringlab.comm.clocked.replicate_ranks import Seconds, replicate_ranks
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
@@ -92,7 +92,7 @@ class ClockedCluster:
         Raises: as `run`; CommError if the models' messages do not fit together.
         """
         run = _Run(self, program, (), sorted(set(models)))
-        return alike(run.run(), models, seconds)
+        return replicate_ranks(run.run(), models, seconds)
 
     def run_some(self, program: Callable[[Ring], Any], ranks: Sequence[int] = (0,)) -> Recording:
         """Return the recording of a program that these ranks run, each as if alone, for `lockstep.evaluate_alike`; the others do nothing.

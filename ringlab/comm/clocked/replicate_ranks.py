@@ -18,7 +18,7 @@ Seconds: TypeAlias = Callable[[int, tuple[str, ...]], Float[np.ndarray, " comput
 """Of (rank, labels): the seconds of each computation of the rank, by their labels."""
 
 
-def alike(found: Recording, models: Sequence[int], seconds: Seconds) -> Recording:
+def replicate_ranks(found: Recording, models: Sequence[int], seconds: Seconds) -> Recording:
     """Return the recording of all ranks from one in which only the `models` ran: see `ClockedCluster.run_alike`.
 
     Raises: CommError if the messages do not fit together.
