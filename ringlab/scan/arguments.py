@@ -22,7 +22,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.scan.chain import Element, chain, plan_passing
+from ringlab.scan.graph import Element, elements_of, plan_scan
 from ringlab.scores import check_scale
 from ringlab.torch_modes import refuse_transforms
 
@@ -84,8 +84,8 @@ def check_arguments(given: Arguments) -> Call:
     check_scale(given.scale, given.q.dtype)
     if not isinstance(given.chunk, int) or isinstance(given.chunk, bool) or given.chunk < 1:
         raise ShapeError("chunk= a number of tokens, at least 1", repr(given.chunk))
-    elements = chain(given.layout, _check_documents(given.documents, given.layout))
-    plan_passing(given.scan, elements)
+    elements = elements_of(given.layout, _check_documents(given.documents, given.layout))
+    plan_scan(given.scan, elements)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
     return Call(given.ring, elements, scale, given.scan, given.chunk, given.return_state, given.validate)
 

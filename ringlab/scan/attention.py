@@ -102,7 +102,7 @@ def linear_attention(
     documents: the lengths of packed documents, in order; the state begins with zeros in each.
     initial_state: (B, H, D, Dv), before the first token, the same on all ranks; only the first document sees it. Each rank has
     a part of its gradient: sum it over the ranks.
-    scan: how states pass from rank to rank, one of `ringlab.scan.chain.SCANS`: "relay", P − 1 hops of a state;
+    scan: how states pass from rank to rank, one of `ringlab.scan.graph.SCANS`: "relay", P − 1 hops of a state;
     "all-gather", one round; "doubling", log2 P rounds.
     chunk: tokens that are computed at once.
     return_state: return (out, state), state (B, H, D, Dv) after the last token, the same on all ranks, in float32 (float64

@@ -11,11 +11,11 @@ import torch
 
 from ringlab.comm.protocol import Comm
 from ringlab.merge import state_dtype
-from ringlab.scan import stretch
+from ringlab.scan import local_scan
 from ringlab.scan.arguments import Call
-from ringlab.scan.chain import plan_passing
 from ringlab.scan.chunk import TokenGradients, Tokens
-from ringlab.scan.passing import Passage, pass_states
+from ringlab.scan.executor import Passage, pass_states
+from ringlab.scan.graph import plan_scan
 from ringlab.types import State, Values
 
 
@@ -29,14 +29,14 @@ def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, 
         element = elements[number]
         wanted = like._replace(transition=None) if element.forgets else like
         part = tokens.rows(element.stretches[-1])
-        return comm.compute("passage", stretch.passage, part, wanted, call.chunk)
+        return comm.compute("passage", local_scan.passage, part, wanted, call.chunk)
 
     known = {
         number: Passage(None, zeros if element.fresh else initial)
         for number, element in call.own
         if element.fresh or number == 0
     }
-    plan = plan_passing(call.scan, elements)
+    plan = plan_scan(call.scan, elements)
     entering = pass_states(comm, plan, known, passage_of, like, "state")
     out, last = torch.empty_like(tokens.v), initial if not elements else zeros
     for number, element in call.own:
@@ -44,7 +44,7 @@ def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, 
         for rows in element.stretches:
             part = tokens.rows(rows)
             out[..., rows, :], state = comm.compute(
-                "attend", stretch.attend, part, state, call.chunk, call.scale
+                "attend", local_scan.attend, part, state, call.chunk, call.scale
             )
             if number == len(elements) - 1:
                 last = state
@@ -69,14 +69,14 @@ def backward(
         wanted = like._replace(transition=None) if element.forgets else like
         rows = element.stretches[0]
         arguments = tokens.rows(rows), dout[..., rows, :], wanted, call.chunk, call.scale
-        return comm.compute("passage back", stretch.passage_back, *arguments)
+        return comm.compute("passage back", local_scan.passage_back, *arguments)
 
     known = {
         count - 1 - number: Passage(None, dlast if number == count - 1 else zeros)
         for number, _ in call.own
         if number == count - 1 or elements[number + 1].fresh
     }
-    plan = plan_passing(call.scan, elements, backward=True)
+    plan = plan_scan(call.scan, elements, backward=True)
     leaving = pass_states(comm, plan, known, passage_of, like, "dstate")
     found = _empty_gradients(tokens)
     dinitial = dlast if not elements else zeros
@@ -86,7 +86,7 @@ def backward(
             first = rows == element.stretches[0]
             arguments = tokens.rows(rows), state if first else zeros, dout[..., rows, :], dleft
             of_part, dentered = comm.compute(
-                "differentiate", stretch.gradients, *arguments, call.chunk, call.scale
+                "differentiate", local_scan.gradients, *arguments, call.chunk, call.scale
             )
             _store(found, rows, of_part)
             dleft = zeros

@@ -28,7 +28,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import ring_traffic
 from ringlab.scan import plain
 from ringlab.scan.attention import linear_attention
-from ringlab.scan.chain import SCANS
+from ringlab.scan.graph import SCANS
 from ringlab.viz import gantt
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict

@@ -16,7 +16,7 @@ from ringlab.conformance.kinds.scan_cases import attend_to, join
 from ringlab.conformance.kinds.scan_tolerance import Inputs, Results, bounds, errors, truth
 from ringlab.layout import Layout, contiguous, dealt, zigzag
 from ringlab.merge import state_dtype
-from ringlab.scan.chain import SCANS
+from ringlab.scan.graph import SCANS
 
 
 @dataclass(frozen=True)

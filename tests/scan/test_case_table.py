@@ -14,7 +14,7 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.scan_cases import AXES, Case, attend, covering, join, problem
 from ringlab.conformance.kinds.scan_tolerance import Results, errors
 from ringlab.merge import state_dtype
-from ringlab.scan.chain import SCANS
+from ringlab.scan.graph import SCANS
 
 
 @lru_cache(maxsize=128)

@@ -15,10 +15,10 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.scan_cases import attend_to, join
 from ringlab.errors import BackendError
 from ringlab.layout import contiguous, zigzag
-from ringlab.scan import passing
+from ringlab.scan import executor
 from ringlab.scan.attention import linear_attention
-from ringlab.scan.chain import Element, chain
-from ringlab.scan.passing import Passage
+from ringlab.scan.graph import Element, elements_of
+from ringlab.scan.executor import Passage
 from tests.scan.problems import Problem, problems, solve, wrong
 
 
@@ -41,7 +41,7 @@ def adds_states(later: Passage, earlier: Passage) -> Passage:
 
 def keeps_gradients_at_home(*arguments: Any, **other: Any) -> dict[int, Passage]:
     """Backward, no gradient of a state arrives from later ranks."""
-    found = passing.pass_states(*arguments, **other)
+    found = executor.pass_states(*arguments, **other)
     if arguments[-1] == "state":
         return found
     return {turn: Passage(None, torch.zeros_like(each.contribution)) for turn, each in found.items()}
@@ -51,16 +51,16 @@ def forgets_documents(*arguments: Any) -> tuple[Element, ...]:
     """The state that leaves a rank still has the documents before the last one: other ranks read across the border."""
     return tuple(
         Element(each.rank, (slice(each.stretches[0].start, each.stretches[-1].stop),), each.fresh)
-        for each in chain(*arguments)
+        for each in elements_of(*arguments)
     )
 
 
 @pytest.mark.parametrize(
     ("place", "mutant", "problem"),
     [
-        ("ringlab.scan.passing.after", adds_states, DECAY),
+        ("ringlab.scan.executor.after", adds_states, DECAY),
         ("ringlab.scan.program.pass_states", keeps_gradients_at_home, DECAY),
-        ("ringlab.scan.arguments.chain", forgets_documents, PACKED),
+        ("ringlab.scan.arguments.elements_of", forgets_documents, PACKED),
     ],
 )
 def test_the_law_notices(place: str, mutant: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,12 @@ from ringlab.cost.scan_traffic import (
 )
 from ringlab.errors import CostError
 from ringlab.layout import Layout, contiguous, zigzag
-from ringlab.scan import chain as module
-from ringlab.scan import chunk, stretch
-from ringlab.scan.chain import SCANS, Element, Hops, chain, plan_passing
+from ringlab.scan import chunk, local_scan
+from ringlab.scan import graph as module
 from ringlab.scan.chunk import Tokens
+from ringlab.scan.executor import Passage, pass_states
+from ringlab.scan.graph import SCANS, Element, Hops, elements_of, plan_scan
 from ringlab.scan.halo import short_convolution
-from ringlab.scan.passing import Passage, pass_states
 from ringlab.scan.program import like_passages
 from tests.laws.draw import refute
 from tests.scan.problems import Problem
@@ -44,7 +44,7 @@ def law_every_element_hears_of_all_before_it(
     """A passage is the list of the elements that it leads through; composing two needs that they join."""
     scans, module.SCANS["mine"] = dict(module.SCANS), scan
     try:
-        plan = plan_passing("mine", elements)
+        plan = plan_scan("mine", elements)
     finally:
         module.SCANS.clear()
         module.SCANS.update(scans)
@@ -103,7 +103,7 @@ def test_the_law_notices() -> None:
 
 
 def test_the_zigzag_passes_each_rank_twice_and_the_middle_once() -> None:
-    elements = chain(zigzag(16, 4), ())
+    elements = elements_of(zigzag(16, 4), ())
     assert [element.rank for element in elements] == [0, 1, 2, 3, 2, 1, 0]
     assert [element.stretches for element in elements if element.rank == 0] == [
         (slice(0, 2),),
@@ -113,7 +113,7 @@ def test_the_zigzag_passes_each_rank_twice_and_the_middle_once() -> None:
 
 def test_documents_save_messages() -> None:
     """No state passes a rank at whose first token a document begins, and no transition one inside which a document begins."""
-    plan = plan_passing("doubling", chain(contiguous(16, 4), (6, 2, 8)))
+    plan = plan_scan("doubling", elements_of(contiguous(16, 4), (6, 2, 8)))
     assert [[(hop.source, hop.target, hop.whole) for hop in hops] for hops in plan.rounds] == [
         [(0, 1, True), (2, 3, True)]
     ]
@@ -160,7 +160,7 @@ def test_bytes_do_not_depend_on_the_length() -> None:
 @pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 5, 8])
 def test_rounds_are_those_of_the_plan(P: int, scan: str) -> None:
-    assert len(plan_passing(scan, chain(contiguous(P, P), ())).rounds) == rounds(P, scan)
+    assert len(plan_scan(scan, elements_of(contiguous(P, P), ())).rounds) == rounds(P, scan)
 
 
 def only_pass(ring: Ring, sizes: LinearAttention, scan: str) -> None:
@@ -176,7 +176,7 @@ def only_pass(ring: Ring, sizes: LinearAttention, scan: str) -> None:
     known = {0: Passage(None, torch.ones(*heads, sizes.D, sizes.Dv, dtype=state))} if ring.rank == 0 else {}
     one = torch.empty(1, dtype=state)
     like = Passage(one.expand(*heads, side, side), one.expand(*heads, sizes.D, sizes.Dv))
-    plan = plan_passing(scan, chain(contiguous(ring.world_size, ring.world_size), ()))
+    plan = plan_scan(scan, elements_of(contiguous(ring.world_size, ring.world_size), ()))
     pass_states(ring.comm, plan, known, passage_of, like, "state")
 
 
@@ -225,8 +225,8 @@ def test_flops(delta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(chunk, "_solve", counted)
     walks: list[tuple[int, Callable[[], Any]]] = [
-        (passage_flops(sizes, L, 8), lambda: stretch.passage(tokens, like_passages(tokens), 8)),
-        (attend_flops(sizes, L, 8), lambda: stretch.attend(tokens, torch.zeros(1, 2, 4, 6), 8, 0.5)),
+        (passage_flops(sizes, L, 8), lambda: local_scan.passage(tokens, like_passages(tokens), 8)),
+        (attend_flops(sizes, L, 8), lambda: local_scan.attend(tokens, torch.zeros(1, 2, 4, 6), 8, 0.5)),
     ]
     for expected, walk in walks:
         solved[0] = 0

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.comm.protocol import Comm, thread_safe
-from ringlab.scan.chain import Hop, Plan
+from ringlab.scan.graph import Hop, Plan
 from ringlab.types import State
 
 Transition: TypeAlias = Float[Tensor, "B H _ _"]

@@ -1,6 +1,6 @@
 """The chain of a scan: the stretches of tokens that a state passes through, and the hops by which it passes.
 
-A scan is data: rounds of hops between elements. The executor (`ringlab.scan.passing`) is one for all of them.
+A scan is data: rounds of hops between elements. The executor (`ringlab.scan.executor`) is one for all of them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def chain(layout: Layout, documents: tuple[int, ...]) -> tuple[Element, ...]:
+def elements_of(layout: Layout, documents: tuple[int, ...]) -> tuple[Element, ...]:
     """Return the elements of a layout in the order of the sequence.
 
     Raises: LayoutError for a layout whose ranks own single tokens instead of stretches of adjacent ones.
@@ -141,7 +141,7 @@ def _element(begins: set[int], start: int, length: int, rank: int, local: int) -
     return Element(rank, tuple(slice(a, b) for a, b in pairwise(cuts)), start in begins)
 
 
-def plan_passing(scan: str, elements: tuple[Element, ...], backward: bool = False) -> Plan:
+def plan_scan(scan: str, elements: tuple[Element, ...], backward: bool = False) -> Plan:
     """Return the plan by which states pass forward, or their gradients backward, by the scan of this name.
 
     In backward the elements are numbered from the last one. Raises: BackendError for an unknown scan.

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ringlab.comm.protocol import thread_safe
 from ringlab.scan.chunk import Chunk, TokenGradients, Tokens
-from ringlab.scan.passing import Passage
+from ringlab.scan.executor import Passage
 from ringlab.types import State, Values
 
 
