@@ -33,7 +33,7 @@ from ringlab.serving.checks import (
     sizes_of,
 )
 from ringlab.serving.paged_cache import PagedCache
-from ringlab.serving.travels import TRAVELS, Chunk
+from ringlab.serving.prefill_schedules import TRAVELS, Chunk
 from ringlab.torch_modes import without_autocast
 from ringlab.types import KeyValue, Query, Sinks, Value
 

@@ -17,10 +17,10 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome
 from ringlab.mask import Mask
 from ringlab.serving import chunks as module
-from ringlab.serving import travels
+from ringlab.serving import prefill_schedules
 from ringlab.serving.decode import decode_heads
 from ringlab.serving.paged_cache import PagedCache
-from ringlab.serving.travels import Chunk
+from ringlab.serving.prefill_schedules import Chunk
 from tests.laws.draw import MAKERS
 from tests.serving.problems import Prompt, assert_prompt, assert_rows, feed, prompt, whole
 
@@ -89,13 +89,13 @@ def counts_the_prefix_twice(call: Any, chunk: Chunk, steps: Any, rank: int, orig
     steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v)
 
 
-ATTEND = travels.attend
+ATTEND = prefill_schedules.attend
 
 
 @pytest.mark.parametrize(
     ("owner", "function", "mutant"),
     [
-        (travels, "attend", counts_the_prefix_twice),
+        (prefill_schedules, "attend", counts_the_prefix_twice),
         (Chunk, "start", property(lambda self: 0)),
         (module, "with_sinks", lambda whole, sinks: whole),
     ],
