@@ -17,8 +17,8 @@ from ringlab.errors import BackendError
 from ringlab.layout import contiguous, zigzag
 from ringlab.scan import executor
 from ringlab.scan.attention import linear_attention
-from ringlab.scan.graph import Element, elements_of
 from ringlab.scan.executor import Passage
+from ringlab.scan.graph import Element, elements_of
 from tests.scan.problems import Problem, problems, solve, wrong
 
 
