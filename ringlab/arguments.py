@@ -25,8 +25,7 @@ from ringlab.errors import (
     ShapeError,
 )
 from ringlab.layout import Layout
-from ringlab.mask import Mask
-from ringlab.pieces import check_position_ids
+from ringlab.mask import Mask, check_position_ids
 from ringlab.schedules import get_schedule
 from ringlab.schedules.protocol import Schedule, ScheduledCall
 from ringlab.scores import ScoreRules, check_scale, check_sinks

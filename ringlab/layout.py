@@ -16,15 +16,17 @@ one (see `ringlab.plan`).
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
-from ringlab.arrays import concatenate, has_gradient, sequence_axis, take
-from ringlab.errors import GradientError, LayoutError, WorldSizeError
+from ringlab.errors import GradientError, LayoutError, ShapeError, WorldSizeError
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Layout:
             raise WorldSizeError(f"a rank from 0 to {self.P - 1}", f"{rank}")
         return self.ranks[rank]
 
+    def local_runs(self, rank: int) -> list[tuple[int, Run]]:
+        """Return (local index of its first token, run) for each run of `rank`. Raises: WorldSizeError unless 0 ≤ rank < P."""
+        runs = self.runs(rank)
+        return list(zip(accumulate((int(run.length) for run in runs), initial=0), runs, strict=False))
+
     def of_ranks(self, world_size: int) -> Layout:
         """Return this layout if it is one for so many ranks. Raises: WorldSizeError if it is not."""
         if self.P != world_size:
@@ -174,10 +181,10 @@ class Layout:
         remedy = "pass the whole sequence, not a shard, or build the layout for this length"
         if self.S < self.P and self.P in x.shape:
             remedy = f"tokens come before ranks: (S={self.P}, P={self.S})"
-        axis = sequence_axis(x, dim, self.S, f"for {self!r}", remedy)
+        axis = _sequence_axis(x, dim, self.S, f"for {self!r}", remedy)
         index = (slice(None),) * axis
         parts = [x[(*index, run.index)] for run in self.runs(rank)]
-        return concatenate(parts or [x[(*index, slice(0, 0))]], axis)
+        return _concatenate(parts or [x[(*index, slice(0, 0))]], axis)
 
     def unshard(self, shards: Sequence[Any], dim: int | None = None) -> Any:
         """Return the whole sequence in global order from the shards of all ranks.
@@ -190,9 +197,9 @@ class Layout:
         if isinstance(shards[0], tuple):
             return tuple(self.unshard(parts, dim) for parts in zip(*shards, strict=True))
         for rank, part in enumerate(shards):
-            axis = sequence_axis(part, dim, self.length(rank), f"from rank {rank} of {self!r}")
-        joined = concatenate(list(shards), axis)
-        return take(joined, self._order, axis)
+            axis = _sequence_axis(part, dim, self.length(rank), f"from rank {rank} of {self!r}")
+        joined = _concatenate(list(shards), axis)
+        return _take(joined, self._order, axis)
 
     def gather(self, ring: Any, x: Any, dim: int | None = None) -> Any:
         """Return the whole sequence in global order, on every rank, from the shards `x` of all ranks.
@@ -212,10 +219,10 @@ class Layout:
         if isinstance(x, tuple):
             return tuple(self.gather(ring, part, dim) for part in x)
         self.of_ranks(ring.world_size)
-        axis = sequence_axis(
+        axis = _sequence_axis(
             x, dim, self.length(ring.rank), f"of rank {ring.rank} for {self!r}", "pass a shard"
         )
-        if has_gradient(x):
+        if _has_gradient(x):
             raise GradientError(
                 "a tensor without a gradient", "one that requires it", "gather(ring, x.detach())"
             )
@@ -409,3 +416,51 @@ def _check_sizes(S: int, P: int, chunk: int = 1) -> None:
     for name, value, least in (("S", S, 0), ("P", P, 1), ("chunk", chunk, 1)):
         if not isinstance(value, (int, np.integer)) or value < least:
             raise LayoutError(f"{name} >= {least}, an integer", f"{name}={value!r}")
+
+
+# Shards are NumPy arrays or torch tensors alike, and torch is not loaded for an array.
+
+
+def _sequence_axis(x: Any, dim: int | None, length: int, whose: str, remedy: str = "") -> int:
+    """Return axis `dim` of `x`, counted from the front; None stands for −2, where only that one fits.
+
+    Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message. If another
+    axis has as many, the remedy names that one. ShapeError for None if another axis may as well be the sequence: in (B, S) and
+    (B, S, D) the other of the first two. Four axes are (B, H, S, D).
+    """
+    named, dim = dim is not None, -2 if dim is None else dim
+    if not -x.ndim <= dim < x.ndim:
+        raise ShapeError(f"an axis {dim}", f"shape {tuple(x.shape)}", "name the sequence axis with dim=")
+    if x.shape[dim] != length:
+        fitting = [axis for axis, size in enumerate(x.shape) if size == length]
+        if fitting:
+            remedy = f"name the sequence axis: {' or '.join(f'dim={axis}' for axis in fitting)}"
+        raise ShapeError(f"{length} tokens on axis {dim} {whose}", f"shape {tuple(x.shape)}", remedy)
+    if not named and x.ndim in (2, 3) and length > 1 and x.shape[0] == x.shape[1]:
+        needed = f"the name of the axis of {length} tokens {whose}"
+        raise ShapeError(needed, f"shape {tuple(x.shape)}", "name it: dim=0 or dim=1")
+    return dim % x.ndim
+
+
+def _concatenate(parts: list[Any], axis: int) -> Any:
+    """Return the parts, one after the other on this axis."""
+    if _is_torch(parts[0]):
+        return sys.modules["torch"].cat(parts, dim=axis)
+    return np.concatenate(parts, axis=axis)
+
+
+def _take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
+    """Return a copy of `x` in which this axis has the elements that `order` names."""
+    if _is_torch(x):
+        return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
+    return np.take(x, order, axis=axis)
+
+
+def _has_gradient(x: Any) -> bool:
+    """Return whether `x` is a tensor whose use autograd records now."""
+    return _is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+
+def _is_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)

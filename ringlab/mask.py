@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ringlab.errors import MaskError
+from ringlab.errors import LayoutError, MaskError
+from ringlab.layout import Layout
 from ringlab.lengths import (
     lengths_of_cu_seqlens,
     lengths_of_position_ids,
@@ -213,6 +214,37 @@ class Mask:
 def as_mask(causal: bool | Mask) -> Mask:
     """Return the mask that a causal flag stands for; a mask is returned as it is."""
     return causal if isinstance(causal, Mask) else Mask(causal=bool(causal))
+
+
+def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_global: bool = False) -> None:
+    """Return if `ids` are the positions of the tokens that `rank` owns, in local order, counted in their documents.
+
+    or_global: or, if wanted, counted in the whole sequence.
+
+    Raises: LayoutError, naming the first token whose position id is wrong.
+    """
+    ids = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    if or_global and np.array_equal(ids, layout.positions(rank)):
+        return
+    expected = mask.of_length(layout.S).position_ids(layout.positions(rank))
+    remedy = (
+        f"shard the position ids of the whole sequence like the tokens: layout.shard(ids, {rank}, dim=-1)"
+    )
+    if ids.shape != expected.shape:
+        raise LayoutError(
+            f"{len(expected)} position ids on rank {rank} of {layout!r}", f"shape {ids.shape}", remedy
+        )
+    wrong = np.flatnonzero(ids != expected)
+    if len(wrong):
+        i = int(wrong[0])
+        if len(np.unique(ids - expected)) == 1 and ids[i] > expected[i]:
+            offset = ids[i] - expected[i]
+            remedy += f"; if the model's ids begin at {offset}, pass ids - {offset}"
+        raise LayoutError(
+            f"position {expected[i]} for local token {i} of rank {rank} under {layout!r}",
+            f"{ids[i]}; {len(wrong)} of {len(expected)} differ",
+            remedy,
+        )
 
 
 def _window_remedy(given: Any) -> str:

@@ -7,22 +7,23 @@ start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k
 skipped (nothing visible), full (everything visible), causal (d = 0), or causal after cutting off d keys that
 every row sees or d rows that see nothing; the layouts of `ringlab.layout` need at most one such cut. A block
 backend needs no mask beyond `causal: bool`, and causal tiles are square. A `ringlab.mask.Mask` that is more than
-causal first cuts the runs at the bounds of documents and prefixes (`ringlab.pieces`); a sliding window makes the
-visible pairs a band (`ringlab.tile`).
+causal first cuts the runs at the bounds of documents and prefixes, so that one simple rule describes each pair of
+runs; a sliding window makes the visible pairs a band (`ringlab.tile`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from ringlab.errors import LayoutError
 from ringlab.layout import Layout, Run
 from ringlab.mask import Mask, as_mask
-from ringlab.pieces import Piece, check_steps, piece_tiles, pieces_by_document, with_local_starts
-from ringlab.tile import Tile, cut, right_edge
+from ringlab.tile import Tile, band, cut, right_edge
 
 _FEW_RUNS = 8
 """Ranks with more runs are planned pair by pair: their relations are long, and such layouts have few ranks."""
@@ -62,6 +63,18 @@ def _plan(layout: Layout, mask: Mask, largest: int | None) -> Plan:
     return Plan(layout, mask, largest)
 
 
+@dataclass(frozen=True)
+class DocumentRun:
+    """A run, or the part of one that lies in one document: a sequence of positions to which one simple rule applies.
+
+    local_start: the local index of its first token. in_prefix: whether its tokens belong to the document's prefix.
+    """
+
+    local_start: int
+    run: Run
+    in_prefix: bool
+
+
 class TilesByOrigin(Protocol):
     """The tiles of one rank's queries, by the rank that owns the keys."""
 
@@ -80,7 +93,7 @@ class Plan:
         self.layout, self.mask, self.largest = layout, mask.of_length(layout.S), largest
         self._by_rank: dict[int, TilesByOrigin] = {}
         self._by_relation: dict[Any, tuple[Tile, ...]] = {}
-        self._pieces: dict[int, dict[int, list[Piece]]] = {}
+        self._document_runs: dict[int, dict[int, list[DocumentRun]]] = {}
         self._most_runs = max(1, *map(len, layout.ranks))
 
     def of(self, rank: int, origin: int) -> tuple[Tile, ...]:
@@ -138,11 +151,11 @@ class Plan:
         as_bytes = np.dtype((np.void, numbers.itemsize * numbers.shape[1]))
         return cast(list[bytes], numbers.view(as_bytes).ravel().tolist())
 
-    def pieces(self, rank: int) -> dict[int, list[Piece]]:
-        """Return the rank's pieces by document, computed once."""
-        if rank not in self._pieces:
-            self._pieces[rank] = pieces_by_document(self.layout, self.mask, rank)
-        return self._pieces[rank]
+    def document_runs(self, rank: int) -> dict[int, list[DocumentRun]]:
+        """Return the rank's runs by document, cut once."""
+        if rank not in self._document_runs:
+            self._document_runs[rank] = _runs_by_document(self.layout, self.mask, rank)
+        return self._document_runs[rank]
 
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -180,14 +193,51 @@ def _masked_pair_tiles(plan: Plan, rank: int, origin: int) -> tuple[Tile, ...]:
     """Return the tiles of one pair of ranks under any mask."""
     full: list[Tile] = []
     edges: list[Tile] = []
-    theirs = plan.pieces(origin)
-    for document, queries in plan.pieces(rank).items():
+    theirs = plan.document_runs(origin)
+    for document, queries in plan.document_runs(rank).items():
         for query in queries:
             for key in theirs.get(document, ()):
-                for tile in piece_tiles(plan.mask, query, key, plan.layout.step):
+                for tile in _document_tiles(plan.mask, query, key, plan.layout.step):
                     shifted = tile.shifted(query.local_start, key.local_start)
                     (edges if tile.causal else full).append(shifted)
     return _sorted(_join_rows(_join_keys(full)), edges, plan.largest)
+
+
+def _runs_by_document(layout: Layout, mask: Mask, rank: int) -> dict[int, list[DocumentRun]]:
+    """Return the runs of a rank, cut at the bounds of documents and prefixes, by document number."""
+    found: dict[int, list[DocumentRun]] = {}
+    prefixes = np.array(mask.prefixes, np.int64)
+    for local_start, run in layout.local_runs(rank):
+        if run.length == 0:
+            continue
+        positions = run.positions
+        documents = mask.document_of(positions)
+        early = positions - (mask.bounds[documents] if mask.documents else 0) < prefixes[documents]
+        changes = (documents[1:] != documents[:-1]) | (early[1:] != early[:-1])
+        cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), run.length]
+        for start, stop in pairwise(cuts):
+            part = Run(int(positions[start]), run.step, stop - start)
+            of_document = found.setdefault(int(documents[start]), [])
+            of_document.append(DocumentRun(local_start + start, part, bool(early[start])))
+    return found
+
+
+def _document_tiles(mask: Mask, query: DocumentRun, key: DocumentRun, step: int) -> list[Tile]:
+    """Return the tiles of two runs of one document, in indices of the runs.
+
+    Raises: LayoutError for a run whose step is not `step`.
+    """
+    n, m = query.run.length, key.run.length
+    if key.in_prefix:
+        return [Tile(0, n, 0, m, False)]
+    _check_steps(query.run, key.run, step)
+    apart = query.run.start - key.run.start
+    lo, hi = -n, m
+    if mask.window is not None:
+        lo, hi = (apart - mask.window) // step + 1, -(-(apart + mask.window) // step) - 1
+    if mask.causal:
+        hi = min(hi, apart // step)
+    return band(n, m, lo, hi)
 
 
 def _full_tile(n_rows: int, n_keys: int) -> tuple[Tile, ...]:
@@ -206,8 +256,8 @@ def _pair_tiles(layout: Layout, rank: int, origin: int, largest: int | None) -> 
         return _many_runs_tiles(layout, rank, origin, largest)
     full: list[Tile] = []
     diagonal: list[Tile] = []
-    for q_start, q_run in with_local_starts(q_runs):
-        for k_start, k_run in with_local_starts(k_runs):
+    for q_start, q_run in layout.local_runs(rank):
+        for k_start, k_run in layout.local_runs(origin):
             for tile in _run_tiles(q_start, q_run, k_start, k_run, layout.step):
                 (diagonal if tile.causal else full).append(tile)
     return _sorted(_join_rows(_join_keys(full)), diagonal, largest)
@@ -286,9 +336,15 @@ def _positions_ascend(runs: tuple[Run, ...]) -> bool:
 
 def _run_tiles(q_start: int, q: Run, k_start: int, k: Run, step: int) -> list[Tile]:
     """Return the tiles of a query run and a key run that begin at these local indices."""
-    check_steps(q, k, step)
+    _check_steps(q, k, step)
     found = right_edge(q.length, k.length, (q.start - k.start) // step)
     return [tile.shifted(q_start, k_start) for tile in found]
+
+
+def _check_steps(q: Run, k: Run, step: int) -> None:
+    """Return if both runs have this step. Raises: LayoutError if one has another."""
+    if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
+        raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")
 
 
 def _join_keys(tiles: list[Tile]) -> list[Tile]:

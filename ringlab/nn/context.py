@@ -15,8 +15,7 @@ from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import RinglabError, ShapeError
 from ringlab.layout import Layout
-from ringlab.mask import Mask
-from ringlab.pieces import check_position_ids
+from ringlab.mask import Mask, check_position_ids
 from ringlab.rank_agreement import agree
 from ringlab.schedules.protocol import Schedule
 from ringlab.types import Sinks

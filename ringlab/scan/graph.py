@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 
 from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import Layout
-from ringlab.pieces import with_local_starts
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def elements_of(layout: Layout, documents: tuple[int, ...]) -> tuple[Element, ..
     runs = sorted(
         (run.start, run.length, rank, local)
         for rank in range(layout.P)
-        for local, run in with_local_starts(layout.runs(rank))
+        for local, run in layout.local_runs(rank)
         if run.length and _adjacent(run.step, run.length, layout)
     )
     joined: list[list[int]] = []

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ringlab import contiguous, per_document, plan, zigzag
 from ringlab.errors import LayoutError, MaskError
 from ringlab.layout import Layout, Run
-from ringlab.mask import Mask
-from ringlab.pieces import check_position_ids
+from ringlab.mask import Mask, check_position_ids
 from tests.laws.draw import refute
 
 Lengths = tuple[int, ...]
