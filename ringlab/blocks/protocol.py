@@ -1,6 +1,6 @@
 """The interface of a block backend: attention of some query rows over one K/V block, forward and backward.
 
-A schedule brings the blocks; for each one, `Call` hands the tiles to a `Block`. A backend that can compute all tiles
+A schedule brings the blocks; for each one, `AttentionCall` hands the tiles to a `Block`. A backend that can compute all tiles
 of a block in one launch is a `StepBlock` and keeps its own state between blocks, a `ForwardSteps` or `BackwardSteps`.
 """
 

@@ -48,7 +48,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Call:
+class ScanCall:
     """A call of linear attention: its arguments with every default filled in, and the elements that its states pass.
 
     name: the name of this call, equal on all ranks, which they compare in backward.
@@ -69,7 +69,7 @@ class Call:
         return [(i, element) for i, element in enumerate(self.elements) if element.rank == self.ring.rank]
 
 
-def check_arguments(given: Arguments) -> Call:
+def check_arguments(given: Arguments) -> ScanCall:
     """Return the call that this rank asks for.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError for a
@@ -87,7 +87,7 @@ def check_arguments(given: Arguments) -> Call:
     elements = elements_of(given.layout, _check_documents(given.documents, given.layout))
     plan_scan(given.scan, elements)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)
-    return Call(given.ring, elements, scale, given.scan, given.chunk, given.return_state, given.validate)
+    return ScanCall(given.ring, elements, scale, given.scan, given.chunk, given.return_state, given.validate)
 
 
 def describe_arguments(given: Arguments) -> str:

@@ -23,7 +23,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.layout import Layout
 from ringlab.rank_agreement import agree, checked_over
-from ringlab.scan.arguments import Arguments, Call, check_arguments, describe_arguments
+from ringlab.scan.arguments import Arguments, ScanCall, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
 from ringlab.torch_modes import as_autocast, without_autocast
@@ -133,7 +133,7 @@ def linear_attention(
         q, k, v, ring, layout, decay, beta, scale, documents, initial_state, scan, chunk, return_state, validate,
     )  # fmt: skip
 
-    def check() -> tuple[Call, str]:
+    def check() -> tuple[ScanCall, str]:
         return check_arguments(given), describe_arguments(given) if validate else ""
 
     call = checked_over(ring, check, q, validate)
@@ -154,7 +154,7 @@ class _LinearAttention(torch.autograd.Function):
         decay: Gate | None,
         beta: Gate | None,
         initial_state: State | None,
-        call: Call,
+        call: ScanCall,
     ) -> tuple[Tensor, Tensor]:
         tokens = Tokens(*(None if x is None else x.detach() for x in (q, k, v, decay, beta)))  # type: ignore[arg-type]
         with without_autocast(q.device.type):

@@ -12,14 +12,14 @@ import torch
 from ringlab.comm.protocol import Comm
 from ringlab.merge import state_dtype
 from ringlab.scan import local_scan
-from ringlab.scan.arguments import Call
+from ringlab.scan.arguments import ScanCall
 from ringlab.scan.chunk import TokenGradients, Tokens
 from ringlab.scan.executor import Passage, pass_states
 from ringlab.scan.graph import plan_scan
 from ringlab.types import State, Values
 
 
-def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, State, list[State]]:
+def forward(call: ScanCall, tokens: Tokens, initial: State | None) -> tuple[Values, State, list[State]]:
     """Return this rank's outputs, the state after the last token (zeros unless asked for), and what enters its elements."""
     comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
     zeros = torch.zeros_like(like.contribution)
@@ -55,7 +55,7 @@ def forward(call: Call, tokens: Tokens, initial: State | None) -> tuple[Values, 
 
 
 def backward(
-    call: Call, tokens: Tokens, entering: list[State], dout: Values, dstate: State | None
+    call: ScanCall, tokens: Tokens, entering: list[State], dout: Values, dstate: State | None
 ) -> tuple[TokenGradients, State]:
     """Return the gradients of this rank's tokens, in their dtypes, and its part of the initial state's gradient."""
     comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.types import BlockTensor
 
@@ -24,14 +24,14 @@ class AllGatherSchedule(BlockSchedule):
     name = "allgather"
 
     def arriving_blocks(
-        self, call: Call, k: BlockTensor, v: BlockTensor
+        self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         ring = call.ring
         keys, values = (self._gather(call, x.contiguous()) for x in (k, v))
         for step, distance in enumerate(call.offsets):
             yield ring.origin(distance), keys[step], values[step]
 
-    def _gather(self, call: Call, x: Tensor) -> list[Tensor]:
+    def _gather(self, call: AttentionCall, x: Tensor) -> list[Tensor]:
         """Return this tensor of every rank whose block is visible, this rank's own first, then the nearest."""
         ring, works = call.ring, []
         for distance in call.offsets[1:]:
@@ -42,14 +42,14 @@ class AllGatherSchedule(BlockSchedule):
             )
         return [x, *(work.wait()[0] for work in works)]
 
-    def gradient_return(self, call: Call) -> ReduceScatterReturn:
+    def gradient_return(self, call: AttentionCall) -> ReduceScatterReturn:
         return ReduceScatterReturn(call)
 
 
 class ReduceScatterReturn:
     """`GradientReturn` after the last block: sends each block's gradients to its owner, and sums those that arrive."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AttentionCall) -> None:
         self.call = call
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 from ringlab.blocks.protocol import Gradient
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.ring import RingGradientReturn
 from ringlab.schedules.route import circulate
 from ringlab.types import BlockTensor
@@ -30,7 +30,7 @@ class BidirectionalSchedule(BlockSchedule):
     name = "bidirectional"
 
     def arriving_blocks(
-        self, call: Call, k: BlockTensor, v: BlockTensor
+        self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         ways = (circulate(call, (0, *offsets), k, v, tag="kv") for offsets in _both_ways(call))
         rounds = zip_longest(*ways)
@@ -40,11 +40,11 @@ class BidirectionalSchedule(BlockSchedule):
             for origin, (block_k, block_v) in filter(None, blocks):
                 yield origin, block_k, block_v
 
-    def gradient_return(self, call: Call) -> BothWaysReturn:
+    def gradient_return(self, call: AttentionCall) -> BothWaysReturn:
         return BothWaysReturn(call)
 
 
-def _both_ways(call: Call) -> tuple[Offsets, Offsets]:
+def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
     """Return the offsets of visible blocks up to half the ring, and the others, nearest first from the other side."""
     P = call.ring.world_size
     near = tuple(distance for distance in call.offsets[1:] if 2 * distance <= P)
@@ -54,7 +54,7 @@ def _both_ways(call: Call) -> tuple[Offsets, Offsets]:
 class BothWaysReturn:
     """`GradientReturn` of both directions. The sums of a rank's own block wait for those that come home."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AttentionCall) -> None:
         self.ring = call.ring
         near, self.far = _both_ways(call)
         self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)

@@ -20,7 +20,7 @@ from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, state_dtype, with_sinks
-from ringlab.schedules.call import Call, attend_to_block, differentiate_block
+from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
 from ringlab.types import BlockTensor, Out, Query, RowState, Sinks
 
@@ -35,22 +35,22 @@ class BlockSchedule(ABC):
 
     @abstractmethod
     def arriving_blocks(
-        self, call: Call, k: BlockTensor, v: BlockTensor
+        self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
 
     @abstractmethod
-    def gradient_return(self, call: Call) -> GradientReturn:
+    def gradient_return(self, call: AttentionCall) -> GradientReturn:
         """Return the `GradientReturn` that brings the gradients of one backward to the blocks' owners."""
 
-    def block_count(self, call: Call) -> int:
+    def block_count(self, call: AttentionCall) -> int:
         """Return how many blocks `arriving_blocks` yields."""
         return call.block_count
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
 
-    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
+    def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
@@ -58,7 +58,7 @@ class BlockSchedule(ABC):
         return finished(call, steps.partial(), q, k, v)
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+        self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
         """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own.
 
@@ -80,7 +80,9 @@ class BlockSchedule(ABC):
         return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
 
 
-def finished(call: Call, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
+def finished(
+    call: AttentionCall, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor
+) -> ForwardResult:
     """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
     if call.sinks is not None:
         partial = call.ring.compute("sinks", thread_safe(with_sinks), partial, call.sinks)
@@ -89,14 +91,16 @@ def finished(call: Call, partial: Partial, q: Query, k: BlockTensor, v: BlockTen
     return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
 
 
-def gradient_of_sinks(call: Call, saved: tuple[Shaped[Tensor, "..."], ...], delta: RowState) -> Sinks | None:
+def gradient_of_sinks(
+    call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], delta: RowState
+) -> Sinks | None:
     """Return this rank's part of the gradient of the sinks, which are saved after (q, k, v, out, lse); None without."""
     lse, sinks = saved[4], saved[5:]
     return call.ring.compute("dsinks", sink_gradient, sinks[0], lse, delta) if sinks else None
 
 
 def rows_of_backward(
-    call: Call, q: Query, out: Out, lse: RowState, dout: Out, dlse: RowState | None
+    call: AttentionCall, q: Query, out: Out, lse: RowState, dout: Out, dlse: RowState | None
 ) -> BackwardRows:
     """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
@@ -124,7 +128,7 @@ def sink_gradient(sinks: Sinks, lse: RowState, delta: RowState) -> Sinks:
 class BlockBuffers:
     """Receive buffers, each large enough for the longest block of the layout."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AttentionCall) -> None:
         self.lengths, self.longest = call.layout.lengths, call.layout.longest
         self.free: list[tuple[int, tuple[Tensor, ...]]] = []
 

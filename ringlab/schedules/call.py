@@ -1,6 +1,6 @@
 """One call of attention on one rank, and how its rows attend to one K/V block, forward and backward.
 
-`ring_attention` makes the `Call` and gives it to a schedule. The schedule brings the blocks; for each one it runs
+`ring_attention` makes the `AttentionCall` and gives it to a schedule. The schedule brings the blocks; for each one it runs
 `attend_to_block` or, in backward, `differentiate_block`.
 """
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """The arguments of a call of attention, which stay the same while K/V blocks travel.
 
     ring, layout, block, mask, scale and rules are those of `ring_attention`, with every default filled in.
@@ -115,7 +115,12 @@ class Call:
 
 
 def attend_to_block(
-    call: Call, steps: ForwardSteps, origin: int, k: BlockTensor, v: BlockTensor, rank: int | None = None
+    call: AttentionCall,
+    steps: ForwardSteps,
+    origin: int,
+    k: BlockTensor,
+    v: BlockTensor,
+    rank: int | None = None,
 ) -> None:
     """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
     if call.expansion is not None:
@@ -124,7 +129,12 @@ def attend_to_block(
 
 
 def differentiate_block(
-    call: Call, steps: BackwardSteps, origin: int, k: BlockTensor, v: BlockTensor, rank: int | None = None
+    call: AttentionCall,
+    steps: BackwardSteps,
+    origin: int,
+    k: BlockTensor,
+    v: BlockTensor,
+    rank: int | None = None,
 ) -> list[Gradient]:
     """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
     tiles, rules = call.tiles(origin, rank), call.tile_rules(origin, rank)

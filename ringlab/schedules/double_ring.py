@@ -20,7 +20,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.errors import WorldSizeError
 from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.ring import sum_gradients
 from ringlab.types import BlockTensor
 
@@ -54,12 +54,12 @@ class DoubleRingSchedule(BlockSchedule):
                 f"a node= that divides {world_size}, or schedule='ring'",
             )
 
-    def block_count(self, call: Call) -> int:
+    def block_count(self, call: AttentionCall) -> int:
         """Return how many blocks arrive: a whole turn for each node in reach of the mask."""
         return self._rings(call).turns * self.node
 
     def arriving_blocks(
-        self, call: Call, k: BlockTensor, v: BlockTensor
+        self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         rings, buffers = self._rings(call), BlockBuffers(call)
         for turn in range(rings.turns):
@@ -84,17 +84,17 @@ class DoubleRingSchedule(BlockSchedule):
                     buffers.recycle(rings.origin(turn, 0), first)
                 k, v = arrived
 
-    def gradient_return(self, call: Call) -> DoubleRingGradientReturn:
+    def gradient_return(self, call: AttentionCall) -> DoubleRingGradientReturn:
         return DoubleRingGradientReturn(call, self._rings(call))
 
-    def _rings(self, call: Call) -> _NodeRings:
+    def _rings(self, call: AttentionCall) -> _NodeRings:
         return _NodeRings(call, self.node)
 
 
 class _NodeRings:
     """The ring inside a rank's node, the ring between nodes, and which block is here at each turn and step."""
 
-    def __init__(self, call: Call, node: int) -> None:
+    def __init__(self, call: AttentionCall, node: int) -> None:
         comm = call.ring.comm
         self.size, self.nodes = node, comm.world_size // node
         self.node, self.place = divmod(comm.rank, node)
@@ -110,7 +110,7 @@ class _NodeRings:
         """Return the rank at a place of a node; both wrap around."""
         return node % self.nodes * self.size + place % self.size
 
-    def _nodes_in_reach(self, call: Call) -> int:
+    def _nodes_in_reach(self, call: AttentionCall) -> int:
         """Return how many nodes a block must visit until no later one sees it."""
         if call.block_count == call.ring.world_size:
             return self.nodes
@@ -131,7 +131,7 @@ class DoubleRingGradientReturn:
     added.
     """
 
-    def __init__(self, call: Call, rings: _NodeRings) -> None:
+    def __init__(self, call: AttentionCall, rings: _NodeRings) -> None:
         self.call, self.rings, self.blocks_seen = call, rings, 0
         self.buffers = BlockBuffers(call)
         self.inside: tuple[Work, Pair | None, int] | None = None

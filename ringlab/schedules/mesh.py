@@ -14,7 +14,7 @@ from ringlab.comm.protocol import Comm
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.layout import Layout, Run
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Mesh:
     first: int
     rows: Rows
     lengths: tuple[int, ...]
-    column: Call
+    column: AttentionCall
 
     @classmethod
-    def of(cls, call: Call, ring: int, ulysses: int) -> Mesh:
+    def of(cls, call: AttentionCall, ring: int, ulysses: int) -> Mesh:
         """Return the mesh of `ring` rows of `ulysses` ranks."""
         comm, layout = call.ring.comm, call.layout
         member = comm.rank % ulysses

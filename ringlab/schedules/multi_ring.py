@@ -23,7 +23,7 @@ from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.merge import with_sinks
 from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
-from ringlab.schedules.call import Call, attend_to_block, differentiate_block
+from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingGradientReturn
 from ringlab.schedules.route import circulate
@@ -34,7 +34,7 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 class Lane:
     """One of the rings: its stride, the offsets at which its blocks are seen, and the heads that travel and attend on it."""
 
-    call: Call
+    call: AttentionCall
     stride: int
     offsets: tuple[int, ...]
     heads: slice
@@ -81,7 +81,7 @@ class MultiRingSchedule:
                 f"rings={kv_heads}, or 'multi-ring', which takes as many as there are",
             )
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
+    def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's queries, each head's over the blocks of its own ring."""
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
@@ -101,7 +101,7 @@ class MultiRingSchedule:
         return ForwardResult(out, lse, saved if call.sinks is None else (*saved, call.sinks))
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+        self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
         """Return (dq, dk, dv) of this rank's shards; each ring brings home the sums of its own heads."""
         q, k, v, out, lse, *_ = saved
@@ -125,7 +125,7 @@ class MultiRingSchedule:
         dq = torch.cat([backward.query_gradient() for backward in steps], dim=1)
         return Gradients(dq, dk, dv, gradient_of_sinks(call, saved, rows.delta))
 
-    def _lanes(self, call: Call) -> list[Lane]:
+    def _lanes(self, call: AttentionCall) -> list[Lane]:
         """Return the rings, with K/V heads dealt as evenly as they can be."""
         (H, K), P = call.heads, call.ring.world_size
         rings = self.rings or min(K, len(strides(P)))

@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.types import BlockTensor, Out, Query, RowState
 
 
@@ -44,7 +44,7 @@ class Gradients(NamedTuple):
 class Schedule(Protocol):
     """A way for the rows and the K/V blocks of all ranks to meet, and for gradients to return to the blocks' owners.
 
-    One that counts `Call.sinks` says so by an attribute `takes_sinks`; any other is never given them.
+    One that counts `AttentionCall.sinks` says so by an attribute `takes_sinks`; any other is never given them.
     """
 
     @property
@@ -59,12 +59,12 @@ class Schedule(Protocol):
         """
         ...
 
-    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
+    def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+        self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> tuple[Query, BlockTensor, BlockTensor] | Gradients:
         """Return the `Gradients` of this rank's shards; usually `BlockSchedule.backward`.
 
@@ -74,7 +74,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduledCall(Call):
+class ScheduledCall(AttentionCall):
     """A call with the schedule that runs it: it goes from stage to stage of `ring_attention`."""
 
     schedule: Schedule

@@ -21,7 +21,7 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
-from ringlab.schedules.call import Call, attend_to_block, differentiate_block
+from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
 from ringlab.schedules.route import Couriers, circulate
@@ -37,7 +37,7 @@ class QueryRingSchedule(RingSchedule):
     name = "query-ring"
     forward_by_queries = True
 
-    def forward(self, call: Call, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
+    def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries, which have visited the blocks of all ranks."""
         if not self.forward_by_queries or call.block_count == 1:
             return super().forward(call, q, k, v)
@@ -52,7 +52,7 @@ class QueryRingSchedule(RingSchedule):
         return finished(call, Partial(out, lse[..., 0]), q, k, v)
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+        self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype."""
         if call.block_count == 1:
@@ -81,12 +81,12 @@ class BurstSchedule(QueryRingSchedule):
     forward_by_queries = False
 
 
-def _against_the_ring(call: Call) -> tuple[int, ...]:
+def _against_the_ring(call: AttentionCall) -> tuple[int, ...]:
     """Return the offsets of queries: a rank whose block they see at distance d is d ranks behind."""
     return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 
-def _partial_of(call: Call, owner: int, q: Query, k: BlockTensor, v: BlockTensor) -> Partial:
+def _partial_of(call: AttentionCall, owner: int, q: Query, k: BlockTensor, v: BlockTensor) -> Partial:
     """Return the partial of the rows of `owner` over this rank's own block."""
     steps = call.begin_forward(q, 1)
     attend_to_block(call, steps, call.ring.rank, k, v, owner)
@@ -94,7 +94,7 @@ def _partial_of(call: Call, owner: int, q: Query, k: BlockTensor, v: BlockTensor
 
 
 def _gradient_of(
-    call: Call,
+    call: AttentionCall,
     owner: int,
     rows: tuple[Tensor, ...],
     k: BlockTensor,

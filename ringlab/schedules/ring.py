@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import thread_safe
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.protocol import GradientReturn
 from ringlab.schedules.route import Couriers, circulate
 from ringlab.schedules.tilewise import RunningSum, add_gradients
@@ -27,19 +27,19 @@ class RingSchedule(BlockSchedule):
     name = "ring"
 
     def arriving_blocks(
-        self, call: Call, k: BlockTensor, v: BlockTensor
+        self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
         for origin, (block_k, block_v) in circulate(call, call.offsets, k, v, tag="kv"):
             yield origin, block_k, block_v
 
-    def gradient_return(self, call: Call) -> GradientReturn:
+    def gradient_return(self, call: AttentionCall) -> GradientReturn:
         return RingGradientReturn(call, call.offsets)
 
 
 class RingGradientReturn:
     """`GradientReturn` along a route: the sums of a block's gradients follow the block."""
 
-    def __init__(self, call: Call, offsets: Sequence[int]) -> None:
+    def __init__(self, call: AttentionCall, offsets: Sequence[int]) -> None:
         self.call, self.couriers = call, Couriers(call, offsets, "dkv")
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:

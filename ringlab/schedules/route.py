@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ringlab.comm.protocol import Work
 from ringlab.schedules.block_schedule import BlockBuffers
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 
 Tensors = tuple[Tensor, ...]
 
 
 def circulate(
-    call: Call, offsets: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
+    call: AttentionCall, offsets: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
 ) -> Iterator[tuple[int, Tensors]]:
     """Yield (owner, tensors) at each stop: `own` first, then what arrives; the next hop is posted before each is yielded."""
     ring, buffers = call.ring, BlockBuffers(call)
@@ -34,7 +34,9 @@ def circulate(
         # From neighbour to neighbour, a transport may fetch a block from its owner. Past ranks that see nothing
         # of it, it goes by a message; every rank keeps its own (step 0) and gives up those of others.
         route: dict[str, Any] = (
-            {"hops": step} if from_neighbour else {"release_after_send": step > 0, "stride": following - offset}
+            {"hops": step}
+            if from_neighbour
+            else {"release_after_send": step > 0, "stride": following - offset}
         )
         work = ring.post(*here, into=into, tag=f"{tag} {step}", **route)
         yield owner, here
@@ -52,7 +54,7 @@ class Couriers:
     given up and its memory used again: what a rank sends from the first stop, a block may have returned.
     """
 
-    def __init__(self, call: Call, offsets: Sequence[int], tag: str) -> None:
+    def __init__(self, call: AttentionCall, offsets: Sequence[int], tag: str) -> None:
         self.call, self.offsets, self.tag = call, tuple(offsets), tag
         self.step = 0
         self.buffers = BlockBuffers(call)

@@ -3,7 +3,7 @@
 What a backend returns is never written into. It may be an operator's result, which others keep: a selective checkpoint gives
 it out again in backward.
 
-`Call.begin_forward` and `Call.begin_backward` choose these unless the backend has steps of its own.
+`AttentionCall.begin_forward` and `AttentionCall.begin_backward` choose these unless the backend has steps of its own.
 """
 
 from __future__ import annotations

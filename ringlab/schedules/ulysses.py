@@ -16,7 +16,7 @@ from ringlab.errors import ShapeError
 from ringlab.merge import state_dtype
 from ringlab.schedules.all_to_all import to_heads, to_tokens
 from ringlab.schedules.block_schedule import BlockSchedule
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.mesh import Mesh
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
@@ -50,7 +50,7 @@ class MeshSchedule:
             )
         self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
 
-    def forward(self, call: Call, q: Query, k: KeyValue, v: Value) -> ForwardResult:
+    def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's rows; backward saves the tensors by heads, as they are here."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
@@ -65,7 +65,7 @@ class MeshSchedule:
         return ForwardResult(out, lse, inside.saved)
 
     def backward(
-        self, call: Call, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
+        self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
         """Return dq, dk and dv, heads that one rank holds in q's dtype and shared heads in the state dtype, and dsinks."""
         ring, ulysses = self.degrees(call.ring.world_size)

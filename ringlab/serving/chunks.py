@@ -19,7 +19,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.merge import with_sinks
 from ringlab.rank_agreement import checked
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.decode import check_gradients, mask_of_one_document
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
@@ -184,7 +184,7 @@ def _chunk(
     chosen = get_block(block, q, rules.requirements, v)
     start = sum(lengths_of(cache, sequence))
     whole = _mask(mask, start + layout.S)
-    call = Call(
+    call = AttentionCall(
         cache.ring,
         layout,
         chosen,

@@ -18,7 +18,7 @@ from ringlab.comm.protocol import Work
 from ringlab.comm.ring import Ring
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype
-from ringlab.schedules.call import Call
+from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.decode import row_tiles
 from ringlab.schedules.tilewise import TilewiseForward
 from ringlab.scores import PLAIN_RULES
@@ -40,7 +40,7 @@ class Chunk:
     cache: Cache
     sequence: Any
     mask: Mask
-    call: Call
+    call: AttentionCall
 
     @property
     def ring(self) -> Ring:
@@ -99,7 +99,9 @@ class Keys:
         return self.prefix_k, self.prefix_v, self.k, self.v
 
 
-def attend(call: Call, chunk: Chunk, steps: TilewiseForward, rank: int, origin: int, keys: Keys) -> None:
+def attend(
+    call: AttentionCall, chunk: Chunk, steps: TilewiseForward, rank: int, origin: int, keys: Keys
+) -> None:
     """Make the new tokens of `rank` attend to the tokens of `origin`."""
     rules = PLAIN_RULES
     if call.rules.requirements:  # a soft cap, which reads no positions
