@@ -25,7 +25,7 @@ from ringlab.errors import (
     ShapeError,
 )
 from ringlab.layout import Layout
-from ringlab.mask import Mask, check_position_ids
+from ringlab.mask import Mask, as_mask, check_position_ids
 from ringlab.schedules import get_schedule
 from ringlab.schedules.protocol import Schedule, ScheduledCall
 from ringlab.scores import ScoreRules, check_scale, check_sinks
@@ -214,7 +214,7 @@ def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
 def _resolve_mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
     """Return the mask that `causal=` and `mask=` stand for. Raises: MaskError."""
     if mask is None:
-        return Mask(causal=True if causal is CAUSAL else causal)
+        return as_mask(True if causal is CAUSAL else causal)
     if not isinstance(mask, Mask):
         raise MaskError("mask= a ringlab.Mask", f"a {type(mask).__name__}", "such as Mask(window=4096)")
     if not causal:

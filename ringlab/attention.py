@@ -2,11 +2,12 @@
 
 `_attend` is the list of its stages. One `ScheduledCall` goes from each to the next:
 
-validate   this rank's arguments, with every default filled in               `ringlab.arguments`
-agree      with all ranks on the call; a wrong one raises on all             `ringlab.rank_agreement`
-plan       a name for the call, and the block backend, which the trace keeps `ringlab.schedules.call`
-run        blocks arrive, and rows attend to them                            `ringlab.schedules`
-save       what backward needs; it agrees, runs and returns gradients        `_RingAttention`
+validate   this rank's arguments, with every default filled in                `ringlab.arguments`
+agree      with all ranks on the call; an error of one rank raises on all     `ringlab.rank_agreement`
+plan       a name for the call; the trace keeps the block backend             `ringlab.blocks`
+run        blocks arrive, and rows attend to them                             `ringlab.schedules`
+save       what backward needs; it loads that, agrees, runs, and returns      `_RingAttention`
+           gradients that nobody can differentiate again
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -22,11 +23,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
+from ringlab.blocks import record_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
-from ringlab.rank_agreement import agree, checked_over
+from ringlab.rank_agreement import agree, compared_over, errors_told
 from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.torch_modes import (
     as_autocast,
@@ -162,7 +164,9 @@ def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
     """Return what `ring_attention` returns: its stages, one after the other."""
     q, k, v = as_autocast(given.q, given.k, given.v)
     given = replace(given, q=q, k=k, v=v)
-    call = checked_over(given.ring, partial(validate, given), q, given.validate)
+    with errors_told(*compared_over(given.ring, q, given.validate)):
+        call = validate(given)
+    agree_on(call, call.description, q.device)
     call = plan_call(call, given.block)
     out, lse = run(call, q, k, v, *(() if given.sinks is None else (given.sinks,)))
     return (out, lse) if given.return_lse else out
@@ -175,19 +179,26 @@ As torch.compiler.disable, but without loading the compiler, two seconds, in pro
 """
 
 
-def validate(given: Arguments) -> tuple[ScheduledCall, str]:
-    """Return the call that this rank asks for, and a description of it that must be equal on all ranks.
+def validate(given: Arguments) -> ScheduledCall:
+    """Return the call that this rank asks for, described for the other ranks if there are any to compare it with.
 
     Raises: GradientError inside transforms of torch, and the errors of `check_arguments`.
     """
     refuse_transforms(given.q, given.k, given.v)
     call = check_arguments(given)
-    return call, describe_arguments(given, call) if given.validate else ""
+    compared = call.validate and call.ring.world_size > 1
+    return replace(call, description=describe_arguments(given, call)) if compared else call
+
+
+def agree_on(call: ScheduledCall, description: str, device: torch.device) -> None:
+    """Return once all ranks say this of the call, if they compare their calls. Raises: AgreementError if they do not."""
+    if call.validate:
+        agree(call.ring.comm, description, None, device)
 
 
 def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
     """Return the call with a name of its own, equal on all ranks. The trace keeps the block if `block` did not name it."""
-    call.record_block(block)
+    record_block(call.ring.comm, block, call.block, call.rules.requirements)
     return replace(call, name=call.ring.comm.name_call())  # in every call: the ranks' counts must not differ
 
 
@@ -216,7 +227,8 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         call, anchor, saved = _load(ctx)
         given = ctx.no_gradient() if dout is None else dout
-        agree_on_backward(call, given.device)
+        with torch.no_grad():
+            agree_on(call, f"backward through {call.name}", given.device)
         gradients = run_backward(call, saved, given, dlse)
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
@@ -247,13 +259,6 @@ def _load(ctx: Any) -> tuple[ScheduledCall, Tensor | None, tuple[Tensor, ...]]:
     """Return what `_save` saved: the call, the anchor, and the tensors of the schedule."""
     tensors = ctx.saved_tensors  # once: a checkpoint unpacks them at each look
     return ctx.call, tensors[ctx.saved_count], tensors[: ctx.saved_count]
-
-
-def agree_on_backward(call: ScheduledCall, device: torch.device) -> None:
-    """Return once all ranks go back through the same call. Raises: AgreementError if they do not."""
-    if call.validate:
-        with torch.no_grad():
-            agree(call.ring.comm, f"backward through {call.name}", None, device)
 
 
 def run_backward(

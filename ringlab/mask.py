@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -212,8 +212,15 @@ class Mask:
 
 
 def as_mask(causal: bool | Mask) -> Mask:
-    """Return the mask that a causal flag stands for; a mask is returned as it is."""
-    return causal if isinstance(causal, Mask) else Mask(causal=bool(causal))
+    """Return the mask that a causal flag stands for; a mask is returned as it is. Raises: MaskError for another value."""
+    if isinstance(causal, Mask):
+        return causal
+    return _plain(causal) if isinstance(causal, bool) else Mask(causal=causal)
+
+
+@cache
+def _plain(causal: bool) -> Mask:
+    return Mask(causal=causal)
 
 
 def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_global: bool = False) -> None:

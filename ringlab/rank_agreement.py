@@ -6,7 +6,8 @@ If one rank is called wrongly, or differently, every rank raises instead of wait
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -103,36 +104,48 @@ def _named(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
-def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
-    """Return what `check` finds, once all ranks describe it alike. It returns that and its description, and sends nothing.
+@contextmanager
+def errors_told(comm: Comm | None, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Tell the other ranks what is raised inside, an error that nobody foresaw too, or they would wait for this one.
 
-    Whatever it raises, an error that nobody foresaw too, is told to the other ranks, or they would wait for this one.
     comm: None where ranks do not compare their calls.
-    Raises: the error of `check`; AgreementError on all other ranks.
     """
     try:
-        found, description = check()
+        yield
     except Exception as error:
         if comm is not None:
             with outside_transforms():
                 agree(comm, "", error, device)
         raise
+
+
+def compared_over(ring: Any, x: Any, validate: bool) -> tuple[Comm | None, torch.device | str]:
+    """Return over what the ranks of a call compare it, and the device of their messages; None if they do not.
+
+    ring, x: the ring and the first tensor of the call, both unchecked.
+    """
+    on_meta = isinstance(x, torch.Tensor) and x.is_meta  # no message can be made there
+    device = x.device if isinstance(x, torch.Tensor) and not on_meta else "cpu"
+    return ring.comm if validate and isinstance(ring, Ring) else None, device
+
+
+def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
+    """Return what `check` finds, once all ranks describe it alike. It returns that and its description, and sends nothing.
+
+    comm: None where ranks do not compare their calls.
+    Raises: the error of `check`; AgreementError on all other ranks.
+    """
+    with errors_told(comm, device):
+        found, description = check()
     if comm is not None:
         agree(comm, description, None, device)
     return found
 
 
 def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate: bool) -> T:
-    """Return what `check` finds, as `checked` does over the ranks of `ring`, if it is a ring and they compare their calls.
-
-    x: the first tensor of the call, on whose device messages are made, or whatever stands in its place.
-    Raises: the error of `check`; AgreementError on all other ranks.
-    """
-    comm = ring.comm if validate and isinstance(ring, Ring) else None
-    on = (
-        x.device if isinstance(x, torch.Tensor) and not x.is_meta else "cpu"
-    )  # no message can be made on meta
-    return checked(comm, check, on)
+    """Return what `check` finds, as `checked` does over what `compared_over` returns."""
+    comm, device = compared_over(ring, x, validate)
+    return checked(comm, check, device)
 
 
 def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], validate: bool = True) -> T:

@@ -28,7 +28,7 @@ def as_autocast(*tensors: Any) -> tuple[Any, ...]:
     ...     [x.dtype for x in as_autocast(q, k)]
     [torch.bfloat16, torch.float64]
     """
-    return tuple(_cast(x) if isinstance(x, Tensor) else x for x in tensors)
+    return tuple(map(_cast, tensors))
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -37,7 +37,9 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if on else None
 
 
-def _cast(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+def _cast(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
     dtype = autocast_dtype(x.device.type)
     exempt = dtype is None or not x.is_floating_point() or x.dtype == torch.float64
     return x if exempt else x.to(dtype)

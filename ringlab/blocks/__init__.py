@@ -16,6 +16,7 @@ from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
 from ringlab.blocks.protocol import Block, Query, Value
+from ringlab.comm.protocol import Comm
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
@@ -57,7 +58,9 @@ def get_block(
     """
     both = (q,) if v is None else (q, v)
     if name == "auto":
-        name = "native" if not requirements and _unsupported(_BLOCKS["native"], both) is None else "blockwise"
+        if not requirements and _unsupported(_BLOCKS["native"], both) is None:
+            return _BLOCKS["native"]
+        name = "blockwise"
     block = _named(name) if isinstance(name, str) else name
     if not callable(getattr(block, "supports", None)):
         raise BackendError(f"a block among {', '.join(known())} or auto, or a block object", repr(block))
@@ -72,17 +75,16 @@ def get_block(
     return block
 
 
-def block_choice(asked: str | Block, chosen: Block, requirements: frozenset[str]) -> tuple[str, str] | None:
-    """Return (what the caller asked for, the block that computes) for the trace; None where they are the same.
+def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: frozenset[str]) -> None:
+    """Record in the trace of `comm` which block computes, if that is not the one that the caller asked for.
 
-    >>> block_choice("native", Native(), frozenset({"softcap"}))
-    ("block='native' with softcap", 'blockwise')
+    asked: "auto", a name or a block object, as `get_block` takes them. chosen: what `get_block` returned.
     """
     if asked == "auto":
-        return "block='auto'", chosen.name
-    if requirements and isinstance(chosen, Native):
-        return f"block='native' with {' and '.join(sorted(requirements))}", Blockwise.name
-    return None
+        comm.record_choice("block='auto'", chosen.name)
+    elif requirements and isinstance(chosen, Native):
+        needed = " and ".join(sorted(requirements))
+        comm.record_choice(f"block='native' with {needed}", Blockwise.name)
 
 
 def _named(name: str) -> Block:

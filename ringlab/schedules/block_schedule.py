@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ringlab.blocks import block_choice
-from ringlab.blocks.protocol import BackwardRows
+from ringlab.blocks import record_block
+from ringlab.blocks.protocol import BackwardRows, thread_safe_with
 from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
@@ -45,7 +45,7 @@ class BlockSchedule(ABC):
 
     def block_count(self, call: AttentionCall) -> int:
         """Return how many blocks `arriving_blocks` yields."""
-        return call.block_count
+        return len(call.offsets)
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
         """Return at once: any number of heads fits any number of ranks."""
@@ -53,8 +53,9 @@ class BlockSchedule(ABC):
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
+        attend = thread_safe_with(call.block, attend_to_block)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
-            call.run(f"attend {step}", attend_to_block, steps, origin, block_k, block_v)
+            call.ring.compute(f"attend {step}", attend, call, steps, origin, block_k, block_v)
         return finished(call, steps.partial(), q, k, v)
 
     def backward(
@@ -68,14 +69,12 @@ class BlockSchedule(ABC):
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
+        differentiate = thread_safe_with(call.block, differentiate_block)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
+            block = origin, block_k, block_v
+            label = f"attend backward {step}"
             # The gradients get no name: it would keep them alive while the next block is computed.
-            returning.add_block(
-                origin,
-                block_k,
-                block_v,
-                call.run(f"attend backward {step}", differentiate_block, steps, origin, block_k, block_v),
-            )
+            returning.add_block(*block, call.ring.compute(label, differentiate, call, steps, *block))
         dk, dv = returning.own_gradients()
         return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
 
@@ -104,8 +103,8 @@ def rows_of_backward(
 ) -> BackwardRows:
     """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
-    if dlse is not None and (choice := block_choice(call.block.name, call.block, _THROUGH_LSE)):
-        call.ring.comm.record_choice(*choice)
+    if dlse is not None:
+        record_block(call.ring.comm, call.block.name, call.block, _THROUGH_LSE)
     return BackwardRows(dout, q, out, lse, delta, through_lse=dlse is not None)
 
 

@@ -6,16 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import cached_property
 
 from torch import Tensor
 
-from ringlab.blocks import block_choice
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
-from ringlab.comm.protocol import thread_safe
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
@@ -25,8 +21,6 @@ from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
 from ringlab.types import BlockTensor, Query
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,20 +61,10 @@ class AttentionCall:
         rows, keys = (self.layout.positions(owner) for owner in (rank, origin))
         return self.rules.of_tile(rows, keys)
 
-    def record_block(self, asked: str | Block) -> None:
-        """Record in the trace the block that computes, if the caller, who asked for `asked`, did not name it."""
-        if choice := block_choice(asked, self.block, self.rules.requirements):
-            self.ring.comm.record_choice(*choice)
-
     @property
     def offsets(self) -> tuple[int, ...]:
         """Return the offsets, in ranks, at which some row sees a block: 0 … P − 1, fewer under some masks."""
         return self._plan.offsets
-
-    @property
-    def block_count(self) -> int:
-        """Return how many blocks a rank receives, its own included."""
-        return len(self.offsets)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -103,15 +87,6 @@ class AttentionCall:
         if isinstance(self.block, StepBlock):
             return self.block.begin_backward(rows, count, scale=self.scale)
         return TilewiseBackward(self.block, rows, self.scale)
-
-    def run(self, label: str, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(self, *args)`, timed and traced under `label` by the transport.
-
-        If the block is thread-safe, the function is marked, so that ranks of one process compute side by side.
-        """
-        if self.block.thread_safe:
-            return self.ring.comm.compute(label, thread_safe(partial(function, self)), *args)
-        return self.ring.comm.compute(label, function, self, *args)
 
 
 def attend_to_block(

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from ringlab.blocks import block_choice, get_block
-from ringlab.blocks.protocol import Block
-from ringlab.comm.protocol import Comm, thread_safe
+from ringlab.blocks import get_block, record_block
+from ringlab.blocks.protocol import Block, thread_safe_with
+from ringlab.comm.protocol import Comm
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
@@ -120,10 +120,9 @@ def decode(
     found = checked(cache.ring.comm, check, cache.k.device) if compares else checked(None, check)
     visible, rules, chosen = found
     comm = cache.ring.comm
-    if choice := block_choice(block, chosen, rules.requirements):
-        comm.record_choice(*choice)
+    record_block(comm, block, chosen, rules.requirements)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = thread_safe(attend_to_cache) if chosen.thread_safe else attend_to_cache
+    attend = thread_safe_with(chosen, attend_to_cache)
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
         whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)

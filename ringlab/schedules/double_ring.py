@@ -112,7 +112,7 @@ class _NodeRings:
 
     def _nodes_in_reach(self, call: AttentionCall) -> int:
         """Return how many nodes a block must visit until no later one sees it."""
-        if call.block_count == call.ring.world_size:
+        if len(call.offsets) == call.ring.world_size:
             return self.nodes
         P = call.ring.world_size
         apart = (

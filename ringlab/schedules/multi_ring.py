@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from ringlab.blocks.protocol import thread_safe_with
 from ringlab.comm.protocol import thread_safe
 from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
@@ -85,10 +86,11 @@ class MultiRingSchedule:
         """Return attention of this rank's queries, each head's over the blocks of its own ring."""
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
+        attend = thread_safe_with(call.block, attend_to_block)
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, forward, (origin, (block_k, block_v)) in zip(lanes, steps, blocks, strict=True):
                 label = f"attend {number}, stride {lane.stride}"
-                lane.call.run(label, attend_to_block, forward, origin, block_k, block_v)
+                call.ring.compute(label, attend, lane.call, forward, origin, block_k, block_v)
         parts = [forward.partial() for forward in steps]
         if call.sinks is not None:
             parts = [
@@ -109,16 +111,15 @@ class MultiRingSchedule:
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.offsets)) for lane in lanes]
         returns = [RingGradientReturn(lane.call, lane.offsets) for lane in lanes]
+        differentiate = thread_safe_with(call.block, differentiate_block)
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, backward, returning, (origin, (block_k, block_v)) in zip(
                 lanes, steps, returns, blocks, strict=True
             ):
                 label = f"attend backward {number}, stride {lane.stride}"
+                block = origin, block_k, block_v
                 returning.add_block(
-                    origin,
-                    block_k,
-                    block_v,
-                    lane.call.run(label, differentiate_block, backward, origin, block_k, block_v),
+                    *block, call.ring.compute(label, differentiate, lane.call, backward, *block)
                 )
         own = zip(*(returning.own_gradients() for returning in returns), strict=True)
         dk, dv = (torch.cat(parts, dim=1) for parts in own)

@@ -6,7 +6,7 @@ The default schedule, `RingSchedule`, inherits both from `BlockSchedule`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Shaped
@@ -75,9 +75,13 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledCall(AttentionCall):
-    """A call with the schedule that runs it: it goes from stage to stage of `ring_attention`."""
+    """A call with the schedule that runs it: it goes from stage to stage of `ring_attention`.
+
+    description: what all ranks must say alike before any data moves; empty if they do not compare their calls.
+    """
 
     schedule: Schedule
+    description: str = field(default="", compare=False)
 
 
 class GradientReturn(Protocol):

@@ -16,8 +16,8 @@ from __future__ import annotations
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ringlab.blocks import block_choice
-from ringlab.blocks.protocol import BackwardRows
+from ringlab.blocks import record_block
+from ringlab.blocks.protocol import BackwardRows, thread_safe_with
 from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
@@ -39,12 +39,13 @@ class QueryRingSchedule(RingSchedule):
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries, which have visited the blocks of all ranks."""
-        if not self.forward_by_queries or call.block_count == 1:
+        if not self.forward_by_queries or len(call.offsets) == 1:
             return super().forward(call, q, k, v)
         offsets = _against_the_ring(call)
         partials = Couriers(call, offsets, "partial")
+        attend = thread_safe_with(call.block, _partial_of)
         for step, (owner, (rows,)) in enumerate(circulate(call, offsets, q, tag="q")):
-            part = call.run(f"attend {step}", _partial_of, owner, rows, k, v)
+            part = call.ring.compute(f"attend {step}", attend, call, owner, rows, k, v)
             merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
             partials.send_on(*merged)
             del part, merged  # they would stay alive while the next rows are computed
@@ -55,19 +56,19 @@ class QueryRingSchedule(RingSchedule):
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
         """Return (dq, dk, dv) of this rank's shards, in the state dtype."""
-        if call.block_count == 1:
+        if len(call.offsets) == 1:
             return super().backward(call, saved, dout, dlse)
         q, k, v, out, lse, *_ = saved
-        if choice := block_choice(call.block.name, call.block, _WITHOUT_OUT):
-            call.ring.comm.record_choice(*choice)
+        record_block(call.ring.comm, call.block.name, call.block, _WITHOUT_OUT)
         delta = call.ring.compute("delta", row_delta, dout, out, dlse)
         del out
         offsets = _against_the_ring(call)
         sums = RunningSum(k), RunningSum(v)
         dqs = Couriers(call, offsets, "dq")
         own = q, dout, lse[..., None], delta[..., None]
+        differentiate = thread_safe_with(call.block, _gradient_of)
         for step, (owner, rows) in enumerate(circulate(call, offsets, *own, tag="rows")):
-            dq = call.run(f"attend backward {step}", _gradient_of, owner, rows, k, v, sums)
+            dq = call.ring.compute(f"attend backward {step}", differentiate, call, owner, rows, k, v, sums)
             dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))
             del dq
         dk, dv = (total.value() for total in sums)

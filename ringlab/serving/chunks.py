@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from ringlab.blocks import block_choice, get_block
+from ringlab.blocks import get_block, record_block
 from ringlab.blocks.protocol import Block
 from ringlab.errors import BackendError, MaskError, ShapeError
 from ringlab.layout import Layout
@@ -142,8 +142,7 @@ def prefill(
 
     chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
     comm = cache.ring.comm
-    if choice := block_choice(block, chunk.call.block, chunk.call.rules.requirements):
-        comm.record_choice(*choice)
+    record_block(comm, block, chunk.call.block, chunk.call.rules.requirements)
     if travels == "auto":
         comm.record_choice("travels='auto'", route)
     with without_autocast(q.device.type):

@@ -17,9 +17,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.blocks import block_choice, get_block
-from ringlab.blocks.protocol import Block
-from ringlab.comm.protocol import thread_safe
+from ringlab.blocks import get_block, record_block
+from ringlab.blocks.protocol import Block, thread_safe_with
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
@@ -157,8 +156,7 @@ def decode_heads(
     compared = comm_of(cache) if ring is None else ring.comm
     rows, visible, rules, chosen = checked(compared if validate else None, check, device_of(cache))
     comm = cache.ring.comm
-    if choice := block_choice(block, chosen, rules.requirements):
-        comm.record_choice(*choice)
+    record_block(comm, block, chosen, rules.requirements)
     q = q.detach()
     if queries == "own" and comm.world_size > 1:
         gathered = comm.all_gather(q, tag="decode queries")
@@ -166,7 +164,7 @@ def decode_heads(
             _check_different(gathered)
         q = torch.cat(gathered, dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = thread_safe(_attend) if chosen.thread_safe else _attend
+    attend = thread_safe_with(chosen, _attend)
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
         of_own_heads = sinks if sinks is None or queries == "own" else sinks[own_heads(comm, len(sinks))]

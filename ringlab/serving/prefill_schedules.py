@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ringlab.blocks.protocol import thread_safe_with
 from ringlab.comm.protocol import Work
 from ringlab.comm.ring import Ring
 from ringlab.mask import Mask
@@ -115,12 +116,15 @@ def keys_travel(chunk: Chunk) -> Partial:
     ring, steps = chunk.ring, TilewiseForward(chunk.call.block, chunk.q, chunk.call.scale)
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
+    attend_to = thread_safe_with(chunk.call.block, attend)
     for step in range(ring.world_size):
         work = None
         if step + 1 < ring.world_size:
             into = _like(keys, chunk, ring.origin(step + 1))
             work = ring.post(*keys.tensors, into=into, hops=step, tag=f"prefill kv {step}")
-        chunk.call.run(f"prefill {step}", attend, chunk, steps, ring.rank, ring.origin(step), keys)
+        ring.compute(
+            f"prefill {step}", attend_to, chunk.call, chunk, steps, ring.rank, ring.origin(step), keys
+        )
         if work is not None:
             keys = Keys(*work.wait())
     return steps.partial()
@@ -142,6 +146,7 @@ def queries_travel(chunk: Chunk) -> Partial:
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
     q, total = chunk.q, Partial.identity(chunk.q)
     returning: Work | None = None
+    attend_to = thread_safe_with(chunk.call.block, attend)
     for step in range(ring.world_size):
         origin = ring.origin(step)
         work = None
@@ -149,7 +154,7 @@ def queries_travel(chunk: Chunk) -> Partial:
             into = q.new_empty((*q.shape[:2], lengths[ring.origin(step + 1)], q.shape[3]))
             work = ring.post(q, into=(into,), hops=step, tag=f"prefill q {step}")
         steps = TilewiseForward(chunk.call.block, q, chunk.call.scale)
-        chunk.call.run(f"prefill {step}", attend, chunk, steps, origin, ring.rank, keys)
+        ring.compute(f"prefill {step}", attend_to, chunk.call, chunk, steps, origin, ring.rank, keys)
         if returning is not None:
             total = _merge_returned(total, returning)
         if step == 0:

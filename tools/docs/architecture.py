@@ -37,7 +37,7 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | --- | --- |
 | `ring_attention` runs the stages of a call | `attention.py` |
 | `check_arguments` checks this rank's arguments and makes the `AttentionCall`, which stays the same while blocks travel | `arguments.py`, `schedules/call.py` |
-| `checked_over` has the ranks compare their calls, each described in 512 bytes, if `validate` | `attention.py`, `rank_agreement.py` |
+| `agree_on` has the ranks compare their calls, each described in 512 bytes, if `validate`; `errors_told` tells them of an error | `attention.py`, `rank_agreement.py` |
 | `_RingAttention.forward` calls the schedule's `forward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
 | `RingSchedule.arriving_blocks` yields K/V blocks one by one; before each but the last `circulate` posts the exchange that brings the next | `schedules/ring.py`, `schedules/route.py` |
 | `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
