@@ -30,11 +30,18 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
+from ringlab.schedules.ring import RingSchedule
 from tests.schedules.problems import Broken, Plain
 
 S, P = 24, 2
 Arguments = dict[str, Any]
 Spoil = Callable[[Arguments], None]
+
+
+class Deaf(RingSchedule):
+    """A schedule that does not count sinks."""
+
+    takes_sinks = False
 
 
 def arguments(ring: Ring) -> Arguments:
@@ -164,6 +171,12 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
         f"2 documents of {S + 1} tokens",
     ),
     "an unknown schedule": (lambda x: x.update(schedule="tree"), BackendError, "'tree'"),
+    "sinks of other heads": (lambda x: x.update(sinks=torch.zeros(3)), ShapeError, "sinks as a tensor (4,)"),
+    "a sink that is no tensor": (lambda x: x.update(sinks=0.5), ShapeError, "float"),
+    "sinks of integers": (lambda x: x.update(sinks=torch.zeros(4).long()), DtypeError, "floating point"),
+    "a schedule that knows no sinks": (
+        lambda x: x.update(sinks=torch.zeros(4), schedule=Deaf()), BackendError, "a schedule that takes sinks",
+    ),
 }  # fmt: skip
 
 DIFFERENT: dict[str, Spoil] = {
@@ -184,6 +197,7 @@ DIFFERENT: dict[str, Spoil] = {
     "softcap": lambda x: x.update(softcap=2.0),
     "dropout": lambda x: x.update(dropout=0.5, seed=1),
     "gradients": put("q", lambda q: q.requires_grad_()),
+    "sinks": lambda x: x.update(sinks=torch.zeros(4)),
 }
 
 

@@ -77,13 +77,10 @@ def test_named_layouts_obey_the_laws(make: Callable[..., Layout], S: int, P: int
 
 
 @given(dealing=DEALINGS)
-def test_dealt_as_defined(dealing: Dealing) -> None:
+def test_tokens_are_dealt_as_defined(dealing: Dealing) -> None:
     law_dealt_as_defined(deal, *dealing)
-
-
-@given(dealing=DEALINGS)
-def test_runs_describe_positions(dealing: Dealing) -> None:
     law_runs_describe_positions(deal, *dealing)
+    law_a_shard_is_a_copy(deal, *dealing)
 
 
 def tokens_on(dim: int, S: int) -> np.ndarray:
@@ -105,11 +102,6 @@ def test_shard_and_unshard_on_any_axis(dealing: Dealing, dim: int) -> None:
 def test_unshard_undoes_shard_of_tuples(dealing: Dealing) -> None:
     array = tokens_on(1, dealing[0])
     law_unshard_undoes_shard(deal, (array, torch.from_numpy(array) * 2, array + 0.5), 1, *dealing)
-
-
-@given(dealing=DEALINGS)
-def test_a_shard_is_a_copy(dealing: Dealing) -> None:
-    law_a_shard_is_a_copy(deal, *dealing)
 
 
 # Mutants: each is a layout with one thing broken, and stands beside the law that must notice.

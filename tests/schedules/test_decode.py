@@ -233,5 +233,11 @@ RUNS = [
 ]
 
 
+def test_decode_marks_nothing_for_blocks_that_are_not_thread_safe() -> None:
+    """Ranks compute with a thread-safe block side by side; the next call may bring another block."""
+    on_virtual_ranks(RUNS[0])
+    assert not hasattr(module.attend_to_cache, "thread_safe")
+
+
 def generate_all(ring: Ring) -> list[tuple[Tensor, Tensor, list[int]]]:
     return [generate(ring, run) for run in RUNS]
