@@ -14,8 +14,9 @@ from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
-from ringlab.conformance.cases import ALL_LAYOUTS, Case, inputs, join, problem
-from ringlab.conformance.tolerance import NAMES, Results, errors
+from ringlab.conformance.cases import ALL_LAYOUTS, Case, inputs, join
+from ringlab.conformance.tolerance import NAMES, Results
+from tests.substrates.test_case_table import beyond
 
 SIZES = (  # P, S, query heads per key/value head, D, dtype
     (1, 17, 1, 16, "float64"),
@@ -50,17 +51,6 @@ def on_virtual_ranks(case: Case) -> Results:
     return join(case, VirtualCluster(case.P, memory=False).run(attend, case).results)
 
 
-def beyond_bounds(case: Case, results: Results) -> dict[str, tuple[float, float]]:
-    """Return (error, allowed) for each result that is too far from the oracle's."""
-    expected = problem(case)
-    found = errors(results, expected.true)
-    return {
-        name: (found[name], expected.bounds[name])
-        for name in NAMES
-        if not found[name] <= expected.bounds[name]
-    }
-
-
 def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
     for name, one, other in zip(NAMES, results, expected, strict=True):
         assert torch.equal(one, other), f"{name} differs: {case}"
@@ -69,7 +59,7 @@ def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_virtual_ranks(case: Case) -> None:
     results = on_virtual_ranks(case)
-    assert beyond_bounds(case, results) == {}
+    assert beyond(case, results) == {}
     assert results.out.dtype == results.dq.dtype == getattr(torch, case.dtype)
     assert results.lse.dtype == (torch.float64 if case.dtype == "float64" else torch.float32)
 
@@ -105,7 +95,7 @@ def test_processes(transport: str, world_size: int) -> None:
     outcome = launch(attend_all, world_size, cases, transport=transport, threads=1, memory=False)
     for case, shards in zip(cases, zip(*outcome.results, strict=True), strict=True):
         results = join(case, list(shards))
-        assert beyond_bounds(case, results) == {}
+        assert beyond(case, results) == {}
         assert_same_bits(results, on_virtual_ranks(case), case)
 
 
