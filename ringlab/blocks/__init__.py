@@ -79,6 +79,11 @@ def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: fr
     """Record in the trace of `comm` which block computes, if that is not the one that the caller asked for.
 
     asked: "auto", a name or a block object, as `get_block` takes them. chosen: what `get_block` returned.
+
+    >>> from ringlab import VirtualCluster
+    >>> run = VirtualCluster(1).run(lambda ring: record_block(ring.comm, "native", Native(), frozenset({"softcap"})))
+    >>> [(choice.asked, choice.chosen) for choice in run.trace.choices()]
+    [("block='native' with softcap", 'blockwise')]
     """
     if asked == "auto":
         comm.record_choice("block='auto'", chosen.name)
