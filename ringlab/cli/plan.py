@@ -1,23 +1,37 @@
-"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, and what would help?"""
+"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, and what would help?
+
+The answer comes first; `--details` adds the memory item by item, the time of a layer, the other ways to share the work, and all
+that is assumed. `--bound` computes a bound that a paper states, `--list` prints the tables that plans use.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from ringlab.cli.output import Json, finish, print_json, reporting_errors
+from ringlab.cli.output import Json, finish, people, print_json, reporting_errors
+from ringlab.cost.units import counted, duration, in_percent, nearest, quantity, short
 from ringlab.errors import CostError
 
 if TYPE_CHECKING:
-    from ringlab.cost.planner import Request
+    from ringlab.cost.hardware import Hardware, Link
+    from ringlab.cost.planner import Plan, Request
+    from ringlab.cost.planner.ring_table import RingTable
+    from ringlab.cost.planner.search import Candidate
+    from ringlab.cost.planner.serve_time import DecodeTime
+    from ringlab.cost.planner.step_time import StepTime
 
 ASKED, SPLIT, BOUNDS = (
     "What is asked",
     "How to share it out (left open: the fastest that fits)",
     "Bounds of papers",
 )
-
 
 Tokens = Annotated[
     str | None, typer.Option(help="Tokens of one sequence: 131072, 128Ki, 1M.", rich_help_panel=ASKED)
@@ -131,6 +145,13 @@ Weight = Annotated[
     float,
     typer.Option(help="Cost of a FLOP of attention relative to one of a matrix.", rich_help_panel=BOUNDS),
 ]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details",
+        help="Print the memory item by item, the time of a layer, other ways, and all that is assumed, too.",
+    ),
+]
 WhichLink = Annotated[
     str, typer.Option(help="The link of the bound: inside or between nodes.", rich_help_panel=BOUNDS)
 ]
@@ -175,25 +196,25 @@ def plan(
     show: Annotated[
         bool, typer.Option("--list", help="List models and hardware with their sources.")
     ] = False,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
 
     ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """
-    from ringlab.cli import plan_bounds
     from ringlab.cost import units
 
     with reporting_errors(as_json):
         if show:
-            return plan_bounds.show_tables(as_json)
+            return show_tables(as_json)
         edges = kernel_tile(tile)
         length = units.tokens(tokens) if tokens is not None else None
         if bound is not None:
-            given = plan_bounds.Given(
+            given = BoundOptions(
                 model, length, hardware, ranks, attention_weight, edges, link, bandwidth, dtype
             )
-            return plan_bounds.show_bound(bound, given, as_json)
+            return show_bound(bound, given, as_json)
         _need(model=model, tokens=tokens, hardware=hardware)
         from ringlab.cost.planner import Request
         from ringlab.cost.planner.request import CHUNK
@@ -226,19 +247,17 @@ def plan(
             chunk=units.tokens(chunk) if chunk is not None else CHUNK,
             sharing=sharing,
         )
-        _show(request, as_json)
+        _answer(request, details, as_json)
 
 
-def _show(request: Request, as_json: bool) -> None:
+def _answer(request: Request, details: bool, as_json: bool) -> None:
     from ringlab.cost.planner import plan as plan_of
 
     found = plan_of(request)
     if as_json:
         print_json(found.as_dict())
     else:
-        from ringlab.cli.plan_output import show
-
-        show(found)
+        show(found, details)
     finish(found.fits)
 
 
@@ -261,3 +280,510 @@ def kernel_tile(text: str | None) -> tuple[int, int] | None:
         needed = f"a tile of rows x keys, both from 1 to {MOST_OF_A_COUNT:,}"
         raise CostError(needed, shown(text), "--tile 128x128")
     return read[0], read[1]
+
+
+WORDS = (
+    "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",
+    "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own; pp: stages of a pipeline",
+    "fsdp: ranks that share one copy of weights, gradients and optimizer; recomputed: what the backward computes again",
+)
+
+SERVING_WORDS = (
+    "tp: ranks that share heads; cp: ranks that share a sequence's tokens; dp: replicas with sequences of their own",
+    "copies: every rank of a cp group has all weights of its tp part; dcp: tp × cp ranks share the weights, and queries are "
+    "gathered (decode context parallelism); helix: they share them, and queries are computed where they are needed",
+)
+
+
+CHANGES_SHOWN = 3  # without --details
+LARGEST_SHOWN = 4  # items of the memory, without --details
+
+
+def show(plan: Plan, details: bool) -> None:
+    """Print the plan: the answer and what to change, and the tables behind it with `details`."""
+    people.print(Text(plan.answer, style="bold green" if plan.fits else "bold red"))
+    for line in _first_lines(plan):
+        people.print(Text(line))
+    if details:
+        people.print()
+        people.print(_memory(plan))
+        people.print()
+        people.print(_time(plan))
+        for line in _hidden(plan):
+            people.print(Text(line))
+    else:
+        people.print(Text(_largest(plan)))
+        if plan.hidden:
+            people.print(Text(_hidden_passes(plan)))
+    _changes(plan, len(plan.suggestions) if details else CHANGES_SHOWN)
+    if not details:
+        people.print(Text(f"\nMore, with --details: {_left_out(plan)}", style="dim"))
+        return
+    _alternatives(plan)
+    people.print(Text("\nAssumed", style="bold"))
+    for sentence in plan.assumptions:
+        _item("·", Text(sentence, style="dim"))
+    people.print(Text("\nWords", style="bold"))
+    for sentence in SERVING_WORDS if plan.serving else WORDS:
+        _item("·", Text(sentence, style="dim"))
+
+
+def _largest(plan: Plan) -> str:
+    """The largest items of the memory in one line."""
+    entries = sorted(plan.best.memory.entries, key=lambda entry: -entry.bytes)
+    words = [f"{entry.name} {short(entry.bytes, 'bytes')}" for entry in entries[:LARGEST_SHOWN]]
+    if rest := sum(entry.bytes for entry in entries[LARGEST_SHOWN:]):
+        words.append(f"the rest {short(rest, 'bytes')}")
+    return f"Memory: {', '.join(words)}"
+
+
+def _hidden_passes(plan: Plan) -> str:
+    """Whether computation hides the hops of the ring, by pass, in one line."""
+    passes = [it for it in plan.hidden if not it.name.endswith("recomputation")]
+    names = {hides: [it.name for it in passes if it.hidden is hides] for hides in (True, False)}
+    words = {True: "hidden behind computation in", False: "NOT hidden in"}
+    said = [f"{words[hides]} {' and '.join(which)}" for hides, which in names.items() if which]
+    return f"Hops of the ring: {'; '.join(said)}"
+
+
+def _left_out(plan: Plan) -> str:
+    """What only `details` show, in words."""
+    parts = ["the memory item by item", f"the time of a {'token' if plan.request.decoding else 'layer'}"]
+    if len(plan.suggestions) > CHANGES_SHOWN:
+        parts.append(f"{len(plan.suggestions) - CHANGES_SHOWN} more changes")
+    if plan.weighed > 1:
+        parts.append(f"other ways ({plan.weighed} were compared)")
+    return ", ".join([*parts, "what is assumed, and what the words mean"])
+
+
+def _first_lines(plan: Plan) -> list[str]:
+    from ringlab.cost.planner.step_time import StepTime
+
+    best, request = plan.best, plan.request
+    of_a = "token" if request.decoding else "step"
+    rate = f"{_rate(best.tokens_per_s)} tokens/s, {_rate(best.tokens_per_s / request.gpus)} per {request.machine_word}"
+    if isinstance(best.time, StepTime):
+        rate += f"; {in_percent(best.utilisation)} of the peak, counting the model's own FLOPs"
+    would = "" if plan.fits else " if it did fit"
+    lines = [f"{of_a.capitalize()}: {duration(best.step_s)}{would} ({rate})"]
+    lines += _serving(plan) if plan.serving is not None else []
+    lines.append(_published(plan))
+    if best.degrees.ring > 1 and not request.decoding:
+        whole, _ = best.work()
+        lines.append(
+            f"Layout: {best.layout}, {plan.chunk_words}; the busiest rank computes {whole:.3f} × the mean"
+        )
+    copies = best.degrees.kv_copies(request.sized.K)
+    if copies > 1:
+        lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {request.sized.K}")
+    return [*lines, f"Limit: {plan.limit.kind}: {plan.limit.sentence}"]
+
+
+def _serving(plan: Plan) -> list[str]:
+    time, request, best = plan.serving, plan.request, plan.best
+    assert time is not None, "asked for a plan that serves"
+    each = f"{_rate(best.tokens_per_s / request.batch)} tokens/s for each of {counted(request.batch, 'sequence')}"
+    if request.batch > 1:
+        each = f"{_rate(best.tokens_per_s)} tokens/s, {each}"
+    prompt, chunks = request.tokens - request.generated, len(time.chunks_s)
+    fed = f"a prompt of {counted(prompt, 'token')} in {counted(chunks, 'chunk')} of {min(request.chunk, prompt):,}"
+    lines = [f"Serving: {each}; first token after {duration(time.first_token_s)} ({fed})"]
+    if time.prefill_groups is not None:
+        pool = f"{best.degrees.tp * best.degrees.ring} {request.machine_word}s"
+        lines.append(
+            f"Answer: {counted(request.generated, 'token')} {duration(time.answer_s)} after the prompt, if it waits for nothing; "
+            f"{time.prefill_groups:.2g} groups of {pool} for each replica feed prompts as fast as answers end"
+        )
+    return lines
+
+
+def _published(plan: Plan) -> str:
+    found = plan.published
+    if found is None:
+        return "No promise: no published run of this kind was found to hold plans to"
+    times = f"{found.least:.1f} to {found.most:.1f} times"
+    return f"No promise: {found.runs} published runs took {times} as long as their plans (docs/benchmarks.md)"
+
+
+def _rate(n: float) -> str:
+    return f"{n:,.0f}" if n >= 100 else f"{n:.3g}"
+
+
+def _memory(plan: Plan) -> Table:
+    best, usable = plan.best, plan.request.usable_bytes
+    table = Table(
+        title=f"Memory of one {plan.request.machine_word}",
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        expand=False,
+    )
+    for heading, justify in (("", "left"), ("GB", "right"), ("of usable", "right"), ("what", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for entry in best.memory.entries:
+        share = entry.bytes / usable
+        table.add_row(entry.name, _gb(entry.bytes), in_percent(share), entry.note)
+    total, rest = best.memory.total_bytes, usable - best.memory.total_bytes
+    table.add_section()
+    left = f"{short(abs(rest), 'bytes')} {'left' if rest >= 0 else 'too much'}"
+    style = "bold" if rest >= 0 else "bold red"
+    table.add_row("in all", _gb(total), in_percent(total / usable), left, style=style)
+    table.add_row(
+        "usable", _gb(usable), "", f"{short(plan.request.machine.memory_bytes, 'bytes')} less the reserve"
+    )
+    return table
+
+
+def _gb(n: float) -> str:
+    return f"{n / 1e9:,.2f}" if n >= 0.5e7 else "<0.01"
+
+
+ROWS: tuple[tuple[str, str], ...] = (
+    ("the layer's matrices", "linear_s"),
+    ("attention", "attention_s"),
+    ("waiting: ring", "ring_exposed_s"),
+    ("waiting: Ulysses all-to-all", "ulysses_s"),
+    ("waiting: TP collectives", "tensor_s"),
+    ("waiting: weights and gradients", "weights_exposed_s"),
+    ("waiting: host", "host_exposed_s"),
+)
+
+
+BESIDE = (
+    ("beside it: ring's hops", "ring_s"),
+    ("beside it: weights", "weights_s"),
+    ("beside it: activations to and from the host", "host_s"),
+)
+
+
+def _time(plan: Plan) -> Group | Table:
+    from ringlab.cost.planner.step_time import StepTime
+
+    time = plan.best.time
+    return _layer(time) if isinstance(time, StepTime) else _token(time)
+
+
+def _layer(time: StepTime) -> Group:
+    table = Table(title="Time of one layer", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("")
+    for each in time.passes:
+        table.add_column(each.name.replace("full recomputation", "recomputed"), justify="right")
+    for label, name in ROWS:
+        figures = [getattr(each, name) for each in time.passes]
+        if any(figures):
+            table.add_row(label, *(_seconds(figure) for figure in figures))
+    table.add_section()
+    table.add_row("in all", *(_seconds(each.total_s) for each in time.passes), style="bold")
+    for label, name in BESIDE:
+        figures = [getattr(each, name) for each in time.passes]
+        if any(figures):
+            table.add_row(label, *(_seconds(figure) for figure in figures), style="dim")
+    return Group(table, Text(" + ".join(_parts(time)) + f" = {duration(time.total_s)}"))
+
+
+def _parts(time: StepTime) -> list[str]:
+    """The step in words; in a pipeline the rounds of its slowest stage, which may be the one with the logits."""
+    rounds = f"{time.rounds} rounds × " if time.rounds > 1 else ""
+    if time.pipeline is not None:
+        parts = [f"{rounds}the slowest stage {duration(time.rounds * time.round_s)}"]
+        parts.append(f"bubble {duration(time.bubble_s)}")
+    else:
+        layers = time.rounds * time.layers * sum(each.total_s for each in time.passes)
+        parts = [f"{rounds}{time.layers} layers {duration(layers)}"]
+        parts.append(f"logits {duration(time.rounds * time.vocabulary_s)}")
+    return [*parts, f"update {duration(time.update_s)}"] if time.update_s else parts
+
+
+def _token(time: DecodeTime) -> Table:
+    table = Table(
+        "", "seconds", title="Time of one token", title_justify="left", show_edge=False, pad_edge=False
+    )
+    rows = (
+        ("the weights: reading, or computing", time.weights_s),
+        ("reading the K/V cache", time.cache_s),
+        ("waiting: TP all-reduces", time.tensor_s),
+        ("waiting: merging partial results", time.merge_s),
+    )
+    for label, seconds in rows:
+        table.add_row(label, _seconds(seconds))
+    table.add_section()
+    table.add_row("in all", _seconds(time.total_s), style="bold")
+    return table
+
+
+def _seconds(t: float) -> str:
+    return short(t, "seconds") if t else "–"
+
+
+def _hidden(plan: Plan) -> list[str]:
+    lines = []
+    for each in plan.hidden:
+        if each.name.endswith("recomputation"):
+            continue
+        verdict = "hidden" if each.hidden else "NOT hidden"
+        comparison = "≥" if each.hidden else "<"
+        lines.append(
+            f"Ring {each.name}: {verdict}, {each.tokens:,} tokens per rank {comparison} {each.least_tokens:,} that "
+            f"{each.link} needs"
+        )
+    if any(each.name == "backward" and each.hidden for each in plan.hidden):
+        lines[-1] += "; the last hop of dK and dV has nothing to hide behind"
+    return lines if plan.ring_table is None else [*lines, _travel(plan.ring_table, plan.request.machine_word)]
+
+
+def _travel(found: RingTable, machine_word: str) -> str:
+    """Who travels in one line: the schedule of the fewest bytes, and the one that waits least if it is another."""
+    least, shortest, ring = found.least, found.shortest, found.ring
+    words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
+    if least is not ring:
+        words += f" (the ring of this plan {short(ring.sent_bytes or 0, 'bytes')})"
+    waits = f"waits least, {short(shortest.exposed_s or 0, 'seconds')}"
+    waits += "" if shortest is ring else f" (the ring {short(ring.exposed_s or 0, 'seconds')})"
+    if not ring.exposed_s:
+        words += ", and none has to wait"
+    else:
+        words += f", and {waits}" if shortest is least else f"; {shortest.schedule} {waits}"
+    return f"{words}; a latent (MLA) would send less with fewer than {found.latent_below:,} numbers a token"
+
+
+def _changes(plan: Plan, most: int) -> None:
+    people.print(Text("\nWhat to change" if plan.fits else "\nThe nearest that fits", style="bold"))
+    if not plan.suggestions:
+        people.print("  nothing found: try other hardware, or a smaller model")
+    for number, each in enumerate(plan.suggestions[:most], 1):
+        _item(f"{number}.", Text(each.sentence))
+        _item("", Text(each.request.command(), style="cyan"))
+
+
+def _item(mark: str, text: Text) -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=3)
+    grid.add_column()
+    grid.add_row(mark, text)
+    people.print(Padding(grid, (0, 0, 0, 1)))
+
+
+def _alternatives(plan: Plan) -> None:
+    others = (*plan.alternatives, *plan.layouts)
+    if not others:
+        return
+    people.print()
+    title = f"Other ways: {plan.weighed} were compared"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for heading, justify in (
+        ("split", "left"),
+        ("shared by" if plan.serving else "layout", "left"),
+        ("first token" if plan.serving else "recomputed", "left"),
+        ("GB", "right"),
+        ("token" if plan.request.decoding else "step", "right"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    from ringlab.cost.planner.limits import split_words
+
+    for each in (plan.best, *others):
+        chosen = each is plan.best
+        time = f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
+        cells = (split_words(each), *_how(each), _gb(each.memory.total_bytes), time)
+        table.add_row(*cells, style="bold" if chosen else "")
+    people.print(table)
+    people.print(
+        "Splits within a few percent of each other are equal as far as this model can tell.", style="dim"
+    )
+
+
+def _how(candidate: Candidate) -> tuple[str, str]:
+    """The columns that depend on the purpose: sharing and first token, or layout and recomputation."""
+    from ringlab.cost.planner.serve_time import serving_time
+
+    ring = candidate.degrees.ring > 1
+    if candidate.request.purpose == "serve":
+        first = serving_time(candidate.serving).first_token_s
+        return candidate.sharing if ring else "–", duration(first)
+    return candidate.layout if ring and not candidate.request.decoding else "–", candidate.recomputation
+
+
+@dataclass(frozen=True)
+class BoundOptions:
+    """The options that bounds read."""
+
+    model: str | None
+    tokens: int | None
+    hardware: str | None
+    ranks: int | None
+    attention_weight: float
+    tile: tuple[int, int] | None
+    link: str
+    bandwidth: str | None
+    dtype: str
+
+    def need(self, *names: str) -> tuple[Any, ...]:
+        """Return these options. Raises: BadParameter for one that was left out."""
+        for name in names:
+            if getattr(self, name) is None:
+                raise typer.BadParameter("is missing for this bound", param_hint=f"--{name}")
+        return tuple(getattr(self, name) for name in names)
+
+
+def show_bound(name: str, given: BoundOptions, as_json: bool) -> None:
+    """Print a bound. Raises: CostError for an unknown name, or options that the paper does not cover."""
+    bounds = {"striped": striped_bound, "ring": ring_bound, "context": context_bound}
+    if name not in bounds:
+        raise CostError(f"a bound among {', '.join(bounds)}", repr(name), nearest(name, bounds))
+    figures, sentence = bounds[name](given)
+    if as_json:
+        print_json({"ok": True, "bound": name, **figures})
+    else:
+        people.print(sentence, highlight=False)
+        people.print(f"Source: {figures['source']}", style="dim", highlight=False)
+        if "note" in figures:
+            people.print(f"Note: {figures['note']}", style="dim", highlight=False)
+
+
+def striped_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
+    """Return the striped layout's greatest speed-up over contiguous, as figures and as a sentence.
+
+    Raises: CostError for an unknown model, or ranks or tokens out of range.
+    """
+    from ringlab.cost import papers
+    from ringlab.cost.models import model
+    from ringlab.cost.planner.parallelism import MOST_IN_A_RING
+    from ringlab.cost.planner.request import MOST_TOKENS, check_count
+
+    name, ranks, tokens = given.need("model", "ranks", "tokens")
+    # The table of work by (rank, step) has a row and a column for each rank.
+    check_count("ranks", ranks, MOST_IN_A_RING)
+    check_count("tokens", tokens, MOST_TOKENS)
+    speedup = papers.striped_speedup(model(name), ranks, tokens, given.attention_weight, given.tile)
+    figures = {
+        "max_speedup": speedup,
+        "model": name,
+        "ranks": ranks,
+        "tokens": tokens,
+        "attention_weight": given.attention_weight,
+        "tile": list(given.tile) if given.tile else None,
+        "source": "arXiv 2311.09431, section 4",
+    }
+    tiles = f", tiles of {given.tile[0]} × {given.tile[1]}" if given.tile else ""
+    return figures, (
+        f"Striped is at most {speedup:.2f} times as fast as contiguous: {name}, {tokens:,} tokens on {ranks} ranks, "
+        f"attention's FLOPs weighted {given.attention_weight:g}{tiles}"
+    )
+
+
+def ring_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
+    """Return the shortest block and sequence that hide communication on some hardware, as figures and a sentence.
+
+    Raises: CostError for unknown hardware, link or dtype, or a bandwidth without a unit.
+    """
+    from ringlab.cost import papers
+    from ringlab.cost.hardware import Link, hardware
+
+    (name,) = given.need("hardware")
+    machine = hardware(name)
+    links: dict[str, Link] = {"inside": machine.inside, "between": machine.between}
+    if given.link not in links:
+        raise CostError("a link: inside or between", repr(given.link), nearest(given.link, links))
+    link, peak = links[given.link], machine.peak(given.dtype)
+    if given.bandwidth is not None:
+        link = Link("a link", quantity(given.bandwidth, "bytes/s"), 0.0, "as given")
+    block, sequence = papers.ring_minimum(peak, link.bytes_per_s)
+    figures = {
+        "min_block_tokens": block,
+        "min_sequence_tokens": sequence,
+        "hardware": name,
+        "link": link.name,
+        "bytes_per_s": link.bytes_per_s,
+        "flops_per_s": peak,
+        "source": "formula of arXiv 2310.01889, table 2 (c = F/B, 6·c); " + _rates(given, machine, link),
+        "note": "the paper's own figures: --bandwidth with the bandwidth that its table 2 gives, on hardware of its peak",
+    }
+    return figures, (
+        f"A hop over {link.name} ({short(link.bytes_per_s, 'bytes/s')} one way) hides behind a block of {block:,.0f} "
+        f"tokens or more; with {papers.SEQUENCE_BLOCKS} blocks on a rank, {sequence:,.0f} tokens "
+        f"({machine.title}, {short(peak, 'FLOP/s')}, unmasked, as many K/V heads as query heads)"
+    )
+
+
+def _rates(given: BoundOptions, machine: Hardware, link: Link) -> str:
+    """The sources of the FLOP/s and bytes/s in a ring's bound, which are not the paper's."""
+    table = f"FLOP/s of {machine.name} from this project's table ({machine.source})"
+    if given.bandwidth is not None:
+        return f"{table}, bandwidth as given"
+    return f"{table}, bandwidth too ({link.source})"
+
+
+def context_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
+    """Return the longest contexts in the Ring Attention paper's setting by architecture, as figures and a sentence.
+
+    Raises: CostError for an unknown model or hardware, or ranks out of range.
+    """
+    from ringlab.cost import papers
+    from ringlab.cost.hardware import hardware
+    from ringlab.cost.models import model
+    from ringlab.cost.planner.request import check_count
+
+    name, machine_name, ranks = given.need("model", "hardware", "ranks")
+    check_count("ranks", ranks)
+    machine, sizes = hardware(machine_name), model(name)
+    longest = {
+        kind: papers.ring_max_context(sizes, ranks, machine.memory_bytes, kind)
+        for kind in papers.ARCHITECTURES
+    }
+    figures = {
+        "max_context_tokens": longest,
+        "model": name,
+        "hardware": machine_name,
+        "ranks": ranks,
+        "source": "arXiv 2310.01889, table 3, in its setting: float32, Adam, FSDP over all ranks",
+    }
+    words = ", ".join(f"{kind} {tokens:,}" for kind, tokens in longest.items())
+    return figures, f"Longest context of {sizes.title} on {ranks:,} × {machine.title}, tokens: {words}"
+
+
+def show_tables(as_json: bool) -> None:
+    """Print the models and the hardware that plans can use, each with its source."""
+    from ringlab.cost.hardware import hardware, hardware_names
+    from ringlab.cost.models import model, model_names
+
+    models, machines = [model(name) for name in model_names()], [hardware(name) for name in hardware_names()]
+    if as_json:
+        print_json({"ok": True, **_tables(models, machines)})
+        return
+    shown = Table("model", "", "source", title="models", title_justify="left")
+    for it in models:
+        what = f"{it.title}: {it.parameters / 1e9:.3g} billion, {it.layers} layers, {it.H}/{it.K} heads of {it.D}"
+        shown.add_row(it.name, what, it.source)
+    people.print(shown)
+    shown = Table("hardware", "", "source", title="hardware", title_justify="left")
+    for each in machines:
+        rate = ", ".join(f"{dtype} {short(flops, 'FLOP/s')}" for dtype, flops in each.flops_per_s.items())
+        links = "; ".join(
+            f"{where} {link.name} {short(link.bytes_per_s, 'bytes/s')}"
+            for where, link in (("inside", each.inside), ("between", each.between))
+        )
+        what = f"{each.title}: {each.ranks_per_node} per node, {short(each.memory_bytes, 'bytes')}; {rate}; {links}"
+        shown.add_row(each.name, what, "; ".join((each.source, each.inside.source, each.between.source)))
+    people.print(shown)
+    people.print("Bandwidths count one direction, per rank. Your own: a TOML file in place of the name.")
+
+
+def _tables(models: list[Any], machines: list[Any]) -> dict[str, Any]:
+    return {
+        "models": [
+            {"name": it.name, "title": it.title, "parameters": it.parameters, "source": it.source}
+            for it in models
+        ],
+        "hardware": [
+            {
+                "name": it.name,
+                "title": it.title,
+                "ranks_per_node": it.ranks_per_node,
+                "memory_bytes": it.memory_bytes,
+                "flops_per_s": dict(it.flops_per_s),
+                "inside_bytes_per_s": it.inside.bytes_per_s,
+                "between_bytes_per_s": it.between.bytes_per_s,
+                "sources": [it.source, it.inside.source, it.between.source, it.reached.source],
+            }
+            for it in machines
+        ],
+    }

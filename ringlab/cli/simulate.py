@@ -1,19 +1,39 @@
-"""`ringlab simulate`: the timeline of ring attention on a cluster that need not exist."""
+"""`ringlab simulate`: the timeline of ring attention on a cluster that need not exist.
+
+The makespan and the timeline come first; `--details` adds the other figures and all that is assumed. `--serve decode|prefill`
+simulates a step of serving instead. Files are checked before the simulation and written after it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+import resource
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from ringlab.cli.output import Json, finish, people, print_json, reporting_errors, stderr
-from ringlab.cli.simulate_output import Files
-from ringlab.cli.simulate_serving import Serving, serving_of
-from ringlab.errors import CostError
+from ringlab.cli.output import (
+    Json,
+    check_writable,
+    finish,
+    ignored,
+    people,
+    print_json,
+    reporting_errors,
+    stderr,
+)
+from ringlab.cost.units import nearest
+from ringlab.errors import CostError, require_package
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from ringlab.comm.clocked.timeline import Timeline
     from ringlab.cost.hardware import Hardware
     from ringlab.cost.simulate import Simulation
     from ringlab.cost.sizes import Attention
@@ -134,6 +154,7 @@ Output = Annotated[
         help="Write the JSON, with this machine and its memory.", metavar="FILE", rich_help_panel=OUT
     ),
 ]
+Details = Annotated[bool, typer.Option("--details", help="Print every figure and all that is assumed, too.")]
 
 
 def simulate(
@@ -168,6 +189,7 @@ def simulate(
     svg: Svg = None,
     perfetto: Perfetto = None,
     output: Output = None,
+    details: Details = False,
     as_json: Json = False,
 ) -> None:
     """Draw when every rank computes, sends and waits in one layer's attention: the real program, without data."""
@@ -222,9 +244,7 @@ def simulate(
     if as_json:
         print_json(report)
     else:
-        from ringlab.cli.simulate_output import show
-
-        show(people, done, report)
+        show(people, done, report, details)
     finish(True)
 
 
@@ -296,7 +316,6 @@ def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: 
 
     Raises: CostError for an unknown name, or a chunk or fold that does not belong to it.
     """
-    from ringlab.cost.units import nearest
     from ringlab.layout import dealt, get_layout, layout_names, per_document
 
     known = (*layout_names(), "per-document", "dealt")
@@ -357,3 +376,259 @@ def _assumptions(
         if serving is None
         else serving.assumed,
     ]
+
+
+STEPS = ("decode", "prefill")
+QUERIES, TRAVELS = ("own", "all"), ("auto", "kv", "q")
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One step of serving: a token of `batch` sequences, or a chunk after `prefix` cached tokens of them.
+
+    queries: as in `decode_heads`. travels: as in `prefill`.
+    Raises: CostError for an unknown step, or a choice that it does not have.
+    """
+
+    step: str
+    prefix: int = 0
+    queries: str = "own"
+    travels: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in (("step", STEPS), ("queries", QUERIES), ("travels", TRAVELS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise CostError(f"{name} among {', '.join(known)}", repr(value), nearest(value, known))
+        if self.step == "decode" and (self.prefix or self.travels != "auto"):
+            raise CostError("--prefix and --travels for a chunk: --serve prefill", f"--serve {self.step}")
+        if self.step == "prefill" and self.queries != "own":
+            raise CostError("--queries for a token: --serve decode", f"--serve {self.step}")
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Return the program and its step in words."""
+        if self.step == "decode":
+            return f"decode_heads(queries={self.queries!r})", "one token of each sequence"
+        return f"prefill(travels={self.travels!r})", f"a chunk after {self.prefix:,} tokens"
+
+    def layout_words(self, layout: Layout) -> str:
+        """Return where the tokens lie: in pages, or a chunk's under `layout`."""
+        from ringlab.cost.simulate_serving import PAGE
+
+        return f"pages of {PAGE} tokens" if self.step == "decode" else repr(layout)
+
+    @property
+    def assumed(self) -> str:
+        """Return how the cache comes to be, in a sentence."""
+        whose = "all tokens" if self.step == "decode" else "a rank's tokens"
+        return (
+            "one layer's attention; K and V are read at the memory's bandwidth; the cache is filled before, in no time, from K and V "
+            f"of {whose}, which count in peak_bytes"
+        )
+
+    def run(self, sizes: Attention, tokens: int, P: int, hardware: Hardware, layout: str) -> Simulation:
+        """Return the simulation: of sequences of `tokens` each, or of a chunk of `tokens`.
+
+        Raises: CostError for amounts that cannot be simulated; ShapeError for heads that ranks cannot share.
+        """
+        from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
+
+        if self.step == "decode":
+            one = replace(sizes, B=1)
+            return simulate_decode(one, [tokens] * sizes.B, P, hardware, queries=self.queries)
+        how: dict[str, Any] = {"travels": self.travels, "layout": layout}
+        return simulate_prefill(sizes, self.prefix, tokens, P, hardware, **how)
+
+
+OF_SERVING = ("prefix", "queries", "travels")
+NOT_OF_SERVING = (
+    "full",
+    "window",
+    "documents",
+    "slow",
+    "jitter",
+    "seed",
+    "chunk",
+    "folded",
+    "schedule",
+    "backward",
+    "tile",
+)
+
+
+def serving_of(
+    context: typer.Context, step: str | None, prefix: str | None, queries: str, travels: str
+) -> Serving | None:
+    """Return the step of serving that was asked for, None for none. Raises: CostError for an option that belongs to the other."""
+    from ringlab.cost.units import tokens
+
+    if given := ignored(context, OF_SERVING if step is None else NOT_OF_SERVING):
+        beside = f"{given} with --serve" if step is None else f"--serve without {given}"
+        raise CostError(
+            beside,
+            "no --serve" if step is None else "both",
+            "leave one of them out" if step else "--serve prefill",
+        )
+    if step is None:
+        return None
+    return Serving(step, tokens(prefix, "--prefix") if prefix is not None else 0, queries, travels)
+
+
+COMPUTES, SOME, WAITS, ENDED = "█", "▒", "·", " "
+
+
+def show(console: Console, done: Simulation, report: dict[str, Any], details: bool) -> None:
+    """Print the makespan and a row of characters for each rank; with `details` all figures and assumptions."""
+    from ringlab.cost.simulate import shown_ranks
+    from ringlab.cost.units import short
+
+    P, asked = done.P, report["simulated"]
+    shown = shown_ranks(P)
+
+    def say(text: str = "") -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    say(
+        f"Makespan {short(done.makespan_s, 'seconds')}, {short(done.exposed_s, 'seconds')} of it for communication "
+        f"that nothing hides; ranks compute {done.busy_fraction:.1%} of the time"
+    )
+    say(
+        f"{asked['layout']} on {P} × {asked['hardware']}, {asked['schedule']}, {asked['passes']}: "
+        f"B={asked['B']} H={asked['H']} K={asked['K']} D={asked['D']} {asked['dtype']}, "
+        f"{'causal' if asked['causal'] else 'no mask'}"
+        + (f", window {asked['window']:,}" if asked["window"] else "")
+        + (f", {len(asked['documents'])} documents" if asked["documents"] else "")
+    )
+    say()
+    wide = max(20, min(100, console.width - 12))
+    if len(shown) < P:
+        say(f"{len(shown)} of {P} ranks, evenly spread")
+    for rank in shown:
+        say(f"rank {rank:>5} {strip(done.timeline, rank, wide)}")
+    say(
+        f"{'':10} 0{short(done.makespan_s, 'seconds'):>{wide - 1}}   {COMPUTES} computes  {SOME} computes less than half of it  {WAITS} waits"
+    )
+    for kind, file in report["written"].items():
+        say(f"  {kind}: {file}")
+    say()
+    if not details:
+        say(
+            "More, with --details: memory, bytes, the busiest and the longest waiting rank, and what is assumed"
+        )
+        return
+    rows = [
+        ("makespan", short(done.makespan_s, "seconds")),
+        ("exposed communication", short(done.exposed_s, "seconds")),
+        ("ranks compute", f"{done.busy_fraction:.1%} of the time"),
+        (
+            "least and most busy rank",
+            f"{short(min(done.busy_s), 'seconds')}, {short(max(done.busy_s), 'seconds')}",
+        ),
+        ("longest waiting rank", short(max(done.waited_s), "seconds")),
+        ("peak memory of a rank", short(int(done.peak_bytes.max()), "bytes")),
+        ("bytes sent, all ranks", short(report["bytes_sent"], "bytes")),
+        ("simulated in", f"{done.wall_s:.2f} s"),
+    ]
+    for name, value in rows:
+        say(f"{name:>26}  {value}")
+    say()
+    for assumption in report["assumptions"]:
+        say(f"  assumed: {assumption}")
+
+
+def strip(timeline: Timeline, rank: int, wide: int) -> str:
+    """Return `wide` characters: the main activity of `rank` in each part of the makespan; SOME if it computes less."""
+    import numpy as np
+
+    from ringlab.comm.clocked.log import COMPUTE, WAIT
+
+    starts, kinds, ends = timeline.strip(rank)
+    edges = np.linspace(0.0, timeline.makespan_s, wide + 1)
+
+    def seconds(kind: int) -> np.ndarray:
+        """Seconds of this kind between successive edges."""
+        chosen = kinds == kind
+        begin, end = starts[chosen], ends[chosen]
+        done = np.concatenate([[0.0], np.cumsum(end - begin)])
+        full = np.searchsorted(end, edges, side="right")
+        partial = np.zeros(len(edges))
+        inside = full < len(begin)
+        partial[inside] = np.maximum(0.0, edges[inside] - begin[full[inside]])
+        return np.diff(done[full] + partial)
+
+    busy, waiting = seconds(COMPUTE), seconds(WAIT)
+    cell = timeline.makespan_s / wide
+    idle = cell - busy - waiting
+    choice = np.argmax([busy, waiting, idle], axis=0)
+    # Many short computations in a cell are not idleness, though together they may fill less than half of it.
+    choice[(choice > 0) & (busy > 0.05 * cell)] = 3
+    return "".join((COMPUTES, WAITS, ENDED, SOME)[i] for i in choice)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of pictures, events and the result; None for files that are not wanted."""
+
+    png: Path | None = None
+    svg: Path | None = None
+    perfetto: Path | None = None
+    output: Path | None = None
+
+    def check(self) -> None:
+        """Check the files first, so that no long simulation is lost.
+
+        Raises: CostError for a file that cannot be written; MissingExtraError without matplotlib.
+        """
+        if self.png or self.svg:
+            require_package("matplotlib", "figures", "--png and --svg")
+        for name, path in vars(self).items():
+            if path is not None:
+                check_writable(f"--{name}", path, make_folder=name == "output")
+
+    def write(self, done: Simulation) -> dict[str, Any]:
+        """Write pictures and events; return the files, and the ranks that they show.
+
+        Raises: CostError if one fails.
+        """
+        files = {"png": self.png, "svg": self.svg, "perfetto": self.perfetto}
+        written: dict[str, Any] = {kind: str(path) for kind, path in files.items() if path}
+        if not written:
+            return {}
+        from ringlab.cost.simulate import shown_ranks
+
+        shown = shown_ranks(done.P)
+        trace = done.timeline.trace(shown)
+        try:
+            if self.png or self.svg:
+                from ringlab.viz import gantt
+
+                figure = gantt.figure(trace, ranks=shown)
+                for kind, path in (("png", self.png), ("svg", self.svg)):
+                    if path:
+                        figure.savefig(path, format=kind, bbox_inches="tight")
+            if self.perfetto:
+                trace.to_chrome(self.perfetto)
+        except OSError as error:
+            raise CostError(f"files that can be written: {', '.join(written.values())}", f"{error}") from None
+        return {**written, "ranks": shown}
+
+    def publish(self, report: dict[str, Any]) -> None:
+        """Write the result with its cost and the machine. Raises: CostError if the file cannot be written."""
+        if self.output is None:
+            return
+        from ringlab.bench.device import machine
+
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        measured = {
+            "process_cpu_s": time.process_time(),
+            "load_average": os.getloadavg()[0],  # other processes lengthen wall_s, and cpu_s too
+            "peak_rss_bytes": usage.ru_maxrss * 1024,
+            "machine": machine(),
+        }
+        text = json.dumps({**report, "measured": measured}, indent=2, ensure_ascii=False) + "\n"
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CostError(f"a file that can be written at {self.output}", f"{error.strerror}") from None

@@ -17,9 +17,12 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab.cost.hardware import hardware, hardware_names, write_hardware
 from ringlab.cost.models import model_names
+from ringlab.cost.planner.serve_time import ServeRequest, serve_time
+from ringlab.cost.traffic import RINGS
 
 ASKED = "--model llama3-70b --tokens 1M --hardware h100"
 FITS = f"{ASKED} --nodes 8 --logits-chunk 4Ki"
+SERVE = "--model llama3-70b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --batch 8"
 
 
 def call(words: str, width: int | None = None) -> tuple[int, str, str]:
@@ -36,27 +39,32 @@ def told(words: str) -> dict[str, Any]:
     return found
 
 
-def test_the_first_line_is_the_answer_and_the_rest_says_why() -> None:
+def test_the_answer_comes_first_and_details_say_why() -> None:
     status, out, _ = call(FITS)
     assert status == 0 and out.startswith("Fits: 64 × H100, ring 64 over 8 nodes, zigzag, full recomputation")
     for part in (
-        "Memory of one GPU",
-        "optimizer",
-        "K/V in flight",
-        "logits",
-        "Time of one layer",
         "tokens/s",
-    ):
-        assert part in out
-    for part in (
         "Limit: memory",
-        "What to change",
+        "Memory: activations",
+        "hidden behind",
         "the fewest nodes that fit, 6",
-        "Also weighed",
-        "Assumed",
     ):
         assert part in out
-    assert "arXiv" in out  # the source of the fractions of peak
+    tables = (
+        "Memory of one GPU",
+        "K/V in flight",
+        "Time of one layer",
+        "Who travels",
+        "Other ways:",
+        "Assumed",
+        "Words",
+    )
+    assert not any(part in out for part in tables) and "--details" in out.splitlines()[-2]
+    _, detailed, _ = call(f"{FITS} --details")
+    assert all(part in detailed for part in tables)
+    assert "arXiv" in detailed  # the source of the fractions of peak
+    assert detailed.splitlines()[0] == out.splitlines()[0]
+    assert detailed.count("ringlab plan") == len(told(FITS)["suggestions"]) > out.count("ringlab plan") == 3
 
 
 def test_what_does_not_fit_ends_with_status_1_and_names_the_nearest() -> None:
@@ -110,12 +118,15 @@ def test_json_has_everything_and_nothing_else_is_printed() -> None:
     )
 
 
-@pytest.mark.parametrize("words", [f"{FITS} --batch 2", f"{ASKED} --nodes 4 --inference serve --batch 2"])
+@pytest.mark.parametrize(
+    "words",
+    [f"{FITS} --batch 2", f"{FITS} --details", f"{ASKED} --nodes 4 --inference serve --batch 2 --details"],
+)
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_stays_within_the_width_of_the_terminal(width: int, words: str) -> None:
     """In a process of its own, which takes its width from the environment."""
     code = (
-        "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan_output as p; "
+        "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan as p; "
         f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
     )
     command = [sys.executable, "-c", code, "plan", *shlex.split(words)]
@@ -134,7 +145,7 @@ def test_it_stays_within_the_width_of_the_terminal(width: int, words: str) -> No
     ],
 )
 def test_other_purposes_are_planned_and_shown(words: str) -> None:
-    status, out, _ = call(f"{ASKED} --nodes 4 {words}")
+    status, out, _ = call(f"{ASKED} --nodes 4 {words} --details")
     assert status == told(f"{ASKED} --nodes 4 {words}")["fits"] ^ 1
     assert out.startswith("Fits" if status == 0 else "Does not fit") and "Assumed" in out
     assert ("K/V cache" in out) == ("inference" in words)
@@ -143,7 +154,7 @@ def test_other_purposes_are_planned_and_shown(words: str) -> None:
 def test_a_pipeline_and_offloaded_activations_are_shown() -> None:
     words = "--model llama3-8b --tokens 128Ki --hardware h100 --nodes 2 --batch 8 --pp 4 --interleave 2 --offload activations"
     words += " --logits-chunk 4Ki"
-    status, out, _ = call(words)
+    status, out, _ = call(f"{words} --details")
     assert status == 0 and "pp 4 × " in out.splitlines()[0] and "activations on the host" in out
     for part in (
         "the slowest stage",
@@ -168,6 +179,77 @@ def test_degrees_layout_and_tile_are_taken_as_given() -> None:
 def test_tokens_are_read_with_their_suffix(tokens: str) -> None:
     assert told(f"--model llama3-8b --tokens {tokens} --hardware h100 --nodes 4")["tokens"] == 10**6
     assert told("--model llama3-8b --tokens 1Mi --hardware h100 --nodes 4")["tokens"] == 2**20
+
+
+def test_serving_says_tokens_a_second_and_the_time_to_the_first_token() -> None:
+    words = f"{SERVE} --generated 1Ki --chunk 4Ki --tp 8 --cp 2 --dp 1 --sharing helix"
+    status, out, _ = call(words)
+    lines = out.splitlines()
+    assert status == 0 and lines[0].startswith("Fits: 16 × H100, tp 8 × cp 2 over 2 nodes")
+    asked = ServeRequest("llama3-70b", "h100", 8, 131_072, 2, 8, chunk=4096, generated=1024, sharing="helix")
+    expected, found = serve_time(asked), told(words)
+    assert found["serving"] | expected.as_dict() == found["serving"]
+    assert found["serving"]["chunks_s"] == pytest.approx([*expected.chunks_s])
+    assert found["step_s"] == expected.token_s and found["tokens_per_s"] == 8 / expected.token_s
+    assert (found["sharing"], found["serving"]["prompt_tokens"]) == ("helix", 131_072 - 1024)
+    flat = " ".join(out.split())
+    assert (
+        f"Serving: {expected.tokens_per_s:.0f} tokens/s, {1 / expected.token_s:.3g} tokens/s for each of 8 sequences"
+        in flat
+    )
+    assert (
+        f"first token after {expected.first_token_s:.3g} s (a prompt of 130,048 tokens in 32 chunks of 4,096)"
+        in flat
+    )
+    assert f"Answer: 1,024 tokens {expected.answer_s:.3g} s after the prompt" in flat
+    assert "(Helix)" in flat
+
+
+def test_serving_weighs_every_way_to_share_and_takes_the_fastest() -> None:
+    found = told(f"{SERVE} --dp 1 --tp 4")
+    rows = {each["sharing"]: each["step_s"] for each in found["alternatives"]} | {
+        found["sharing"]: found["step_s"]
+    }
+    assert rows.keys() == {"copies", "dcp", "helix"} and found["step_s"] == min(rows.values())
+    for sharing, seconds in rows.items():
+        assert told(f"{SERVE} --dp 1 --tp 4 --sharing {sharing}")["step_s"] == seconds
+    assert found["serving"]["prefill_groups"] is None
+    _, out, _ = call(f"{SERVE} --dp 1 --tp 4 --details")
+    assert "first token" in out.split("Other ways")[1] and "Answer" not in out
+
+
+def test_a_plan_to_serve_more_than_fits_names_the_sequences_that_do() -> None:
+    status, out, _ = call(SERVE.replace("batch 8", "batch 100000"))
+    assert status == 1 and out.startswith("Does not fit: 16 × H100 need at least")
+    batch = next(
+        it for it in told(SERVE.replace("batch 8", "batch 100000"))["suggestions"] if it["kind"] == "batch"
+    )
+    most = told(batch["command"].removeprefix("ringlab plan "))
+    assert most["fits"] and f"the most sequences that fit with this split, {most['batch']:,}" in batch["why"]
+    one_more = batch["command"].replace(f"--batch {most['batch']}", f"--batch {most['batch'] + 1}")
+    assert not told(one_more.removeprefix("ringlab plan "))["fits"]
+
+
+def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
+    """Llama 3 405B is 101 GB a GPU over the 8 of a node, and half of that over two nodes."""
+    found = told("--model llama3-405b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --tp 8")
+    assert not found["fits"] and found["memory"]["entries"][0]["note"].startswith(
+        "of a GPU that feeds prompts"
+    )
+    wider = next(it for it in found["suggestions"] if it["kind"] == "degrees")
+    assert "--tp 16" in wider["command"] and told(wider["command"].removeprefix("ringlab plan "))["fits"]
+
+
+def test_who_travels_is_told() -> None:
+    """Burst sends less where all query heads have K/V heads of their own; a plan without a ring says nothing."""
+    every = "--model llama2-7b --tokens 1Mi --hardware h100 --nodes 8 --tp 1 --ulysses 1 --logits-chunk 4Ki"
+    _, out, _ = call(f"{every} --details")
+    assert re.search("Who travels: burst sends least, .* a layer on each GPU", " ".join(out.split()))
+    found = told(every)["travel"]
+    assert found["sends_least"] == "burst" and {it["schedule"] for it in found["options"]} == set(RINGS)
+    assert told(FITS)["travel"]["sends_least"] == "ring"
+    for words in (f"{SERVE} --tp 8", f"{ASKED} --inference decode --nodes 4"):
+        assert told(words)["travel"] is None and "Who travels" not in call(f"{words} --details")[1]
 
 
 BAD = {
@@ -247,21 +329,33 @@ BAD = {
     "--bound ring --hardware a100 --link around": ("a link: inside or between", ""),
     "--bound ring --hardware a100 --bandwidth 12.5": ("bytes/s with a unit", ""),
     "--bound ring --hardware a100 --dtype float8": ("a dtype that a100 computes in", ""),
+    f"{ASKED} --inference serve --ulysses 2": ("serve without ulysses", "--cp"),
+    f"{ASKED} --inference serv": ("purpose among", "nearest: serve"),
+    f"{ASKED} --inference serve --sharing heliks": ("sharing among", "nearest: helix"),
+    f"{ASKED} --inference decode --sharing helix": ("sharing for serve only", "--inference serve"),
+    f"{ASKED} --generated 1Ki": ("generated for serve only", "--inference serve"),
+    f"{ASKED} --inference prefill --chunk 1Ki": ("chunk for serve only", "--inference serve"),
+    f"{ASKED} --inference serve --generated 1M": ("generated: an integer from 0 to 999,999", "prompt"),
+    f"{ASKED} --inference serve --chunk 100": ("chunk >= 245", ""),
+    f"{ASKED} --inference serve --chunk 0": ("a whole number from 1", ""),
+    f"{ASKED} --inference serve --no-causal": ("a causal model to serve", ""),
+    f"{ASKED} --inference serve --fsdp 2": ("serve without fsdp", "--sharing dcp"),
+    f"{ASKED} --inference serve --tp 16 --cp 2 --nodes 4 --sharing helix": (
+        "tp that divides the K=8",
+        "--sharing copies",
+    ),
 }
 
 
-def check_that_it_is_told(words: str, needed: str, remedy: str) -> None:
+@pytest.mark.parametrize("words", list(BAD))
+def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
     """The error of a request, in JSON and for people."""
+    needed, remedy = BAD[words]
     status, out, err = call(words + " --json")
     error = json.loads(out)["error"]
     assert status == 1 and error["kind"] == "CostError"
     assert needed in error["needed"] and remedy in error["remedy"], error
     assert "needed:" in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize("words", list(BAD))
-def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
-    check_that_it_is_told(words, *BAD[words])
 
 
 @pytest.mark.parametrize(
@@ -334,7 +428,7 @@ def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> No
 
 
 def test_machines_are_called_what_they_are(tmp_path: Path) -> None:
-    _, out, _ = call("--model llama3-8b --tokens 512k --hardware tpu-v4 --gpus-per-node 64")
+    _, out, _ = call("--model llama3-8b --tokens 512k --hardware tpu-v4 --gpus-per-node 64 --details")
     assert "GPU" not in out.splitlines()[0] and "per TPU" in out.splitlines()[0] and "of one TPU" in out
     write_hardware(tmp_path / "mine.toml", replace(hardware("h100"), name="laptop"))
     _, out, _ = call(
@@ -370,4 +464,4 @@ def test_torch_is_not_imported(words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode in (0, 1)
     loaded = {name.split(".")[0] for name in done.stderr.split()}
-    assert "numpy" in loaded and not loaded & {"torch", "triton", "matplotlib", "IPython", "pandas", "scipy"}
+    assert "typer" in loaded and not loaded & {"torch", "triton", "matplotlib", "IPython", "pandas", "scipy"}

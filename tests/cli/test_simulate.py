@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from ringlab.cli import app
-from ringlab.cli.simulate_output import Files, strip
+from ringlab.cli.simulate import Files, strip
 from ringlab.comm.clocked.log import COMPUTE, WAIT
+from ringlab.cost.hardware import hardware
+from ringlab.cost.models import model
+from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.simulate import shown_ranks
+from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
+from ringlab.layout import contiguous, zigzag
+
+SIZES = model("llama3-8b").attention()
+TOKEN = "--model llama3-8b --tokens 4Ki --ranks 4 --batch 3 --serve decode"
+CHUNK = "--model llama3-8b --tokens 256 --prefix 8Ki --ranks 4 --serve prefill"
 
 
 def call(*words: str) -> Result:
@@ -40,7 +52,10 @@ def test_people_see_a_row_per_rank_and_the_figures() -> None:
     shares = [row.count("█") for row in rows]
     assert shares == sorted(shares) and shares[0] < shares[3]  # later ranks see more keys
     assert "·" in rows[0] and "·" not in rows[3]
-    assert "makespan" in result.stdout and "assumed: " in result.stdout
+    assert result.stdout.startswith("Makespan ") and "assumed: " not in result.stdout
+    detailed = call("--tokens", "64Ki", "--layout", "contiguous", "--ranks", "4", "--details").stdout
+    assert rows == [line for line in detailed.splitlines() if line.startswith("rank ")]
+    assert all(part in detailed for part in ("bytes sent", "peak memory of a rank", "assumed: "))
 
 
 def test_sizes_come_from_a_model() -> None:
@@ -162,15 +177,15 @@ def test_what_decides_between_schedules_is_told_as_assumed() -> None:
     )
     assert "P - 1 sends" in gathered and "several times faster" in gathered and "P - 1 sends" not in ring
     assert "order of posting" in ring
-    shown = call("--tokens", "1Ki", "--schedule", "allgather").stdout
+    shown = call("--tokens", "1Ki", "--schedule", "allgather", "--details").stdout
     assert "assumed: all-gather is P - 1 sends" in shown
 
 
 def test_masks_and_schedules_are_taken_and_told() -> None:
     words = ("--tokens", "8Ki", "--ranks", "4", "--layout", "per-document", "--documents", "4Ki,3Ki,1Ki")
-    result = call(*words, "--window", "512", "--schedule", "hybrid(ring=2, ulysses=2)")
+    result = call(*words, "--window", "512", "--schedule", "hybrid(ring=2, ulysses=2)", "--details")
     assert result.exit_code == 0, result.output
-    first = result.stdout.splitlines()[0]
+    first = result.stdout.splitlines()[1]
     assert "hybrid(ring=2, ulysses=2)" in first and "window 512" in first and "3 documents" in first
     assert "an all-to-all is one exchange" in result.stdout
 
@@ -215,7 +230,7 @@ def test_a_strip_tells_some_computing_from_none() -> None:
     """Two nodes: between hops each rank computes less than half of the time, in every part of it."""
     result = call("--tokens", "32Ki", "--nodes", "2")
     rows = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
-    busy = float(re.search(r"compute  ([0-9.]+)%", result.stdout)[1])  # type: ignore[index]
+    busy = float(re.search(r"compute ([0-9.]+)%", result.stdout)[1])  # type: ignore[index]
     assert busy > 10 and len(rows) == 16
     for row in rows:
         assert row.count("█") + row.count("▒") > 10, row
@@ -234,3 +249,51 @@ def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -
             return starts, np.tile([COMPUTE, WAIT], 40), np.append(starts[1:], 4.0)
 
     assert strip(Pairs(), 0, 4) == mark * 4  # type: ignore[arg-type]
+
+
+def served(words: str) -> dict[str, Any]:
+    """What a step of serving prints as JSON."""
+    result = call(*shlex.split(words), "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (0 if found["ok"] else 1)
+    return found
+
+
+@pytest.mark.parametrize("queries", ["own", "all"])
+def test_a_token_of_three_sequences(queries: str) -> None:
+    found = served(f"{TOKEN} --queries {queries}")
+    run = simulate_decode(SIZES, [4096] * 3, 4, hardware("h100"), queries=queries)
+    sent = decode_heads_traffic(replace(SIZES, B=3), 4, queries=queries).total_bytes
+    assert found["bytes_sent"] == 4 * sent and found["makespan_s"] == run.makespan_s
+    assert queries in found["simulated"]["schedule"] and "pages" in found["simulated"]["layout"]
+
+
+@pytest.mark.parametrize("travels", ["kv", "q"])
+def test_a_chunk_after_a_prefix(travels: str) -> None:
+    found = served(f"{CHUNK} --travels {travels}")
+    run = simulate_prefill(SIZES, 8192, 256, 4, hardware("h100"), travels=travels)
+    cached, layout = contiguous(8192, 4).lengths, zigzag(256, 4)
+    sent = [prefill_traffic(SIZES, layout, cached, travels=travels, rank=r).total_bytes for r in range(4)]
+    assert found["bytes_sent"] == sum(sent) and found["makespan_s"] == run.makespan_s
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (f"{TOKEN} --prefix 1Ki", "--serve prefill"),
+        (f"{TOKEN} --travels q", "--serve prefill"),
+        (f"{CHUNK} --queries all", "--serve decode"),
+        (f"{CHUNK} --backward", "--serve without"),
+        (f"{TOKEN} --window 128", "--serve without"),
+        (f"{TOKEN} --slow 1=2", "--serve without"),
+        (f"{CHUNK} --schedule burst", "--serve without"),
+        (TOKEN.replace("decode", "decod"), "step among"),
+        (f"{CHUNK} --travels v", "travels among"),
+        ("--tokens 4Ki --prefix 1Ki", "with --serve"),
+        ("--tokens 4Ki --queries all", "with --serve"),
+    ],
+)
+def test_options_that_do_not_belong_together(words: str, needed: str) -> None:
+    error = served(words)["error"]
+    assert error["kind"] == "CostError" and needed in error["needed"]

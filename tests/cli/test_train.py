@@ -17,10 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ringlab import VirtualCluster
-from ringlab.cli import app, train_request
+from ringlab.cli import app
 from ringlab.cli import train as train_command
-from ringlab.cli.train_output import sparkline
-from ringlab.cli.train_request import Request
+from ringlab.cli.train import Request, sparkline
 from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.nn import ModelConfig, Recipe, train
@@ -73,7 +72,7 @@ def test_it_trains_as_train_does_and_says_so(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_there_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_request.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(train_command.importlib.util, "find_spec", lambda name: None)
     found = trained(*SMALL, "--steps", 2, "--folder", tmp_path)
     assert "figure" not in found["files"] and not (tmp_path / "loss.png").exists()
     assert len(logged(tmp_path)) == 2
