@@ -32,6 +32,7 @@ from ringlab.viz.style import (
     rank_colour,
     styled,
 )
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,8 +233,6 @@ ROWS = ("computes, waits", "K/V", "courier")
 
 def lanes(traces: Mapping[str, Trace], rank: int = 0) -> Figure:
     """Return one rank's timeline in each run: its computations, and below them its K/V and its couriers on their way."""
-    from matplotlib.patches import Patch
-
     charts = {name: chart(trace) for name, trace in traces.items()}
     with styled():
         drawn = new_figure((8.0, 1.35 * len(charts) + 1.3))
@@ -255,7 +254,7 @@ def lanes(traces: Mapping[str, Trace], rank: int = 0) -> Figure:
         axes[-1].set_xlabel("time (s)")
         words = WORDS | {"transit": "in transit, posted in step …", "still": "arrived, not yet taken"}
         kinds = {bar.kind for one in charts.values() for _, bar in _of_rank(one, rank)}
-        keys = [Patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
+        keys = [panel.patch(label=word, **LOOKS[kind]) for kind, word in words.items() if kind in kinds]
         drawn.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=8.5)
     return drawn
 
@@ -313,8 +312,6 @@ def _draw_column(ax: Axes, place: int, frame: Frame, pale: bool, current: bool) 
 
 def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, current: bool) -> None:
     """A box with one place for each contributor, and in it the owner of the block that it added of."""
-    from matplotlib.patches import Rectangle
-
     sums, wrong = frame.sums[rank], astray(frame, rank)
     assert sums is not None
     P = len(sums)
@@ -325,8 +322,8 @@ def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, c
         ]
         fill = rank_colour(contributor) if owners else PAPER
         corner = left + contributor * width, rank - HEIGHT / 2
-        ax.add_patch(
-            Rectangle(corner, width, HEIGHT, facecolor=fill, edgecolor=RULE, linewidth=0.6, alpha=alpha)
+        panel.add_rectangle(
+            ax, corner, width, HEIGHT, facecolor=fill, edgecolor=RULE, linewidth=0.6, alpha=alpha
         )
         colour = PAPER if fill in DARK else INK
         size = 8.5 if len(owners) < 2 else 6
@@ -341,7 +338,7 @@ def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, c
             alpha=alpha,
         )
     edge, heavy = (RED if wrong else INK), 2.2 if wrong or current else 1.0
-    outline = Rectangle(
+    outline = panel.rectangle(
         (left, rank - HEIGHT / 2), WIDTH, HEIGHT, fill=False, edgecolor=edge, linewidth=heavy, alpha=alpha
     )
     if wrong:
@@ -370,19 +367,14 @@ def _draw_hop(ax: Axes, place: int, rank: int, frame: Frame, alpha: float) -> No
 
 
 def _draw_axes(ax: Axes, frames: Sequence[Frame], title: str) -> None:
-    from matplotlib.patches import Patch
-
     P = len(frames[0].held)
     names = ["returned" if frame.home else f"step {frame.step}" for frame in frames]
     ax.set_xticks(range(len(frames)), names, fontsize=9)
     ax.set_yticks(range(P), [f"rank {rank}" for rank in range(P)], fontsize=9)
     ax.set(xlim=(-0.5, len(frames) - 0.5), ylim=(P - 0.35, -0.65))
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    panel.bare(ax)
     ax.set_title(title)
-    keys = [Patch(facecolor=rank_colour(rank), label=f"added by rank {rank}") for rank in range(P)]
+    keys = [panel.patch(facecolor=rank_colour(rank), label=f"added by rank {rank}") for rank in range(P)]
     key = "A box is a courier when its rank sends it on. A number says whose block a term belongs to."
     if P > 2:
         first, last = (P - 1, 0) if frames[0].to[0] == 1 else (0, P - 1)

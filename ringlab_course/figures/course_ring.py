@@ -27,6 +27,7 @@ from ringlab.viz.style import (
     styled,
 )
 from ringlab_course.catalogue import LESSONS, PARTS, Lesson, lesson
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,8 +163,6 @@ def note_grid(known: Sequence[Sequence[int]]) -> None:
 
 def draw_notes(known: Sequence[Sequence[int]]) -> Figure:
     """Return a grid, ranks down and shifts across, and the way of the last rank's note through it."""
-    from matplotlib.patches import Rectangle
-
     P, (width, height) = len(known), CELL
     with styled():
         figure = new_figure((8.4, 0.9 + 0.75 * P))
@@ -179,7 +178,7 @@ def draw_notes(known: Sequence[Sequence[int]]) -> Figure:
             axes.text(-0.35, 0.9 * rank + height / 2, f"rank {rank}", ha="right", va="center", color=INK)
             for step, note in enumerate(row):
                 x, y, origin = 1.7 * step, 0.9 * rank, _origin(known, note)
-                axes.add_patch(Rectangle((x, y), width, height, color=rank_colour(origin), zorder=3))
+                panel.add_rectangle(axes, (x, y), width, height, color=rank_colour(origin), zorder=3)
                 axes.text(
                     x + width / 2, y + 0.24, str(note), ha="center", va="center", fontsize=12, weight="bold",
                     color=INK, zorder=4,

@@ -33,6 +33,7 @@ from ringlab.viz.style import (
     show,
     styled,
 )
+from ringlab_course.figures import panel
 from ringlab_course.figures.decision_rules import (
     ALLGATHER,
     BANDWIDTH,
@@ -341,7 +342,6 @@ def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> N
 def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine], *, with_room: bool) -> None:
     """Write to the right of the map what its colours, line and diamonds mean, and `with_room` how much fits."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     handles: list[Any] = []
     for kind in there:
@@ -349,7 +349,7 @@ def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine], *,
         words = f"{WORDS[kind]}:\nthe number is its U" if kind == HYBRID else WORDS[kind]
         if kind == NOTHING and not with_room:
             words = f"nothing fits in {_memory(asked)}"
-        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=ALPHA, label=words))
+        handles.append(panel.patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=ALPHA, label=words))
     line = f"right of it a ring hides all\nits hops, at {_micro(asked.latency_s)} latency"
     handles.append(Line2D([], [], color=INK, linewidth=2.2, label=line))
     for it, face in zip(ours, (INK, PAPER), strict=False):

@@ -21,6 +21,7 @@ from ringlab.viz.style import (
     rank_colour,
     styled,
 )
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,15 +78,13 @@ def describe_trade() -> str:
 
 
 def _piece(ax: Axes, head: int, stretch: int, rank: int) -> None:
-    from matplotlib.patches import Rectangle
-
     width = TOKENS // P
     box: Any = (stretch * width + 0.1, head - 0.45), width - 0.2, 0.9
-    ax.add_patch(
-        Rectangle(*box, facecolor=rank_colour(rank), edgecolor=PAPER, hatch=HATCHES[rank], linewidth=0)
+    panel.add_rectangle(
+        ax, *box, facecolor=rank_colour(rank), edgecolor=PAPER, hatch=HATCHES[rank], linewidth=0
     )
     if (head, stretch) == (2, 1):
-        ax.add_patch(Rectangle(*box, facecolor="none", edgecolor=INK, linewidth=3))
+        panel.add_rectangle(ax, *box, facecolor="none", edgecolor=INK, linewidth=3)
     look: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
     at = (stretch + 0.5) * width, head
     ax.text(*at, str(rank), ha="center", va="center_baseline", fontsize=9, color=INK, bbox=look)
@@ -117,8 +116,6 @@ def _held(
 
 def schedules() -> Figure:
     """Return a panel for each schedule: what rank 1 of 4 works on, heads by tokens."""
-    from matplotlib.patches import Patch
-
     plain: Any = {"edgecolor": "white", "linewidth": 0}
     with styled():
         figure = new_figure((8.0, 3.5))
@@ -139,7 +136,7 @@ def schedules() -> Figure:
         figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
         figure.axes[3].text(8, 0.5, "other heads:\nranks 0, 2", **beside)
         figure.axes[0].set_ylabel("heads")
-        handles = [Patch(label=label, **plain, **look) for label, look in LOOKS.values()]
+        handles = [panel.patch(label=label, **plain, **look) for label, look in LOOKS.values()]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
         figure.suptitle("What rank 1 of 4 works on; above it the ranks that own the tokens", fontsize=11)
     return figure
@@ -233,20 +230,16 @@ def describe_decode_step(lengths: Sequence[int]) -> str:
 
 
 def _cache(ax: Axes, rank: int, length: int, share: float) -> None:
-    from matplotlib.patches import Rectangle
-
     look: Any = {"facecolor": rank_colour(rank), "edgecolor": PAPER, "hatch": HATCHES[rank % len(HATCHES)]}
-    ax.add_patch(Rectangle((1.25, rank - 0.32), 2.1 * share, 0.64, linewidth=0, **look))
+    panel.add_rectangle(ax, (1.25, rank - 0.32), 2.1 * share, 0.64, linewidth=0, **look)
     back: Any = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": "none"}
     words: Any = {"ha": "center", "va": "center", "fontsize": 9, "bbox": back}
     ax.text(1.25 + 1.05 * share, rank, f"{length} keys, values", **words)
 
 
 def _box(ax: Axes, left: float, width: float, middle: float, words: str, height: float = 0.64) -> None:
-    from matplotlib.patches import Rectangle
-
     corner = left, middle - height / 2
-    ax.add_patch(Rectangle(corner, width, height, facecolor=PAPER, edgecolor=INK, linewidth=1.2))
+    panel.add_rectangle(ax, corner, width, height, facecolor=PAPER, edgecolor=INK, linewidth=1.2)
     ax.text(left + width / 2, middle, words, ha="center", va="center", fontsize=9)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ringlab.viz.frontend import play_steps
 from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RULE, SKY, as_html, new_figure, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +184,6 @@ def _draw_map(
     ax: Axes, argument: str, shape: tuple[int, int], touched: np.ndarray, mine: Sequence[Box]
 ) -> None:
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Rectangle
 
     ax.imshow(
         touched > 0,
@@ -195,10 +195,8 @@ def _draw_map(
     )
     for box in mine:
         (top, bottom), (left, right) = box.rows, box.columns
-        ax.add_patch(
-            Rectangle(
-                (left - 0.5, top - 0.5), right - left + 1, bottom - top + 1, **_look(box.kind), zorder=2
-            )
+        panel.add_rectangle(
+            ax, (left - 0.5, top - 0.5), right - left + 1, bottom - top + 1, **_look(box.kind), zorder=2
         )
         middle = ((left + right) / 2, (top + bottom) / 2)
         ax.text(*middle, str(box.turn), ha="center", va="center", fontsize=9, zorder=3, bbox=_PLATE)
@@ -213,10 +211,8 @@ def _draw_map(
 
 
 def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int], *, numbered: bool) -> None:
-    from matplotlib.patches import Rectangle
-
     first, last = along
-    ax.add_patch(Rectangle((first - 0.5, line - 0.38), last - first + 1, 0.76, **_look(box.kind)))
+    panel.add_rectangle(ax, (first - 0.5, line - 0.38), last - first + 1, 0.76, **_look(box.kind))
     if numbered:
         ax.text((first + last) / 2, line, str(box.turn), ha="center", va="center", fontsize=8.5, bbox=_PLATE)
 
@@ -229,10 +225,8 @@ def _skipped(mine: Sequence[Box], every: Iterable[Sequence[Box]]) -> list[tuple[
 
 
 def _draw_dashed(ax: Axes, line: int, along: tuple[int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
     first, last = along
-    ax.add_patch(Rectangle((first - 0.5, line - 0.38), last - first + 1, 0.76, zorder=0.5, **_DASHED))
+    panel.add_rectangle(ax, (first - 0.5, line - 0.38), last - first + 1, 0.76, zorder=0.5, **_DASHED)
 
 
 def _ticks(length: int) -> list[int]:
@@ -260,16 +254,14 @@ def _look(kind: str) -> dict[str, Any]:
 
 
 def _legend(figure: Figure, *, others: bool, dashed: str = "", numbered: bool = True) -> None:
-    from matplotlib.patches import Patch
-
-    patches = [Patch(label="read", **_look("load")), Patch(label="written", **_look("store"))]
+    patches = [panel.patch(label="read", **_look("load")), panel.patch(label="written", **_look("store"))]
     if others:
-        patches.append(Patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
+        patches.append(panel.patch(label="touched by other programs only", facecolor=RULE, edgecolor=QUIET))
     if dashed:
-        patches.append(Patch(label=dashed, **_DASHED))
+        patches.append(panel.patch(label=dashed, **_DASHED))
     if numbered:
         order = "numbers: order of a program's accesses to this array"
-        patches.append(Patch(label=order, facecolor="none", edgecolor="none"))
+        patches.append(panel.patch(label=order, facecolor="none", edgecolor="none"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=9)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.style import BLUE, INK, ORANGE, PAPER, QUIET, RULE, new_figure, styled
 from ringlab_course.clinic.suite import KillMatrix
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +25,6 @@ SIGNS = {True: FOUND, False: HELD, None: NONE}
 def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure:
     """Return the matrix as a static figure; `names` gives rows other names than the patients'."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Rectangle
 
     rows, columns = matrix.patients, matrix.checks
     with styled():
@@ -35,17 +35,14 @@ def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure
                 found = matrix.finds(name, check)
                 if found:
                     corner = across - 0.46, down - 0.44
-                    ax.add_patch(Rectangle(corner, 0.92, 0.88, facecolor=BLUE, edgecolor=PAPER))
+                    panel.add_rectangle(ax, corner, 0.92, 0.88, facecolor=BLUE, edgecolor=PAPER)
                 colour = PAPER if found else QUIET
                 ax.text(across, down, SIGNS[found], ha="center", va="center", color=colour, fontsize=10)
         ax.set_xticks(range(len(columns)), columns, rotation=55, ha="left", rotation_mode="anchor")
         ax.set_yticks(range(len(rows)), [(names or {}).get(name, name) for name in rows])
         ax.xaxis.tick_top()
         ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-        ax.grid(visible=False)
-        ax.tick_params(length=0, labelcolor=INK)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        panel.bare(ax, labelcolor=INK)
         looks = {True: ("s", BLUE), False: (".", QUIET), None: ("_", QUIET)}
         keys = [
             Line2D([], [], linestyle="", marker=marker, color=colour, label=WORDS[found])

@@ -29,6 +29,7 @@ from ringlab.viz.style import (
     still_image,
     styled,
 )
+from ringlab_course.figures import panel
 from ringlab_course.figures.layout_tiles import FULL, NAMED, PARTIAL, SKIP, Tiles, owners, tiles_of
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def figure(
     if not layouts:
         raise LayoutError("at least one layout", "none")
     pictures = [tiles_of(layout, tile, causal=causal, documents=documents) for layout in layouts]
-    panel = min(4.0, 7.9 / len(layouts))
+    width = min(4.0, 7.9 / len(layouts))
     strips = 0.5 * len(layouts) + (0.25 if documents else 0.0)
     with styled():
-        drawn = new_figure((8.0, strips + panel + 2.1))
-        parts: Any = drawn.subfigures(2, 1, height_ratios=(strips + 0.6, panel + 1.5))
+        drawn = new_figure((8.0, strips + width + 2.1))
+        parts: Any = drawn.subfigures(2, 1, height_ratios=(strips + 0.6, width + 1.5))
         upper, lower = parts
         heading: Any = {"fontsize": 11, "fontweight": "bold"}
         upper.suptitle(f"The owner of each token: {_sizes(layouts[0])}", **heading)
@@ -108,9 +109,7 @@ def draw_tokens(
     _draw_documents(ax, layout, documents, named=first)
     ax.set(xlim=(0, layout.S), ylim=(0.5, -0.5))
     ax.set_yticks([0], [layout.name], fontsize=9.5, color=INK)
-    ax.tick_params(length=0, labelbottom=last, labelsize=9)
-    ax.spines[:].set_visible(False)
-    ax.grid(visible=False)
+    panel.bare(ax, labelbottom=last, labelsize=9)
     if last:
         ax.set_xlabel("token (global position); the number is the rank that owns it", fontsize=9)
 
@@ -128,13 +127,12 @@ def _draw_piece(ax: Axes, rank: int, start: int, stop: int, S: int) -> None:
 def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
     """Draw the score matrix in local order, tile by tile; heavy lines part the ranks."""
     from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
 
     bounds, S, P = picture.bounds, picture.layout.S, picture.layout.P
     many = len(bounds) > 48
     for kind, look in LOOKS.items():
         boxes = [
-            Rectangle((bounds[j], bounds[i]), bounds[j + 1] - bounds[j], bounds[i + 1] - bounds[i])
+            panel.rectangle((bounds[j], bounds[i]), bounds[j + 1] - bounds[j], bounds[i + 1] - bounds[i])
             for i, j in np.argwhere(picture.kinds == kind)
         ]
         shown = look | ({"hatch": None, "edgecolor": look["facecolor"]} if many else {})
@@ -155,9 +153,7 @@ def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
         _result(picture), (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8.5
     )
     lines.set_in_layout(False)  # the room above is the title's; its width must not narrow the panel
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.grid(visible=False)
+    panel.bare(ax)
 
 
 def describe(
@@ -251,9 +247,10 @@ def _plate() -> dict[str, Any]:
 
 def _legend(drawn: Any, pictures: Sequence[Tiles]) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     there = {kind for picture in pictures for kind in (SKIP, PARTIAL, FULL) if picture.count(kind)}
-    handles: list[Any] = [Patch(label=WORDS[kind], **look) for kind, look in LOOKS.items() if kind in there]
+    handles: list[Any] = [
+        panel.patch(label=WORDS[kind], **look) for kind, look in LOOKS.items() if kind in there
+    ]
     handles.append(Line2D([], [], color=INK, linewidth=1.1, label="edge between ranks"))
     drawn.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5)

@@ -15,6 +15,7 @@ from ringlab.errors import LayoutError
 from ringlab.layout import Layout
 from ringlab.viz.frontend import record_frames, show_player, step_player
 from ringlab.viz.style import INK, PAPER, QUIET, RED, RULE, as_html, new_figure, still_image, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -254,15 +255,13 @@ def _draw_cell(
     ax: Axes, rank: int, column: int, work: float | None, largest: int, scale: float, shades: Any, P: int
 ) -> None:
     """Draw one cell: darker for more work, hatched for none, empty for a step to come."""
-    from matplotlib.patches import Rectangle
-
     share = (work or 0.0) / largest if largest else 0.0
     look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RULE, "linewidth": 0.8}
     if work == 0:
         look["hatch"] = "xxx"
     elif work is not None:
         look |= {"facecolor": shades(share), "edgecolor": PAPER}
-    ax.add_patch(Rectangle((column, rank), 1, 1, gid=f"cell {rank} {column}", **look))
+    panel.add_rectangle(ax, (column, rank), 1, 1, gid=f"cell {rank} {column}", **look)
     if P <= MOST_NUMBERED and work is not None:
         plate = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0} if not work else None
         place: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "bbox": plate}
@@ -272,17 +271,17 @@ def _draw_cell(
 
 def _mark(ax: Axes, one: Mosaic, step: int | None) -> None:
     """Outline the busiest ranks of every step in which others compute less, and the step shown."""
-    from matplotlib.patches import Rectangle
-
     P = one.layout.P
     for column in range(P if step is None else step + 1):
         slow = one.work[:, column] == one.slowest[column]
         for rank in np.flatnonzero(slow) if not slow.all() else ():
-            box = Rectangle((column + 0.05, rank + 0.05), 0.9, 0.9, fill=False, edgecolor=RED, linewidth=1.8)
+            box = panel.rectangle(
+                (column + 0.05, rank + 0.05), 0.9, 0.9, fill=False, edgecolor=RED, linewidth=1.8
+            )
             box.set_gid(f"slowest {rank} {column}")
             ax.add_patch(box)
     if step is not None:
-        ax.add_patch(Rectangle((step, 0), 1, P, fill=False, edgecolor=INK, linewidth=2.4, gid="step"))
+        panel.add_rectangle(ax, (step, 0), 1, P, fill=False, edgecolor=INK, linewidth=2.4, gid="step")
 
 
 def _label(ax: Axes, one: Mosaic, by: By, names: bool) -> None:
@@ -337,18 +336,17 @@ def _legend(drawn: Figure, axes: Any, unit: str, largest: float, by: By, P: int)
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.legend_handler import HandlerTuple
-    from matplotlib.patches import Patch
 
     hatch = "xxx" if P <= MOST_OUTLINED else None
-    handles: dict[str, Any] = {"computes nothing": Patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch)}
+    handles: dict[str, Any] = {"computes nothing": panel.patch(facecolor=PAPER, edgecolor=RULE, hatch=hatch)}
     if by == "step" and P <= MOST_OUTLINED:
-        handles["busiest of its step, others compute less"] = Patch(
+        handles["busiest of its step, others compute less"] = panel.patch(
             facecolor=PAPER, edgecolor=RED, linewidth=1.8
         )
     if P <= MOST_NUMBERED:
-        shades = tuple(Patch(facecolor=_shades()(share)) for share in (0.15, 0.5, 1.0))
+        shades = tuple(panel.patch(facecolor=_shades()(share)) for share in (0.15, 0.5, 1.0))
         handles = {f"{unit}: darker is more": shades, **handles}
-        handles["sum of the bottom row" if by == "step" else "sum of all"] = Patch(
+        handles["sum of the bottom row" if by == "step" else "sum of all"] = panel.patch(
             facecolor=PAPER, edgecolor=INK
         )
     else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, new_figure, rank_colour, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,14 +194,12 @@ def describe_shares(parts: int = 4) -> str:
 
 def _grid(ax: Axes, cut: str, parts: int) -> None:
     """Draw a box for each (layer, sequence), in it a cell for each (head, token block), in the colour of its rank."""
-    from matplotlib.patches import Rectangle
-
     size = 1.0 / parts
     for layer, sequence, head, token in itertools.product(range(parts), repeat=4):
         at = {"layers": layer, "sequences": sequence, "heads": head, "tokens": token}
         left, top = 1.15 * sequence + token * size, 1.15 * layer + head * size
         look: dict[str, Any] = {"facecolor": rank_colour(at[cut]), "edgecolor": PAPER, "linewidth": 0.3}
-        ax.add_patch(Rectangle((left, top), size, size, **look))
+        panel.add_rectangle(ax, (left, top), size, size, **look)
         begins: dict[str, tuple[int, ...]] = {
             "layers": (sequence, token, head),
             "sequences": (layer, token, head),

@@ -29,6 +29,7 @@ from ringlab.viz.style import (
     rank_colour,
     styled,
 )
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,10 +275,8 @@ def describe_shapes(ratio: int = 5) -> str:
 
 def _array(ax: Axes, x: float, S: float, shape: tuple[float, float], name: str, colour: str) -> None:
     """Draw an array of `shape` (rows, columns) from x on, in the middle of a band of height S, with name and shape."""
-    from matplotlib.patches import Rectangle
-
     (rows, columns), top = shape, (S - shape[0]) / 2
-    ax.add_patch(Rectangle((x, top), columns, rows, facecolor=colour, edgecolor=INK, linewidth=1))
+    panel.add_rectangle(ax, (x, top), columns, rows, facecolor=colour, edgecolor=INK, linewidth=1)
     ax.text(x + columns / 2, top - 0.4, name, ha="center", va="center", weight="bold", color=INK)
     letters = {S: "S"}
     words = f"{letters.get(rows, 'D')} × {letters.get(columns, 'D')}"
@@ -286,8 +285,6 @@ def _array(ax: Axes, x: float, S: float, shape: tuple[float, float], name: str, 
 
 def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
     """Return which key/value head each query head meets after np.repeat and after np.tile."""
-    from matplotlib.patches import Rectangle
-
     orders = _orders(heads, kv_heads)
     with styled():
         figure = new_figure((7.6, 2.5))
@@ -303,7 +300,7 @@ def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
             ax.text(-0.15, y + 0.45, name, ha="right", va="center", weight="bold", color=INK)
             for head, kv_head in enumerate(order):
                 is_right = kv_head == orders["np.repeat"][head]
-                box = Rectangle((head, y), 0.9, 0.9, facecolor=rank_colour(kv_head), edgecolor="white")
+                box = panel.rectangle((head, y), 0.9, 0.9, facecolor=rank_colour(kv_head), edgecolor="white")
                 box.set_hatch(HATCHES[kv_head % 8])
                 ax.add_patch(box)
                 ax.text(
@@ -341,15 +338,13 @@ Peaks = Mapping[str, Mapping[int, tuple[float, int]]]
 
 def peaks_figure(peaks: Peaks, tokens: int) -> Figure:
     """Return measured peaks as bars against the number of ranks, split into other ranks' blocks and the rest."""
-    from matplotlib.patches import Patch
-
     looks = {
         name: (colour, hatch) for name, colour, hatch in zip(peaks, (SKY, ORANGE), ("", "//"), strict=True)
     }
     with styled():
         figure = new_figure((7.2, 3.6))
         ax = figure.subplots()
-        handles = [Patch(facecolor=RULE, edgecolor=QUIET, label="all the rest")]
+        handles = [panel.patch(facecolor=RULE, edgecolor=QUIET, label="all the rest")]
         for side, (name, bars) in enumerate(peaks.items()):
             colour, hatch = looks[name]
             for place, (peak, others) in enumerate(bars.values()):
@@ -358,7 +353,7 @@ def peaks_figure(peaks: Peaks, tokens: int) -> Figure:
                 ax.bar(x, others, 0.34, bottom=peak - others, color=colour, hatch=hatch, edgecolor=INK)
                 ax.text(x, peak + 0.3, f"{peak:.0f}", ha="center", fontsize=9.5)
             label = f"{name}: K/V blocks of other ranks"
-            handles.insert(side, Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=label))
+            handles.insert(side, panel.patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=label))
         ranks = list(next(iter(peaks.values())))
         ax.set_xticks(range(len(ranks)), [f"{count} ranks" for count in ranks])
         ax.set(

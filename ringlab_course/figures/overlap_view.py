@@ -22,6 +22,7 @@ from ringlab.viz import gantt
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
 from ringlab.viz.style import INK, ORANGE, PAPER, RED, SKY, as_html, new_figure, show, styled
+from ringlab_course.figures import panel
 from ringlab_course.figures.papers import known_links
 
 if TYPE_CHECKING:
@@ -312,21 +313,17 @@ def _rate(value: float, unit: str) -> str:
 
 
 def _legend(drawn: Figure, seen: Overlap) -> None:
-    from matplotlib.patches import Patch
-
     words = {
         "block": f"a block, here {_seconds(seen.block_s)}: × 4 for twice c",
         "hop": f"a hop, here {_seconds(seen.hop_s)}: × 2 for twice c",
         "exposed": "exposed: the rank waits",
     }
-    patches = [Patch(label=words[kind], **look) for kind, look in LOOKS.items()]
+    patches = [panel.patch(label=words[kind], **look) for kind, look in LOOKS.items()]
     drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9)
 
 
 def spreading_wait(trace: Trace) -> None:
     """Show ranks 4 to 8 of two nodes in the first 800 µs, with the messages of rank 6's step 1 framed, in and out."""
-    from matplotlib.patches import Rectangle
-
     ranks, title = range(4, 9), "The wait spreads to ranks 7, 6, 5, 4"
     drawn = gantt.figure(trace, title, until=800e-6, ranks=ranks)
     ax = drawn.axes[0]
@@ -340,7 +337,7 @@ def spreading_wait(trace: Trace) -> None:
     ):
         span = (begins * 1e6, (ends - begins) * 1e6)
         frame: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.0, "zorder": 5}
-        ax.add_patch(Rectangle((span[0], 2.7), span[1], 0.22, **frame))
+        panel.add_rectangle(ax, (span[0], 2.7), span[1], 0.22, **frame)
         ax.text(span[0] + (side == "right") * span[1], 2.995, words, ha=side, va="center", fontsize=8.5)
     border = trace.exchanges(7)[0]
     middle = (border.posted + border.done) / 2 * 1e6

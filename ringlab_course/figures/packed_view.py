@@ -11,6 +11,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.packing.assignment import Assignment
 from ringlab.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE, new_figure, rank_colour, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -285,6 +286,4 @@ def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
 
 
 def _box(*place: Any, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(*place, **look)
+    return panel.rectangle(*place, **look)

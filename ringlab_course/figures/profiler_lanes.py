@@ -10,6 +10,7 @@ from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
 from ringlab.viz.lanes import Interval, Span, duration, exposed, lane, overlap
 from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RED, SKY, new_figure, show, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,8 +183,6 @@ def _bars(
 
 
 def _legend(drawn: Figure, *, numbered: bool) -> None:
-    from matplotlib.patches import Patch
-
     words = {**WORDS, "compute": f"{WORDS['compute']} (number: step)"} if numbered else WORDS
-    patches = [Patch(label=word, **LOOKS[which]) for which, word in words.items()]
+    patches = [panel.patch(label=word, **LOOKS[which]) for which, word in words.items()]
     drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8.5)

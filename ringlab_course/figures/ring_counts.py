@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringlab.viz.style import INK, PAPER, QUIET, RED, new_figure, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,11 +69,10 @@ def compared(panels: Mapping[str, np.ndarray], boundaries: Sequence[int] = (), t
 
 def _counts_legend(figure: Figure, counts: np.ndarray, bounded: bool) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     handles: list[Any] = [
-        Patch(facecolor=ONCE, edgecolor=QUIET, label="counted once"),
-        Patch(facecolor=PAPER, edgecolor=QUIET, label="never counted"),
+        panel.patch(facecolor=ONCE, edgecolor=QUIET, label="counted once"),
+        panel.patch(facecolor=PAPER, edgecolor=QUIET, label="never counted"),
     ]
     often = sorted({f"{count:.2g}" for count in counts[counts > 1.5]})
     handles += [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ringlab.layout import Layout, Run
 from ringlab.viz.frontend import import_widgets, record_frames, show_player
+from ringlab_course.figures import panel
 from ringlab_course.figures.layout_tiles import LAYOUTS
 
 if TYPE_CHECKING:
@@ -201,16 +202,14 @@ def _steps_differ(pictures: Sequence[StepPicture]) -> bool:
 
 def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) -> None:
     """Draw one step: rows down, keys across, one box for each tile that a program visits."""
-    from matplotlib.patches import Rectangle
-
     from ringlab.viz.style import INK, PAPER
 
-    ax.add_patch(Rectangle((0, 0), picture.keys, picture.rows, **_look("skip")))
+    panel.add_rectangle(ax, (0, 0), picture.keys, picture.rows, **_look("skip"))
     for program in picture.programs:
         height = program.row_stop - program.row_start
         for visit in program.visits:
             box = (visit.k_start, program.row_start), visit.k_stop - visit.k_start, height
-            ax.add_patch(Rectangle(*box, **_look(visit.kind)))
+            panel.add_rectangle(ax, *box, **_look(visit.kind))
         edges = ((row, row) for row in (program.row_start, program.row_stop))
         for edge in edges:
             ax.plot((0, picture.keys), edge, color=INK, linewidth=1.3, clip_on=False)
@@ -307,7 +306,6 @@ def _look(kind: str) -> dict[str, Any]:
 
 def _legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     from ringlab.viz.style import INK
 
@@ -316,7 +314,7 @@ def _legend(figure: Figure) -> None:
         "masked": "masked: computed under a mask",
         "skip": "skipped: not read",
     }
-    handles: list[Any] = [Patch(label=label, **_look(kind)) for kind, label in words.items()]
+    handles: list[Any] = [panel.patch(label=label, **_look(kind)) for kind, label in words.items()]
     handles.append(
         Line2D([], [], color=INK, linewidth=1.3, label="between two lines: the rows of one program")
     )

@@ -20,6 +20,7 @@ from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.errors import CommError
 from ringlab.viz.frontend import play_steps
 from ringlab.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, new_figure, png, rank_colour, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -366,15 +367,11 @@ def _cell_text(step: float, times: int) -> str:
 
 
 def _draw_cell(ax: Axes, rank: int, origin: int, text: str, *, current: bool) -> None:
-    from matplotlib.patches import Rectangle
-
     fill = owner_colour(origin)
-    ax.add_patch(Rectangle((origin - 0.5, rank - 0.5), 1, 1, facecolor=fill, alpha=0.9, zorder=1))
+    panel.add_rectangle(ax, (origin - 0.5, rank - 0.5), 1, 1, facecolor=fill, alpha=0.9, zorder=1)
     if current:
-        ax.add_patch(
-            Rectangle(
-                (origin - 0.42, rank - 0.42), 0.84, 0.84, fill=False, edgecolor=INK, linewidth=2, zorder=2
-            )
+        panel.add_rectangle(
+            ax, (origin - 0.42, rank - 0.42), 0.84, 0.84, fill=False, edgecolor=INK, linewidth=2, zorder=2
         )
     ax.text(
         origin,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE, SKY, new_figure, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,8 +72,6 @@ def bits(value: float) -> Figure:
 
 
 def _draw_bits(ax: Axes, each: Format, value: float, row: int) -> None:
-    from matplotlib.patches import Rectangle
-
     ax.text(-0.5, row, each.name, ha="right", va="center", fontsize=10)
     place = 0.0
     fields = (1, each.exponent, each.fraction)
@@ -81,7 +80,7 @@ def _draw_bits(ax: Axes, each: Format, value: float, row: int) -> None:
         place = float(sum(fields[:number]))
         for offset in range(width):
             corner = place + offset, row - 0.32
-            ax.add_patch(Rectangle(corner, 1, 0.64, facecolor=colour, edgecolor=PAPER, alpha=0.75))
+            panel.add_rectangle(ax, corner, 1, 0.64, facecolor=colour, edgecolor=PAPER, alpha=0.75)
             ax.text(
                 corner[0] + 0.5, row, next(digits), ha="center", va="center", fontsize=8, family="monospace"
             )
@@ -92,9 +91,7 @@ def _draw_bits(ax: Axes, each: Format, value: float, row: int) -> None:
 
 
 def _key(drawn: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    keys = [Patch(facecolor=colour, alpha=0.75, label=label) for label, colour in FIELDS]
+    keys = [panel.patch(facecolor=colour, alpha=0.75, label=label) for label, colour in FIELDS]
     drawn.legend(handles=keys, loc="outside lower center", ncols=len(keys), fontsize=9)
 
 

@@ -19,6 +19,7 @@ from ringlab.viz.style import (
     rank_colour,
     styled,
 )
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -262,6 +263,4 @@ def describe_shares(grids: Mapping[str, Sequence[tuple[float, float, float, floa
 
 
 def _box(*place: Any, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(*place, **look)
+    return panel.rectangle(*place, **look)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringlab.errors import CourseError
 from ringlab.viz.style import INK, PAPER, QUIET, RULE, new_figure, rank_colour, styled
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,9 +111,7 @@ def _write(ax: Axes, x: float, y: float, line: str) -> None:
 
 def _draw_key(ax: Axes, number: int, job: Job, x: float, y: float) -> None:
     """A band as behind the lines of a job, with its number and its name."""
-    from matplotlib.patches import Rectangle
-
-    ax.add_patch(Rectangle((x, y + 0.1), 1.8, 0.8, color=rank_colour(number), alpha=0.3, linewidth=0))
+    panel.add_rectangle(ax, (x, y + 0.1), 1.8, 0.8, color=rank_colour(number), alpha=0.3, linewidth=0)
     ax.text(x + 0.9, y + 0.5, str(number + 1), fontsize=8, va="center", ha="center", color=INK)
     ax.text(x + 2.6, y + 0.5, job.name, fontsize=9.5, va="center", color=INK)
 
@@ -121,13 +120,13 @@ def _draw_job(
     ax: Axes, number: int, job: Job, texts: list[str], starts: tuple[int, int], widths: list[int]
 ) -> None:
     """Bands behind the lines of a job, its number beside them, ribbons from each left line to each right one."""
-    from matplotlib.patches import Polygon, Rectangle
+    from matplotlib.patches import Polygon
 
     colour = rank_colour(number)
     rows = [lines_of(text, pieces) for text, pieces in zip(texts, (job.left, job.right), strict=True)]
     for side, start, width in zip(rows, starts, widths, strict=True):
         for row in side:
-            ax.add_patch(Rectangle((start, row + 0.06), width, 0.88, color=colour, alpha=0.3, linewidth=0))
+            panel.add_rectangle(ax, (start, row + 0.06), width, 0.88, color=colour, alpha=0.3, linewidth=0)
             ax.text(start + 0.9, row + 0.5, str(number + 1), fontsize=8, va="center", ha="center", color=INK)
     from_x, to_x = starts[0] + widths[0], starts[1]
     for a in rows[0]:
@@ -157,8 +156,6 @@ def ways_home(P: int) -> dict[str, list[Stop]]:
 
 def two_ways(P: int) -> Figure:
     """Return the forward way of block 0 and the two ways of its gradient, a panel each."""
-    from matplotlib.patches import Patch
-
     with styled():
         drawn = new_figure((8.6, 2 * (0.52 * P + 0.75) + 0.7))
         panels = drawn.subplots(2, 1)
@@ -166,13 +163,17 @@ def two_ways(P: int) -> Figure:
             _draw_way(ax, P, stops, kept=len(stops) == P)
             ax.set_title(title)
         keys = [
-            Patch(facecolor=RULE, edgecolor=INK, label="block 0 of K and V, kept here until the backward")
+            panel.patch(
+                facecolor=RULE, edgecolor=INK, label="block 0 of K and V, kept here until the backward"
+            )
         ]
         keys += [
-            Patch(facecolor=PAPER, edgecolor=QUIET, linestyle="--", label="block 0 of K and V, not kept")
+            panel.patch(
+                facecolor=PAPER, edgecolor=QUIET, linestyle="--", label="block 0 of K and V, not kept"
+            )
         ]
         keys += [
-            Patch(
+            panel.patch(
                 facecolor=rank_colour(rank), label=f"dK and dV of block 0: device {rank} has added its term"
             )
             for rank in range(P)
@@ -183,8 +184,6 @@ def two_ways(P: int) -> Figure:
 
 def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
     """The forward on the left, hop by hop, and the backward on the right."""
-    from matplotlib.patches import Rectangle
-
     for rank in range(P):
         held = kept or rank == 0
         look: dict[str, Any] = (
@@ -192,7 +191,7 @@ def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
             if held
             else {"facecolor": PAPER, "edgecolor": QUIET, "linestyle": "--"}
         )
-        ax.add_patch(Rectangle((rank - BOX_WIDTH / 2, rank - BOX_HEIGHT), BOX_WIDTH, 2 * BOX_HEIGHT, **look))
+        panel.add_rectangle(ax, (rank - BOX_WIDTH / 2, rank - BOX_HEIGHT), BOX_WIDTH, 2 * BOX_HEIGHT, **look)
         ax.text(rank, rank, "kept" if held else "passes", ha="center", va="center", fontsize=8)
     first = P + 0.5
     for number, (rank, terms) in enumerate(stops):
@@ -200,8 +199,8 @@ def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
         for term in range(P):
             fill = rank_colour(term) if term in terms else PAPER
             corner = left + term * width, rank - BOX_HEIGHT
-            ax.add_patch(
-                Rectangle(corner, width, 2 * BOX_HEIGHT, facecolor=fill, edgecolor=INK, linewidth=0.8)
+            panel.add_rectangle(
+                ax, corner, width, 2 * BOX_HEIGHT, facecolor=fill, edgecolor=INK, linewidth=0.8
             )
     forward = [(number, number) for number in range(P)]
     backward = [(first + number, rank) for number, (rank, _) in enumerate(stops)]
@@ -218,10 +217,7 @@ def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
     ax.set_xticks(places, names, fontsize=8)
     ax.set_yticks(range(P), [f"device {rank}" for rank in range(P)], fontsize=9)
     ax.set(xlim=(-0.6, first + P + 0.5), ylim=(P - 0.5, -0.5))
-    ax.grid(visible=False)
-    ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    panel.bare(ax)
 
 
 def describe_two_ways(P: int) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ringlab.layout import Layout
 from ringlab_course.checking.accesses import record_accesses
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +71,6 @@ def segment(
 
     line: start, split, stop, shift. A cell is one score.
     """
-    from matplotlib.patches import Patch, Rectangle
-
     from ringlab.viz.style import INK, ORANGE, PAPER, RULE, SKY, new_figure, styled
 
     start, split, stop, shift = line
@@ -92,7 +91,7 @@ def segment(
             for key in range(len(keys)):
                 masked = seen if keys[key] <= own[row] else hidden
                 look = outside if not start <= key < stop else free if key < split else masked
-                ax.add_patch(Rectangle((key, row), 1, 1, linewidth=0.8, **look))
+                panel.add_rectangle(ax, (key, row), 1, 1, linewidth=0.8, **look)
             last = row + shift + 1
             ax.plot((last, last), (row, row + 1), color=INK, linewidth=2.4)
             if row + 1 < row_stop:
@@ -108,12 +107,10 @@ def segment(
         )
         ax.set_xlabel(f"key of rank {origin}, and below it its token", fontsize=9)
         ax.set_ylabel(f"row of rank {rank}", fontsize=9)
-        ax.tick_params(length=0, labelsize=8)
-        ax.spines[:].set_visible(False)
-        ax.grid(visible=False)
+        panel.bare(ax, labelsize=8)
         words = {"full: no mask": free, "masked: seen": seen, "masked: hidden": hidden}
         handles: list[Any] = [
-            Patch(label=label, **look) for label, look in {**words, "not read": outside}.items()
+            panel.patch(label=label, **look) for label, look in {**words, "not read": outside}.items()
         ]
         (stairs,) = ax.plot(
             [], [], color=INK, linewidth=2.4, label=f"row i sees keys up to i {_signed(shift)}"
@@ -150,8 +147,6 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
     versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
     are block and merge. Arrows are as wide as their bytes.
     """
-    from matplotlib.patches import Patch
-
     from ringlab.viz.style import ORANGE, SKY, new_figure, styled
 
     with styled():
@@ -164,7 +159,10 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
             _draw_column(ax, launches, steps, most)
             ax.set_title(f"{name}\n{_kib(sum(map(sum, launches)))} KiB in all", fontsize=9.5)
         columns[0].set_yticks([step + 0.5 for step in range(steps)], [f"step {n}" for n in range(steps)])
-        handles = [Patch(color=SKY, label="the kernel reads"), Patch(color=ORANGE, label="the kernel writes")]
+        handles = [
+            panel.patch(color=SKY, label="the kernel reads"),
+            panel.patch(color=ORANGE, label="the kernel writes"),
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
     return figure
 
@@ -190,13 +188,11 @@ def _draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most
 
     most: the bytes of the widest arrow.
     """
-    from matplotlib.patches import Rectangle
-
     from ringlab.viz.style import INK, PAPER, RULE
 
     each = len(launches) // steps
     kernels = ("block", "merge") if each == 2 else ("kernel",) * each
-    ax.add_patch(Rectangle((0.84, 0.04), 0.16, steps - 0.08, facecolor=RULE, edgecolor="none"))
+    panel.add_rectangle(ax, (0.84, 0.04), 0.16, steps - 0.08, facecolor=RULE, edgecolor="none")
     ax.text(0.92, steps / 2, "memory", rotation=90, ha="center", va="center", fontsize=9)
     for step in range(steps):
         own, top = launches[step * each : (step + 1) * each], step + 0.04
@@ -204,14 +200,12 @@ def _draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most
         for kernel, moved in zip(kernels, own, strict=True):
             height = 0.92 * sum(count > 0 for count in moved) / arrows
             look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 1.0}
-            ax.add_patch(Rectangle((0.0, top + 0.02), 0.3, height - 0.04, **look))
+            panel.add_rectangle(ax, (0.0, top + 0.02), 0.3, height - 0.04, **look)
             ax.text(0.15, top + height / 2, kernel, ha="center", va="center", fontsize=8)
             _arrows(ax, moved, top, height, _WIDEST / most)
             top += height
     ax.set(xlim=(-0.01, 1), ylim=(steps, 0), xticks=[])
-    ax.tick_params(length=0, labelsize=9)
-    ax.spines[:].set_visible(False)
-    ax.grid(visible=False)
+    panel.bare(ax, labelsize=9)
 
 
 def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byte: float) -> None:

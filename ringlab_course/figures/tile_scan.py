@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringlab.viz.frontend import import_widgets, show_player
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -192,22 +193,20 @@ def still(picture: Scan, index: int) -> Figure:
 
 def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     """Draw the score matrix at step `index`, tile by tile, with the tensors' tiles along its sides."""
-    from matplotlib.patches import Rectangle
-
     from ringlab.viz.style import INK
 
     n, step = picture.n_tiles, picture.steps[index]
     for i, row in enumerate(cell_states(picture, index)):
         for j, state in enumerate(row):
-            ax.add_patch(Rectangle((j, i), 1, 1, **_look(state)))
+            panel.add_rectangle(ax, (j, i), 1, 1, **_look(state))
             if picture.causal and i == j and state != "skip":
                 ax.plot((j, j + 1), (i, i + 1), color=INK, linewidth=0.9)
-    ax.add_patch(
-        Rectangle((step.k_tile, step.q_tile), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4)
+    panel.add_rectangle(
+        ax, (step.k_tile, step.q_tile), 1, 1, fill=False, edgecolor=INK, linewidth=2.2, zorder=4
     )
     for i in range(n):
-        ax.add_patch(Rectangle((-1.25, i), 0.8, 1, **_look("held" if i == step.q_tile else "todo")))
-        ax.add_patch(Rectangle((i, -1.25), 1, 0.8, **_look("held" if i == step.k_tile else "todo")))
+        panel.add_rectangle(ax, (-1.25, i), 0.8, 1, **_look("held" if i == step.q_tile else "todo"))
+        panel.add_rectangle(ax, (i, -1.25), 1, 0.8, **_look("held" if i == step.k_tile else "todo"))
     ax.set(xlim=(-1.4, n + 0.1), ylim=(n + 0.1, -1.4), aspect="equal")
     ax.set_title(f"tile {index + 1} of {len(picture.steps)}: {step.kind}", fontsize=10.5)
     ax.set_xlabel(f"keys (tiles of {picture.tile} tokens)", fontsize=9)
@@ -217,9 +216,7 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
     ticks = [place + 0.5 for place in range(n)]
     ax.set_xticks(ticks, [str(t) for t in range(n)], fontsize=8)
     ax.set_yticks(ticks, [str(t) for t in range(n)], fontsize=8)
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.spines[:].set_visible(False)
+    panel.bare(ax)
 
 
 def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool = False) -> None:
@@ -292,7 +289,6 @@ def _look(state: str) -> dict[str, Any]:
 
 def _legend(figure: Figure, picture: Scan, rows: int = 1) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     from ringlab.viz.style import INK
 
@@ -303,7 +299,7 @@ def _legend(figure: Figure, picture: Scan, rows: int = 1) -> None:
         "todo": "to come",
         "skip": "hidden, never computed",
     }
-    handles: list[Any] = [Patch(label=label, **_look(state)) for state, label in words.items()]
+    handles: list[Any] = [panel.patch(label=label, **_look(state)) for state, label in words.items()]
     if picture.causal:
         handles.append(Line2D([], [], color=INK, linewidth=0.9, label="edge of the causal mask"))
     columns = -(-len(handles) // rows)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab_course.catalogue import LESSONS, PAPERS
-from ringlab_course.figures import course_ring, exchanges, loss_curves, packed_view, papers, scan_view
+from ringlab_course.catalogue import LESSONS
+from ringlab_course.figures import course_ring, exchanges, loss_curves, packed_view, scan_view
 
 
 def texts(figure):
@@ -27,11 +27,6 @@ def test_the_ring_shows_all_lessons_and_names_the_way_to_the_chosen_one():
 def test_the_picture_in_words(item):
     words = course_ring.describe_lesson(item.id)
     assert item.title in words and item.afterwards in words
-
-
-def test_arrows_of_the_map_lead_down():
-    places = papers._PLACES
-    assert all(places[source][1] > places[paper.key][1] for paper in PAPERS for source in paper.after)
 
 
 LOSSES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +18,8 @@ from ringlab_course.figures.decision_rules import (
     RING,
     ULYSSES,
     Question,
-    grid,
     question,
 )
-from tests.viz.test_style import illegible
 
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
 QUESTIONS = st.builds(
@@ -125,17 +122,12 @@ def test_rows_win_where_a_ring_of_them_hides() -> None:
     without = question(grouped, "h100", 16)
     assert HYBRID not in without.choices and without.best(int(0.6 * at), 50e9) == RING
     assert HYBRID not in question(grouped, "h100", 2, hybrids=True).choices
-    words = decision_map.describe(grouped, "h100", 16, hybrids=True)
-    assert "a hybrid exposes less on 42%" in words and "hybrid 1.1 million" in words
-    assert illegible(decision_map.figure(grouped, "h100", 16, hybrids=True)) == []
     assert set(decision_map.WORDS) == set(decision_map.LOOKS)
 
 
 def test_heads_that_cannot_be_shared_rule_Ulysses_out() -> None:
     asked = question(MHA, "a100", 64)
     assert ULYSSES not in asked.choices and "query heads" in asked.ulysses_refusal
-    words = decision_map.describe(MHA, "a100", 64)
-    assert "Ulysses cannot be used: it needs a Ulysses degree that divides the H=32 query heads" in words
     assert "cannot share these heads" in decision_map.figure(MHA, "a100", 64).axes[0].get_xlabel()
     assert ULYSSES in question(MHA, "a100", 32).choices
 
@@ -162,14 +154,3 @@ def test_the_line_is_the_threshold_and_the_diamonds_are_the_machines_links() -> 
 
 def diamonds(ax) -> dict[str, tuple[float, float]]:
     return {line.get_gid(): tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
-
-
-def test_names_stand_inside_their_regions() -> None:
-    tokens, rates, best = grid(question())
-    texts = {t.get_text(): t.get_position() for t in decision_map.figure().axes[0].texts}
-    for kind, word in decision_map.WORDS.items():
-        if word in texts:
-            column = np.abs(np.log(tokens / texts[word][0])).argmin()
-            row = np.abs(np.log(rates / texts[word][1])).argmin()
-            assert best[row, column] == kind
-    assert {"ring: hidden", "Ulysses exposes less"} <= set(texts)

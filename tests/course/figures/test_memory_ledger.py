@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringlab_course.figures import memory_ledger
 from ringlab_course.figures.memory_ledger import GB, Layer, kv_cache_bytes, readable
 
 
@@ -63,9 +62,3 @@ def test_the_key_value_cache_of_a_70B_model_at_a_million_tokens() -> None:
 )
 def test_readable_bytes(count: float, text: str) -> None:
     assert readable(count) == text
-
-
-def test_the_bars_of_the_figure_are_the_ledger() -> None:
-    figure = memory_ledger.ledger_figure(4096)
-    widths = [bar.get_width() for bar in figure.axes[1].patches]
-    assert widths == list(Layer().ledger(4096).values())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab_course.figures.online_softmax import example, stream, stream_figure
+from ringlab_course.figures.online_softmax import example, stream
 
 
 def softmax_mean(scores: np.ndarray, values: np.ndarray) -> tuple[float, float]:
@@ -46,12 +46,3 @@ def test_blocks_without_a_visible_key_leave_an_empty_state() -> None:
     first, second = stream(scores, np.array([5.0, 6.0, 7.0, 8.0]), 2)
     assert (first.total, first.out, first.lse) == (0.0, 0.0, -math.inf)
     assert second.out == pytest.approx(softmax_mean(scores[2:], np.array([7.0, 8.0]))[0])
-
-
-@pytest.mark.parametrize("upto", [0, 3, None])
-def test_the_bars_of_the_figure_are_the_shares(upto: int | None) -> None:
-    scores, values = example()
-    steps = stream(scores, values, 4)
-    shown = steps if upto is None else steps[: upto + 1]
-    bars = [bar.get_height() for bar in stream_figure(scores, values, 4, upto).axes[1].patches]
-    assert bars == pytest.approx([share for step in shown for share in step.shares])

@@ -83,10 +83,3 @@ def test_the_tokens_on_offer_can_all_be_drawn() -> None:
     for c in overlap_view.TOKENS:
         assert overlap(c, *A100, 8, replace(MHA, causal=True)).c == c
     assert 1024 in overlap_view.TOKENS and 2**20 in overlap_view.TOKENS
-
-
-def test_the_line_stands_at_the_threshold() -> None:
-    ax = overlap_view.figure(512, *A100).axes[1]
-    at = least_tokens_hidden(*A100, MHA)
-    assert tuple(ax.lines[2].get_xdata()) == (at, at)
-    assert "threshold: 1,040 tokens" in [text.get_text() for text in ax.texts]
