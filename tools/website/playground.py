@@ -68,7 +68,7 @@ def choices() -> dict[str, Any]:
 
 def page() -> str:
     """Return the playground's page."""
-    without = "<p>The playground needs JavaScript. <code>ringlab simulate</code> prints the same numbers.</p>"
+    without = "<p>The playground needs JavaScript. <code>ringlab simulate --details</code> prints the same numbers.</p>"
     return TEXT.read_text(encoding="utf-8").replace(
         "{playground}", embedded(f"<noscript>{without}</noscript>")
     )

@@ -254,7 +254,7 @@ const playViews = (() => {
 
   function commands(s, models) {
     const where = s.speed === 0 ? s.machine.name : "mine.toml";
-    const words = ["ringlab simulate", `--tokens ${tokens(s.S)}`, `--ranks ${s.P}`, `--heads ${s.H}`, `--kv-heads ${s.K}`, `--hardware ${where}`, `--layout ${s.layout}`, `--schedule ${s.schedule}`];
+    const words = ["ringlab simulate", `--tokens ${tokens(s.S)}`, `--ranks ${s.P}`, `--heads ${s.H}`, `--kv-heads ${s.K}`, `--hardware ${where}`, `--layout ${s.layout}`, `--schedule ${s.schedule}`, "--details"];
     if (!s.causal) words.push("--full");
     const model = models.find((each) => each.heads === s.H && each.kvHeads === s.K);
     const nodes = Math.ceil(s.P / s.machine.perNode);
