@@ -21,6 +21,7 @@ from ringlab.cost.models import model
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner.parallelism import Degrees, Group
 from ringlab.cost.planner.search import Candidate
+from tests.cost import test_planner
 from tests.cost.planner_cases import forget, ideal, small_model
 
 SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 2, "fsdp": 8}
@@ -38,18 +39,6 @@ GQA = Request(
 
 def best(request: Request) -> Candidate:
     return plan(request).best
-
-
-def check_weights() -> None:
-    """16 bytes a weight and 2 more for the copy in use, over fsdp 8 × tp 2."""
-    it, share = best(GQA).memory, GQA.sized.parameters / 16
-    found = [it.of(name) for name in ("parameters", "gradients", "optimizer")]
-    assert found == pytest.approx([2 * share, 4 * share, 12 * share], abs=1)
-
-
-def check_activations() -> None:
-    """The input of each of 4 layers, for the tokens of one of 16 ranks, halved by sequence parallelism."""
-    assert best(GQA).memory.of("activations") == 4 * (2**17 // 16) * 4096 * 2 // 2
 
 
 def check_cache() -> None:
@@ -106,21 +95,6 @@ def check_decode() -> None:
     assert it.tokens_per_s == pytest.approx(1 / it.step_s)
 
 
-def check_suggestions() -> None:
-    found = plan(Request("llama3-70b", 10**6, "h100", nodes=4))
-    assert found.suggestions and not found.fits
-    for each in found.suggestions:
-        again = Candidate(each.request, each.best.degrees, each.best.layout, each.best.recomputation)
-        assert again.memory.total_bytes <= each.request.machine.memory_bytes * 0.94
-    assert suggest.fewest_nodes(found.request.but(logits_chunk=4096)) == 6
-
-
-def check_answer() -> None:
-    """The same plan fits or does not by the memory of ONE GPU."""
-    assert plan(Request("llama3-8b", 2**17, "h100", nodes=2)).fits
-    assert not plan(Request("llama3-70b", 10**6, "h100", nodes=4)).fits
-
-
 PIPE = Request(
     small_model(H=32, K=8, layers=18), 2**14, ideal(), 2, batch=8, dp=1, tp=1, ring=4, ulysses=1, fsdp=4, pp=4,
     recomputation="full",
@@ -157,25 +131,19 @@ def check_offload() -> None:
     assert best(GQA.but(hardware=fast, offload="activations")).step_s == here.step_s
 
 
-def check_loss() -> None:
-    """Logits in bfloat16, and in float32 their log-softmax and two gradients: 14 bytes a token and word."""
-    assert best(GQA).memory.of("logits") == 2**17 // 16 * 1000 // 2 * 14
-
-
 CHECKS = (
-    check_weights,
-    check_activations,
     check_cache,
     check_hops,
     check_attention,
     check_matrices,
     check_collectives,
     check_decode,
-    check_suggestions,
-    check_answer,
     check_pipeline,
     check_offload,
-    check_loss,
+    test_planner.test_the_memory_of_a_training_by_hand,
+    test_planner.test_pieces_of_the_loss_save_logits,
+    test_planner.test_the_fewest_nodes_and_the_longest_context_are_just_that,
+    test_planner.test_a_plan_is_json_and_says_the_same_as_its_parts,
 )
 
 
