@@ -14,10 +14,9 @@ from ringlab import VirtualCluster, contiguous, latent_attention
 from ringlab.comm.ring import Ring
 from ringlab.cost import choose
 from ringlab.cost.choose import ring_exposed_s, weigh_rings
-from ringlab.cost.full_mesh import FullMesh
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_bytes
-from ringlab.cost.simulate import simulate
+from ringlab.cost.simulate import FullMesh, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import (
     RINGS,

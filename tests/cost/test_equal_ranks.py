@@ -19,11 +19,10 @@ from ringlab.comm.clocked.lockstep import Lockstep, evaluate_alike
 from ringlab.comm.ring import Ring
 from ringlab.cost import equal_ranks, ring_program, simulate
 from ringlab.cost.block_time import PeakTime
-from ringlab.cost.full_mesh import FullMesh
 from ringlab.cost.hardware import hardware
 from ringlab.cost.ring_program import RingProgram
 from ringlab.cost.shape_block import Prices
-from ringlab.cost.simulate import Network, Simulation
+from ringlab.cost.simulate import FullMesh, Network, Simulation
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError
 from ringlab.layout import LAYOUTS, Layout, dealt, get_layout, zigzag

@@ -22,7 +22,7 @@ def assumptions(best: Candidate) -> tuple[str, ...]:
         "all tokens attend to all before them: no sliding window, in whatever model has one"
         if request.causal
         else "all tokens attend to all",
-        "all entries of the ledger are added as if their peaks fell together",
+        "all items of the memory are added as if their peaks fell together",
     ]
     if request.dtype not in ("bfloat16", "float16"):
         found.append(f"{request.dtype} reaches the same fractions of its peak as 16 bits do of theirs")
