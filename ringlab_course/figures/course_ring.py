@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringlab.viz.frontend import import_widgets, is_live
 from ringlab.viz.style import (
@@ -142,14 +142,11 @@ def _show_player(selected: str) -> None:
         options=[item.id for item in LESSONS], value=selected, description="lesson", continuous_update=False,
         layout=ipywidgets.Layout(width="36em"),
     )  # fmt: skip
-    picture = ipywidgets.HTML()
 
-    def draw(change: Any = None) -> None:
-        picture.value = as_html(draw_course(slider.value), describe_lesson(slider.value), widest="760px")
+    def draw() -> str:
+        return as_html(draw_course(slider.value), describe_lesson(slider.value), widest="760px")
 
-    slider.observe(draw, names="value")
-    draw()
-    display(ipywidgets.VBox([slider, picture]))
+    display(ipywidgets.VBox([slider, panel.moved_by(draw, slider)]))
 
 
 CELL = (1.0, 0.66)

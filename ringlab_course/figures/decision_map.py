@@ -258,9 +258,8 @@ def player(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None,
         options=[1, 2, 4, 8, 16, 32], value=first.K, description="K", **late
     )
     dim = ipywidgets.SelectionSlider(options=[64, 128, 256], value=first.D, description="D", **late)
-    # Buttons and no drop-down list: JupyterLab takes the arrow keys away from a list.
-    dtype = ipywidgets.ToggleButtons(options=_dtypes(machine), value="bfloat16")
-    dtype.style.button_width = "auto"
+    dtype = panel.buttons(_dtypes(machine))
+    dtype.value = "bfloat16"
     causal = ipywidgets.Checkbox(value=True, description="causal, balanced")
     picture = ipywidgets.HTML()
 

@@ -110,13 +110,7 @@ def player(matrix: KillMatrix) -> Any:
         options=_numbered(matrix.patients), description="patient", layout=wide
     )
     check = ipywidgets.SelectionSlider(options=_numbered(matrix.checks), description="check", layout=wide)
-    picture = ipywidgets.HTML(table(matrix, 0, 0))
-
-    def pick(_: dict[str, Any]) -> None:
-        picture.value = table(matrix, patient.value, check.value)
-
-    patient.observe(pick, names="value")
-    check.observe(pick, names="value")
+    picture = panel.moved_by(lambda: table(matrix, patient.value, check.value), patient, check)
     return ipywidgets.VBox([patient, check, picture])
 
 

@@ -179,16 +179,12 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
     tile = ipywidgets.SelectionSlider(options=list(tiles), value=tiles[len(tiles) // 2], description="tile")
     ranks = ipywidgets.IntSlider(value=P, min=1, max=8, description="ranks")
-    picture = ipywidgets.HTML()
 
-    def redraw(_: object = None) -> None:
+    def draw() -> str:
         layouts = [make(S, ranks.value) for make in NAMED.values()]
-        picture.value = as_html(figure(layouts, tile.value), describe(layouts, tile.value))
+        return as_html(figure(layouts, tile.value), describe(layouts, tile.value))
 
-    for control in (tile, ranks):
-        control.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([ipywidgets.HBox([tile, ranks]), picture])
+    return ipywidgets.VBox([ipywidgets.HBox([tile, ranks]), panel.moved_by(draw, tile, ranks)])
 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:

@@ -112,17 +112,13 @@ def player(cases: Mapping[str, Curves]) -> Any:
 
     from ringlab.viz.style import as_html
 
-    which = ipywidgets.ToggleButtons(options=list(cases))
-    which.style.button_width = "auto"
-    picture = ipywidgets.HTML()
+    which = panel.buttons([*cases])
 
-    def redraw(_: object = None) -> None:
+    def draw() -> str:
         chosen = cases[which.value]
-        picture.value = as_html(figure(chosen, which.value), describe(chosen, which.value), widest="44em")
+        return as_html(figure(chosen, which.value), describe(chosen, which.value), widest="44em")
 
-    which.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([which, picture])
+    return ipywidgets.VBox([which, panel.moved_by(draw, which)])
 
 
 def play(cases: Mapping[str, Curves]) -> None:

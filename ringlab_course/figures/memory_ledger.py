@@ -196,19 +196,14 @@ def explorer(memory: int = 80 * GB) -> Any:
         options=[(thousands(2**p), 2**p) for p in POWERS], value=2**17, description="S (tokens)"
     )
     heads = ipywidgets.SelectionSlider(options=[8, 16, 32, 64, 128], value=32, description="heads")
-    # Buttons and no drop-down list: JupyterLab takes the arrow keys away from a list.
-    dtype = ipywidgets.ToggleButtons(options=list(ITEMSIZE), value="bfloat16")
-    dtype.style.button_width = "auto"
-    picture = ipywidgets.HTML()
+    dtype = panel.buttons([*ITEMSIZE])
+    dtype.value = "bfloat16"
 
-    def redraw(_: Any = None) -> None:
+    def draw() -> str:
         layer = Layer(heads=heads.value, itemsize=ITEMSIZE[dtype.value])
-        picture.value = as_html(ledger_figure(S.value, layer, memory), describe(S.value, layer, memory))
+        return as_html(ledger_figure(S.value, layer, memory), describe(S.value, layer, memory))
 
-    for control in (S, heads, dtype):
-        control.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([ipywidgets.HBox([S, heads]), dtype, picture])
+    return ipywidgets.VBox([ipywidgets.HBox([S, heads]), dtype, panel.moved_by(draw, S, heads, dtype)])
 
 
 def explore(memory: int = 80 * GB) -> None:

@@ -1,8 +1,11 @@
-"""Parts that several pictures draw: rectangles, keys of a legend, and axes with nothing but what is drawn on them."""
+"""Parts that several pictures draw: rectangles, keys of a legend, axes with nothing but what is drawn on them, and controls that move a picture."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ringlab.viz.frontend import import_widgets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,3 +36,22 @@ def patch(**look: Any) -> Patch:
     from matplotlib.patches import Patch
 
     return Patch(**look)
+
+
+def moved_by(draw: Callable[[], str], *controls: Any) -> Any:
+    """Return a widget of the picture in HTML that `draw` returns, drawn anew whenever a control moves."""
+    picture = import_widgets().HTML(draw())
+
+    def redraw(_: object) -> None:
+        picture.value = draw()
+
+    for control in controls:
+        control.observe(redraw, names="value")
+    return picture
+
+
+def buttons(options: Sequence[str]) -> Any:
+    """Return buttons of which one is pressed, as wide as their names. No drop-down list: JupyterLab takes its arrow keys away."""
+    found = import_widgets().ToggleButtons(options=list(options))
+    found.style.button_width = "auto"
+    return found

@@ -88,17 +88,13 @@ def player(runs: Runs) -> Any:
 
     ranks = sorted({rank for spans in runs.values() for rank in ranks_of(spans)})
     names = {EVERYBODY: None, **{f"rank {rank}": rank for rank in ranks}}
-    which = ipywidgets.ToggleButtons(options=list(names))
-    which.style.button_width = "auto"
-    picture = ipywidgets.HTML()
+    which = panel.buttons([*names])
 
-    def redraw(_: object = None) -> None:
+    def draw() -> str:
         rank = names[which.value]
-        picture.value = as_html(figure(runs, rank), describe(runs, rank))
+        return as_html(figure(runs, rank), describe(runs, rank))
 
-    which.observe(redraw, names="value")
-    redraw()
-    return ipywidgets.VBox([which, picture])
+    return ipywidgets.VBox([which, panel.moved_by(draw, which)])
 
 
 def play(runs: Runs) -> None:

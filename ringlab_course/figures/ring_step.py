@@ -266,16 +266,12 @@ def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Wi
 
     step = ipywidgets.IntSlider(value=min(2, P - 1), min=0, max=P - 1, description="step")
     rank = ipywidgets.IntSlider(value=min(1, P - 1), min=0, max=P - 1, description="rank")
-    picture = ipywidgets.HTML()
 
-    def show(_: object = None) -> None:
+    def draw() -> str:
         pictures = layouts_at(S, P, rank.value, step.value, block_m, block_n)
-        picture.value = as_html(grid(pictures), describe_grid(pictures))
+        return as_html(grid(pictures), describe_grid(pictures))
 
-    for slider in (step, rank):
-        slider.observe(show, names="value")
-    show()
-    return ipywidgets.VBox([ipywidgets.HBox([step, rank]), picture])
+    return ipywidgets.VBox([ipywidgets.HBox([step, rank]), panel.moved_by(draw, step, rank)])
 
 
 def play(S: int = 512, P: int = 4) -> None:

@@ -250,20 +250,16 @@ def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) 
     from ringlab.viz.style import as_html
 
     scans = {name: scan(S, tile, D, causal=causal, direction=name) for name in ("forward", "backward")}
-    which = ipywidgets.ToggleButtons(options=list(scans))
+    which = ipywidgets.ToggleButtons(options=[*scans])
     slider = ipywidgets.IntSlider(min=1, max=len(scans["forward"].steps), description="tile")
     play = ipywidgets.Play(min=1, max=slider.max, interval=700)
-    picture = ipywidgets.HTML()
 
-    def show(_: object = None) -> None:
+    def draw() -> str:
         chosen, index = scans[which.value], slider.value - 1
-        picture.value = as_html(still(chosen, index), describe(chosen, index))
+        return as_html(still(chosen, index), describe(chosen, index))
 
-    slider.observe(show, names="value")
-    which.observe(show, names="value")
     ipywidgets.jslink((play, "value"), (slider, "value"))
-    show()
-    return ipywidgets.VBox([which, ipywidgets.HBox([play, slider]), picture])
+    return ipywidgets.VBox([which, ipywidgets.HBox([play, slider]), panel.moved_by(draw, slider, which)])
 
 
 def play(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> None:
