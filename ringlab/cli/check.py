@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringlab.cli.output import Json, counted, ignored, people, print_json, stderr, typed
-from ringlab.errors import RinglabError
+from ringlab.errors import BackendError, RinglabError
 
 if TYPE_CHECKING:
     from ringlab.conformance.report.findings import Report
@@ -145,7 +145,6 @@ def _other(
     from ringlab.conformance.kinds.decode import check_decode
     from ringlab.conformance.kinds.merge import check_merge
     from ringlab.conformance.kinds.step import check_step
-    from ringlab.errors import BackendError
 
     if kind == "merge":
         return check_merge(target, base=lse_base, **asked)
@@ -177,13 +176,67 @@ def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoRetu
 
 
 def _init(target: str, file: Path, claims: dict[str, Any], as_json: bool) -> None:
-    from ringlab.cli.check_init import write
-
     try:
-        said = write(target, file, claims)
+        said = write_test(target, file, claims)
     except RinglabError as error:
         _bad(error, as_json)
     print_json({"ok": True, "file": str(file)}) if as_json else print(said)
+
+
+TEST = '''\
+"""Hold {reference} to exact attention: `python -m pytest {file}`."""
+
+from ringlab import conformance
+
+from {module} import {owner}
+
+# Only what is claimed is checked. docs/conformance.md of ringlab lists further claims.
+target = conformance.Target(
+    {name},
+{claims})
+
+
+def test_it_is_attention() -> None:
+    report = conformance.check(target, quick=True)
+    assert report.ok, str(report)
+'''
+"""What `--init` writes: a test of one's own ring, with the claims that its signature and the options show."""
+CLAIMS_OF_A_TEST = (
+    "over",
+    "layouts",
+    "causal",
+    "dtypes",
+    "ranks",
+    "grouped",
+    "ragged",
+    "backward",
+    "axes",
+    "schedule",
+)
+
+
+def write_test(reference: str, file: Path, claims: dict[str, Any]) -> str:
+    """Write a test of the function `reference` to a file that does not exist yet; return what to do next.
+
+    Raises: BackendError if it is no function of a module that can be imported, for an invalid claim, or if there is such a file.
+    """
+    from ringlab.conformance.loading import named
+    from ringlab.conformance.target import Target, as_target
+
+    function = named(reference)
+    if isinstance(function, Target):
+        raise BackendError("a function, for which --init writes the Target", f"the target {reference}")
+    if file.exists():
+        raise BackendError("--init with a new file", str(file), "delete it first, or choose another name")
+    target = as_target(function, **claims)
+    target.claims()
+    found = {key: getattr(target, key) for key in CLAIMS_OF_A_TEST}
+    lines = [f"    {key}={value!r},\n".replace("'", '"') for key, value in found.items()]
+    module, _, name = reference.partition(":")
+    about = {"reference": reference, "file": file, "module": module, "owner": name.partition(".")[0]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(TEST.format(**about, name=name, claims="".join(lines)), encoding="utf-8")
+    return f"{file} is written: read its claims, then run `python -m pytest {file}`, which takes a minute or more"
 
 
 def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any], device: str) -> None:
@@ -222,8 +275,6 @@ _IGNORED_BY = {
 
 def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_json: bool) -> None:
     """Refuse options on the command line that would be ignored beside `option`."""
-    from ringlab.errors import BackendError
-
     if given := ignored(context, others):
         _bad(BackendError(f"{option} without {given}", "both", "leave one of them out"), as_json)
 
@@ -238,8 +289,6 @@ def _status(found: Report) -> int:
 
 def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **has: bool) -> dict[str, Any]:
     """Only the claims on the command line; the target itself states the others."""
-    from ringlab.errors import BackendError
-
     claims: dict[str, Any] = {}
     if layouts or dtypes:
         from ringlab.conformance.cases import LAYOUTS
@@ -268,7 +317,6 @@ def _request(
     """Refuse an invalid request before anything is run."""
     from ringlab.comm.processes import connect
     from ringlab.conformance import checks
-    from ringlab.errors import BackendError
 
     try:
         if kind == "attention":
@@ -299,8 +347,6 @@ def _writable(files: Mapping[str, Path | None], init: Path | None, as_json: bool
 
 def _device(device: str) -> None:
     import torch
-
-    from ringlab.errors import BackendError
 
     if device.partition(":")[0] != "cuda" or not torch.cuda.is_available():
         raise BackendError("--device cpu, or cuda where there is a GPU", repr(device), "leave --device out")
