@@ -1,4 +1,4 @@
-"""A program made of another one's text and a few changes: what it says, and the function."""
+"""The function that a text defines, and a text with a few changes: a patient's program, or one that a learner mended by halves."""
 
 from __future__ import annotations
 

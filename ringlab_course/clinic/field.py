@@ -1,7 +1,7 @@
 """Four patients made after published bugs, in what lies around a ring: packed documents, a merge, positions, labels.
 
-Each computes the loss of a packed row, as `packed_row.loss` does but for one edit. Its symptom is measured against the oracle,
-and its chart is tried by the tests. Their faults are meant: do not mend them.
+Each computes the loss of a packed row, as `packed_row.loss` does but for the edit of it in field.md. Its symptom is measured against
+the oracle, and its chart is tried by the tests.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from ringlab import oracle
+from ringlab import edits, oracle
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.kinds.step import check_step
 from ringlab.conformance.kinds.step_cases import Case, Result, given, result
 from ringlab_course.clinic import packed_row
-from ringlab_course.clinic.edits import Changes, edited, program_of
+from ringlab_course.clinic.edits import program_of
 from ringlab_course.clinic.suite import KillMatrix
 
 CHECKS = (
@@ -30,6 +31,7 @@ CHECKS = (
 """The checks of `ringlab check --kind step` that a loss without gradients can be asked."""
 SOUND = inspect.getsource(packed_row.loss)
 _SEED = 0
+_ENTRIES = {entry.name: entry for entry in edits.read(Path(__file__).with_name("field.md"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +43,27 @@ class FieldPatient:
     """
 
     name: str
-    complaint: str
-    fault: str
     url: str
     lessons: tuple[str, ...]
-    changes: Changes
     case: Case
     check: str
     matters: dict[str, dict[str, Any]]
     returns: ClassVar[tuple[str, ...]] = ("loss",)
 
+    @property
+    def complaint(self) -> str:
+        """Return what its user says."""
+        return _ENTRIES[self.name].text.partition("\n\n")[0]
+
+    @property
+    def fault(self) -> str:
+        """Return what is wrong, in words."""
+        return _ENTRIES[self.name].text.partition("\n\n")[2]
+
     @cached_property
     def source(self) -> str:
         """Return the text of its program."""
-        return edited(SOUND, (("def loss(", f"def {self.name}("), *self.changes))
+        return edits.apply(_ENTRIES[self.name].hunks, SOUND, f"patient {self.name!r}")
 
     @cached_property
     def program(self) -> Callable[..., Tensor]:
@@ -78,58 +87,32 @@ FIELD = {
     for each in (
         FieldPatient(
             "alder",
-            "The parity test with one long document is green. On packed batches the policy drifts away far too fast.",
-            "the bounds of the documents are divided by the number of ranks",
             _THREADS.format("ISEEKYAN/Megatron-LM", 111),
             ("18",),
-            (
-                (
-                    "torch.bucketize(each, bounds, right=True) for each in positions]",
-                    "torch.bucketize(torch.arange(len(each)), bounds // P, right=True) for each in positions]",
-                ),
-            ),
             Case(2, 3, 1, documents=(1, 2)),
             "odd documents",
             {"ranks": {"P": 1}, "documents": {"documents": ()}},
         ),
         FieldPatient(
             "beech",
-            "One rank reproduces the published scores. On eight the answers are fluent, but all scores are some points lower.",
-            "partials are merged by powers of 2, although their lse is a natural logarithm",
             _THREADS.format("sgl-project/sglang", 33064),
             ("02", "19"),
-            (
-                ("total = torch.logaddexp(", "total = torch.logaddexp2("),
-                (
-                    "out * torch.exp(lse[..., None] - safe) + block_out * torch.exp(",
-                    "out * torch.exp2(lse[..., None] - safe) + block_out * torch.exp2(",
-                ),
-            ),
             Case(2, 3, 1),
             "loss",
             {"ranks": {"P": 1}},
         ),
         FieldPatient(
             "maple",
-            "We printed the positions of the queries, and they are right. With more ranks the loss is a little worse.",
-            "keys are rotated after they have travelled, by positions that are not theirs",
             _THREADS.format("sgl-project/sglang", 32098),
             ("14", "18"),
-            (
-                ("    q, k = rotated(q, own), rotated(k, own)\n", "    q = rotated(q, own)\n"),
-                ("= attend(q, k, v,", "= attend(q, rotated(k, torch.arange(k.shape[-2])), v,"),
-            ),
             Case(2, 3, 1),
             "loss",
             {"ranks": {"P": 1}},
         ),
         FieldPatient(
             "spruce",
-            "The loss curves of one rank and of eight agree. Compared token by token, a few losses differ.",
-            "labels are shifted after the sequence is cut",
             _THREADS.format("huggingface/transformers", 48570),
             ("14", "18"),
-            (("next_labels(labels)[:, own]", "next_labels(labels[:, own])"),),
             Case(2, 2, 1),
             "every label",
             {"ranks": {"P": 1}},

@@ -1,18 +1,21 @@
-"""The patients of the ward: names, complaints, programs. Their faults are not written here."""
+"""The patients of the ward: names, complaints, programs. Each is an edit of a sound ring (sound.py), in patients.md."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ringlab import edits
 from ringlab.errors import CourseError
 from ringlab_course.clinic import sound
 from ringlab_course.clinic.edits import program_of
-from ringlab_course.clinic.ward import BACKWARDS, FORWARDS, source_of
 
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 """What a program of either kind returns."""
+KINDS = {"forward": FORWARD, "backward": BACKWARD}
 
 
 @dataclass(frozen=True)
@@ -35,29 +38,30 @@ class Patient:
         return self.returns == FORWARD
 
 
-_COMPLAINTS = {
-    "ash": "Contiguous shards trained for weeks. We switched to another layout for balance: the loss is NaN in the first step.",
-    "birch": "On one device perplexity matches the paper. It gets worse with every device that we add. Nothing crashes.",
-    "cedar": "With the balanced layout the training loss is better than ever. The model generates rubbish.",
-    "elm": "All our tests pass, on any number of ranks. The network team says that we send more than we announced.",
-    "fir": "It used to deadlock. We mended that by ordering the sends. Since then the loss does not go down, and some ranks look worse than others.",
-    "hazel": "Gradient checks pass on our two-GPU workstation. On the cluster the loss goes down and then up again.",
-    "larch": "Trains well in mixed precision. Somebody ran the unit tests in float32, and they are red.",
-    "oak": "Inference is fine on any number of ranks. Fine-tuning on more than one goes nowhere.",
-    "rowan": "The loss goes down, but more slowly than on one device. The gradient test passes; it allows an absolute error of 0.01, and gradients are small.",
-    "willow": "Everything passes at 1e-2. A colleague insists on 1e-5, and says that we lose digits somewhere.",
-    "yew": "It hangs. On one rank it does not.",
+_ENTRIES = {
+    entry.name: entry for entry in edits.read(Path(__file__).with_name("patients.md"), required=("kind",))
 }
-_RETURNS = dict.fromkeys(FORWARDS, FORWARD) | dict.fromkeys(BACKWARDS, BACKWARD)
+
+
+def source_of(name: str) -> str:
+    """Return the text of a patient's program, or of the one called `forward` or `backward`, which is sound."""
+    if name in KINDS:
+        return inspect.getsource(getattr(sound, name))
+    entry = _ENTRIES[name]
+    return edits.apply(entry.hunks, source_of(entry.fields["kind"]), f"patient {name!r}")
+
+
 PATIENTS = {
-    name: Patient(name, _RETURNS[name], text, program_of(source_of(name), name), source_of(name))
-    for name, text in _COMPLAINTS.items()
+    name: Patient(
+        name, KINDS[entry.fields["kind"]], entry.text, program_of(text := source_of(name), name), text
+    )
+    for name, entry in _ENTRIES.items()
 }
 """By name. The lesson examines the last three; the exercise is about the first eight."""
 TO_MEND = tuple(name for name in PATIENTS if name not in ("rowan", "willow", "yew"))
 SOUND = {
-    FORWARD: Patient("a sound forward", FORWARD, "None.", sound.forward, source_of("forward")),
-    BACKWARD: Patient("a sound backward", BACKWARD, "None.", sound.backward, source_of("backward")),
+    returns: Patient(f"a sound {kind}", returns, "None.", getattr(sound, kind), source_of(kind))
+    for kind, returns in KINDS.items()
 }
 """By what is returned."""
 

@@ -1,6 +1,6 @@
 """A sound ring in the words of the ward: the standard for all patients, and the sound half of each.
 
-Its text is every patient's too, but for the lines that ward.py changes.
+Its text is every patient's too, but for the lines that patients.md changes.
 """
 
 from __future__ import annotations

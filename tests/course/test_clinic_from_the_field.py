@@ -137,7 +137,7 @@ def test_every_patient_is_the_sound_program_but_for_the_lines_on_its_chart() -> 
         assert max(map(len, each.source.splitlines())) <= 110
         fault, *lines, _ = each.chart.splitlines()
         assert fault == f"{name}: {each.fault}" and FAULTY[name] in " ".join(lines)
-        assert len(lines) == len(each.changes) and not any(line.strip() in field.SOUND for line in lines)
+        assert len(lines) <= 2 and not any(line.strip() in field.SOUND for line in lines)
 
 
 def test_every_chart_names_a_thread_that_is_recorded_as_found_by_its_check_and_lessons_of_the_course() -> (

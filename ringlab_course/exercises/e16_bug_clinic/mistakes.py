@@ -19,8 +19,7 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.clinic.case import shards_of
 from ringlab_course.clinic.edits import Changes, edited, program_of
-from ringlab_course.clinic.patients import PATIENTS
-from ringlab_course.clinic.ward import source_of
+from ringlab_course.clinic.patients import PATIENTS, source_of
 
 _LARCH_SUM = """\
         if dq is None:
