@@ -92,7 +92,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Look:
-    """The results of one call, turned back; draw: the number of its inputs, timed: whether it was timed."""
+    """The results of one call, turned back. draw: the number of its inputs. timed: whether it was timed."""
 
     draw: int
     timed: bool
@@ -101,7 +101,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Passed:
-    """A pass on this rank: every call's results by entrant, and the seconds of each, empty until it is timed."""
+    """A pass on this rank: by entrant, the results of each call, and the seconds of each, empty until they are measured."""
 
     of: str
     looks: dict[str, list[Look]]

@@ -151,6 +151,6 @@ def _program(
 
 
 def _worst(name: str, ranks: Sequence[Passed], expected: Reference) -> dict[str, Tensor]:
-    """The largest errors over all calls of one entrant, of which each rank holds its rows."""
+    """The largest errors over all calls of one entrant; each rank holds the errors of its own rows."""
     calls = zip(*(rank.looks[name] for rank in ranks), strict=True)
     return worst_of([(0, [look.sampled for look in looks]) for looks in calls], [expected])

@@ -54,7 +54,7 @@ class LazyCommands(UserDict[str, Any]):
         return len(self._all())
 
     def listed(self) -> dict[str, Any]:
-        """Return commands as a list shows them: their options take longer to make than all that it needs."""
+        """Return the commands without their options, for a list: options take longer to make than the rest of it."""
         return {
             name: _listed(found.entry) if isinstance(found, _Later) else found
             for name, found in self._all().items()

@@ -255,7 +255,7 @@ def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Sim
 
 
 def _announce(P: int, tokens: int, backward: bool, soon_s: float = 20.0) -> None:
-    """Announce a long simulation of ranks that all run. Raises: CostError for too many of them; `tokens` as there."""
+    """Announce a long simulation in which every rank runs. Raises: CostError for too many ranks (see `check_ranks_that_run`)."""
     from ringlab.cost.simulate import check_ranks_that_run, estimated_cpu_s
 
     check_ranks_that_run(P, tokens)
@@ -460,7 +460,10 @@ NOT_OF_SERVING = (
 def serving_of(
     context: typer.Context, step: str | None, prefix: str | None, queries: str, travels: str
 ) -> Serving | None:
-    """Return the step of serving that was asked for, None for none. Raises: CostError for an option that belongs to the other."""
+    """Return the step of serving that was asked for, or None.
+
+    Raises: CostError for an option of serving without --serve, or an option that serving does not have.
+    """
     from ringlab.cost.units import tokens
 
     if given := ignored(context, OF_SERVING if step is None else NOT_OF_SERVING):

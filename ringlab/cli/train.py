@@ -217,7 +217,7 @@ class Request:
     ranks: int | None = None
 
     def run(self, ring: Ring | None) -> dict[str, Any]:
-        """Return the report of the training, of which this is one rank; rank 0 writes the log and the figure.
+        """Train as one rank, and return the report; rank 0 writes the log and the figure.
 
         Raises: as `train`; TrainingError if the folder holds a checkpoint and `resume` is not set, the text is not that
             of the checkpoint, or there are other ranks than `ranks` or the degrees ask for; CostError if the folder cannot

@@ -74,7 +74,7 @@ def kinds(layout: Layout) -> Int[np.ndarray, " P"]:
 def seconds_by_label(
     prices: Prices, queries: Mapping[int, Shaped[Tensor, "..."]], layout: Layout, mask: Mask
 ) -> SecondsOfAll:
-    """Return the function from labels of computations to all ranks' seconds, where they `go_together`.
+    """Return a function that takes the label of a computation and returns its seconds on every rank, where ranks `go_together`.
 
     queries: those of a rank, by its number of tokens.
     """
@@ -109,7 +109,7 @@ def seconds_by_label(
 
 
 def models_of(layout: Layout, schedule: str, mask: Mask, backward: bool) -> list[int]:
-    """Return, for each rank, the first rank that has the same program, but for its neighbours and the seconds of its tiles.
+    """Return, for each rank, the first rank whose program is the same except for its neighbours and the seconds of its tiles.
 
     What such a program knows of a rank: the lengths of the blocks, in the order in which they come, and in the backward whether
     the rank's rows see anything of each. In other schedules, and if the mask is more than causal, each rank stands for itself.
@@ -152,7 +152,7 @@ class Seconds:
 
 @lru_cache(maxsize=4)
 def attentions(labels: tuple[str, ...], backward: bool) -> tuple[Steps, Steps]:
-    """Return the places of attentions, forward or backward, among the labels of a rank's computations, and their steps.
+    """Return where attention stands among the labels of a rank's computations, forward or backward, and the step of each.
 
     >>> attentions(("attend 0", "attend 1", "delta"), False)
     (array([0, 1]), array([0, 1]))

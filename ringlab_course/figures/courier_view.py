@@ -311,7 +311,7 @@ def _draw_column(ax: Axes, place: int, frame: Frame, pale: bool, current: bool) 
 
 
 def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, current: bool) -> None:
-    """A box with one place for each contributor, and in it the owner of the block that it added of."""
+    """Draw a box with a place for each contributor, which names the owner of the block whose gradient it added."""
     sums, wrong = frame.sums[rank], astray(frame, rank)
     assert sums is not None
     P = len(sums)

@@ -332,7 +332,7 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
 
 
 def _in_words(error: float) -> str:
-    """Return an error in words; of a few roundings of float32 every machine has digits of its own."""
+    """Return an error in words, without digits where it is a few roundings of float32: those differ from machine to machine."""
     return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 
 

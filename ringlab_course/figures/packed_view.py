@@ -12,6 +12,7 @@ from ringlab.mask import Mask
 from ringlab.packing.assignment import Assignment
 from ringlab.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE, new_figure, rank_colour, styled
 from ringlab_course.figures import panel
+from ringlab_course.figures.layout_tiles import owners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def figure(layouts: Sequence[Layout], documents: Sequence[int]) -> Figure:
             _draw_pairs(ax, layout, documents)
         axes[0].set_ylabel("query: place in the row")
         names = [f"query of rank {rank}" for rank in range(layouts[0].P)]
-        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
+        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
         drawn.legend(boxes, names, loc="outside lower center", ncols=len(names))
     return drawn
 
@@ -38,7 +39,9 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
     seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
     for query, key in np.argwhere(seen):
         place = (key - 0.5, query - 0.5), 1, 1
-        ax.add_patch(_box(*place, facecolor=rank_colour(int(owner[query])), edgecolor=PAPER, linewidth=0.5))
+        panel.add_rectangle(
+            ax, *place, facecolor=rank_colour(int(owner[query])), edgecolor=PAPER, linewidth=0.5
+        )
     for bound in np.cumsum(documents)[:-1]:
         for line in (ax.axhline, ax.axvline):
             line(bound - 0.5, color=RULE, linewidth=0.8)
@@ -62,14 +65,6 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
 
 def _titled(layout: Layout) -> str:
     return layout.name.replace("_", " ").replace("zigzag", "zig-zag")
-
-
-def owners(layout: Layout) -> np.ndarray:
-    """Return the rank that owns each token."""
-    owner = np.empty(layout.S, np.int64)
-    for rank in range(layout.P):
-        owner[layout.positions(rank)] = rank
-    return owner
 
 
 def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
@@ -103,14 +98,14 @@ def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
         ax = drawn.subplots()
         for query, key in np.argwhere(right | seen):
             kind = "lost" if not seen[query, key] else "right" if right[query, key] else "too many"
-            ax.add_patch(_box((key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind]))
+            panel.add_rectangle(ax, (key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind])
         ax.set(
             xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), aspect="equal",
             xlabel="key: place in the row", ylabel="query: place in the row",
             xticks=range(0, length, 2), yticks=range(0, length, 2),
         )  # fmt: skip
         ax.grid(False)
-        boxes = [_box((0, 0), 1, 1, linewidth=0.5, **look) for look in _PAIRS.values()]
+        boxes = [panel.rectangle((0, 0), 1, 1, linewidth=0.5, **look) for look in _PAIRS.values()]
         ax.legend(boxes, [*_PAIRS], loc="upper right")
     return drawn
 
@@ -141,7 +136,7 @@ def labels(
                 hollow = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 2.5}
                 size = 0.86 if wrong else 1.0  # the thick edge stays inside
                 corner = token - size / 2, (1 - size) / 2
-                ax.add_patch(_box(corner, size, size, **(hollow if wrong else filled)))
+                panel.add_rectangle(ax, corner, size, size, **(hollow if wrong else filled))
                 look: dict[str, Any] = {"color": RED, "weight": "bold"} if wrong else {"color": INK}
                 text = str(own[token]) if own[token] >= 0 else "none"
                 ax.text(token, 0.5, text, ha="center", va="center", fontsize=8, **look)
@@ -153,7 +148,7 @@ def labels(
             ax.spines[:].set_visible(False)
         axes[-1].set_xlabel("place in the row; thick lines are the bounds of documents")
         names = [f"rank {rank}" for rank in range(layouts[0].P)]
-        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
+        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
         drawn.legend(boxes, names, loc="outside upper right", ncols=len(names))
     return drawn
 
@@ -283,7 +278,3 @@ def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
             f"{title}: {min(ends):.0f} to {max(ends):.0f} ms, {sum(map(len, ranks))} parts of documents"
         )
     return f"What each rank does in a step, document by document. {'; '.join(parts)}."
-
-
-def _box(*place: Any, **look: Any) -> Any:
-    return panel.rectangle(*place, **look)

@@ -73,7 +73,7 @@ class StepPicture:
 
     @property
     def skipped(self) -> int:
-        """How many tiles more there would be, to the nearest, if all programs and idle rows met all keys."""
+        """How many more tiles there would be if all programs and idle rows met all keys, rounded."""
         left = [self.keys - sum(v.k_stop - v.k_start for v in p.visits) for p in self.programs]
         left += [self.keys] * round(self.rows_without_program / self.block_m)
         return sum(round(keys / self.block_n) for keys in left)
@@ -289,7 +289,7 @@ def play(S: int = 512, P: int = 4) -> None:
 
 
 def _look(kind: str) -> dict[str, Any]:
-    """Fill and hatch of a tile; no two kinds differ by color alone."""
+    """Fill and hatch of a tile; no two kinds differ by colour alone."""
     from ringlab.viz.style import ORANGE, PAPER, QUIET, RULE, SKY
 
     looks: dict[str, dict[str, Any]] = {

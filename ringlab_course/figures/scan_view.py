@@ -150,7 +150,7 @@ def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]
 
 
 def survival(alphas: Sequence[float]) -> Figure:
-    """Return which fraction of the entering state and of each token's write survives until each token reads, and to the end.
+    """Return the fractions of the entering state and of each token's write that survive until each token reads, and until the end.
 
     alphas: the decay of each token of the chunk, as a factor.
     """

@@ -40,11 +40,13 @@ def pages(
             tokens, shared = max((tokens for _, tokens in owners), default=0), len(owners) > 1
             for rank in range(ranks):
                 low, height, room = 1 - (rank + 1) / ranks, 0.9 / ranks, page // ranks
-                ax.add_patch(_box((number, low), 0.92, height, facecolor="#F2F4F7", edgecolor=RULE))
+                panel.add_rectangle(ax, (number, low), 0.92, height, facecolor="#F2F4F7", edgecolor=RULE)
                 if (filled := min(room, tokens - rank * room)) > 0:
                     look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
                     width = 0.92 * filled / room
-                    ax.add_patch(_box((number, low), width, height, hatch="///" if shared else "", **look))
+                    panel.add_rectangle(
+                        ax, (number, low), width, height, hatch="///" if shared else "", **look
+                    )
                 if number == 0:
                     ax.text(
                         -0.08,
@@ -56,7 +58,7 @@ def pages(
                         fontsize=9,
                     )
             ax.text(number + 0.46, -0.08, f"page {number}", ha="center", va="top", color=QUIET, fontsize=9)
-        boxes = [_box((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
+        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
         drawn.legend(boxes, sequences, loc="outside lower center", ncols=len(sequences))
         ax.set(
             xlim=(-0.6, len(held)), ylim=(-0.3, 1.05), title="Pages of the pool, and whose tokens they hold"
@@ -82,7 +84,7 @@ def chunk_masks(prefix: int, new: int) -> Figure:
         for ax, at, title in zip(
             axes, (prefix, 0), ("the chunk after its prefix", "is_causal=True"), strict=True
         ):
-            ax.add_patch(_box((0, 0), prefix + new, new, facecolor="#F2F4F7", edgecolor=RULE))
+            panel.add_rectangle(ax, (0, 0), prefix + new, new, facecolor="#F2F4F7", edgecolor=RULE)
             ax.fill([0, at, at + new, 0], [0, 0, new, new], color=BLUE, linewidth=0)
             ax.axvline(prefix, color=INK, linewidth=1, linestyle=":")
             ax.set(
@@ -114,8 +116,8 @@ def travellers(P: int) -> Figure:
             at, left, right = (1.4, 0.3, 1.06) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
                 colour = rank_colour(rank)
-                ax.add_patch(_box((rank + 0.08, 1.0), 0.2, 0.8, facecolor=colour, edgecolor=RULE))
-                ax.add_patch(_box((rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE))
+                panel.add_rectangle(ax, (rank + 0.08, 1.0), 0.2, 0.8, facecolor=colour, edgecolor=RULE)
+                panel.add_rectangle(ax, (rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE)
                 ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
                 _arrow(ax, (rank + left, at), (rank + right, at), colour)
             ends = f"to rank 0;\n{P - 1} hops"
@@ -143,7 +145,7 @@ def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
     """Draw the partial of rank 0's queries over the keys of `rank`: left the queries' colour, right the keys'."""
     for part, whose in enumerate((0, rank)):
         place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
-        ax.add_patch(_box(*place, facecolor=rank_colour(whose), edgecolor=RULE))
+        panel.add_rectangle(ax, *place, facecolor=rank_colour(whose), edgecolor=RULE)
 
 
 def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -199,7 +201,7 @@ def hand_over(P: int) -> Figure:
                     for token in range(P):
                         has = (token if what == "attended" else head) == rank
                         colour = rank_colour(token) if has else "#F2F4F7"
-                        ax.add_patch(_box((token, head), 0.94, 0.94, facecolor=colour, edgecolor=RULE))
+                        panel.add_rectangle(ax, (token, head), 0.94, 0.94, facecolor=colour, edgecolor=RULE)
                 ax.set(
                     xlim=(-0.1, P),
                     ylim=(P, -0.1),
@@ -238,7 +240,7 @@ def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> 
                     "edgecolor": PAPER,
                     "linewidth": 2,
                 }
-                ax.add_patch(_box((token, head), tokens, heads, hatch="" if alone else "//", **look))
+                panel.add_rectangle(ax, (token, head), tokens, heads, hatch="" if alone else "//", **look)
                 names = " and ".join(map(str, ranks))
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(
@@ -260,7 +262,3 @@ def describe_shares(grids: Mapping[str, Sequence[tuple[float, float, float, floa
     """Return each way in words."""
     parts = [f"{name}: {len(set(each))} different parts on {len(each)} ranks" for name, each in grids.items()]
     return f"Which part of a cache of heads and tokens each rank holds. {'; '.join(parts)}."
-
-
-def _box(*place: Any, **look: Any) -> Any:
-    return panel.rectangle(*place, **look)

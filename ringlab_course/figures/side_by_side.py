@@ -97,7 +97,7 @@ def describe(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[J
 
 
 def _plain(source: str) -> str:
-    """Without docstrings of one line and empty lines, which are nobody's job."""
+    """The source without empty lines and docstrings of one line: no job has them."""
     lines = textwrap.dedent(source).strip("\n").splitlines()
     return "\n".join(line for line in lines if line.strip() and not line.strip().startswith('"""'))
 

@@ -32,7 +32,7 @@ WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit of a plan, its `kind` one of KINDS; `seconds` of a step would be saved without it (0 if nothing fits)."""
+    """One limit of a plan. kind: one of KINDS. seconds: what a step would save without it, 0 if nothing fits."""
 
     kind: str
     sentence: str

@@ -176,7 +176,7 @@ def _over(**degrees: int) -> str:
 
 
 def kept_bytes(request: Request, degrees: Degrees, recomputation: str) -> int:
-    """Return the bytes that one layer keeps for its backward, of one round.
+    """Return the bytes that one layer keeps for its backward in one round.
 
     Sequence parallelism divides the parts that heads do not split among TP ranks.
     """

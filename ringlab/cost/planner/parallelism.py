@@ -124,7 +124,7 @@ def candidates(request: Request) -> list[Degrees]:
 
 
 def _opened(request: Request) -> Request:
-    """The request with as few of its degrees left open as it takes to divide the GPUs."""
+    """Return the request with degrees left open: as few of them as it takes to divide the GPUs."""
     tried = (
         ("cp", "ring", "ulysses", "fsdp"),
         ("cp", "ring", "ulysses", "fsdp", "tp"),

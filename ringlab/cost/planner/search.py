@@ -166,7 +166,7 @@ def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
 
 
 def leanest(request: Request) -> Iterator[Candidate]:
-    """Return of each way to divide the GPUs the candidate that needs the least memory. Raises: as `search`."""
+    """Return, for each way to divide the GPUs, the candidate that needs the least memory. Raises: as `search`."""
     return (family[-1][-1] for family in _families(request))
 
 
@@ -219,7 +219,7 @@ def _sharings(request: Request, degrees: Degrees) -> tuple[str, ...]:
 
 
 def _variants(request: Request, degrees: Degrees, sharing: str) -> list[list[Candidate]]:
-    """Return for each number of rounds the candidates in order of recomputation: less memory, more time."""
+    """Return, for each number of rounds, the candidates in order of recomputation: each needs less memory and more time."""
     again = RECOMPUTATIONS if request.training else ("none",)
     if request.recomputation is not None:
         again = (request.recomputation,)

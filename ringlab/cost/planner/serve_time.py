@@ -126,7 +126,7 @@ def _chunk_attention_s(request: ServeRequest, prefix: int, new: int) -> float:
 
 
 def _most_sent_bytes(request: ServeRequest, prefix: int, new: int, travels: str) -> int:
-    """Return the bytes of the rank that sends most: with shards that get no longer from rank to rank, one of the last two."""
+    """Return the bytes of the rank that sends most. As no shard is longer than the one before it, that is one of the last two ranks."""
     P = request.token_ranks
     layout, cached = contiguous(new, P), contiguous(prefix, P).lengths
     last = (
@@ -190,7 +190,7 @@ def decode_time(request: ServeRequest) -> DecodeTime:
 
 
 def is_computing(request: ServeRequest) -> bool:
-    """Return whether the matrices of a token compute longer than their weights are read."""
+    """Return whether computing with the matrices of a token takes longer than reading their weights."""
     read = request.weight_bytes / request.machine.memory_bytes_per_s
     return linear_s(request, request.weight_bytes, request.sequences) > read
 

@@ -186,7 +186,7 @@ def _pipeline(request: Request, degrees: Degrees) -> Pipeline | None:
 
 
 def _with_offload(passes: tuple[Pass, ...], request: Request, moved_bytes: int) -> tuple[Pass, ...]:
-    """The passes with a layer's activations on their way: out beside its forward, back beside a layer's other passes."""
+    """The passes with a layer's activations on the way: to the host during its forward, and back during its other passes."""
     host = request.machine.host
     assert host is not None, "a request to offload was checked"
     seconds = host.latency_s + moved_bytes / host.bytes_per_s

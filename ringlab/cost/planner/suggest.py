@@ -303,7 +303,7 @@ def _unpinned(request: Request) -> Request:
 
 
 def _wider(request: Request) -> Request | None:
-    """The request with tensor parallelism over two nodes, for prompts are fed with weights that tp alone divides."""
+    """The request with tensor parallelism over two nodes: where prompts are fed, tp alone divides the weights."""
     if request.purpose != "serve" or request.nodes == 1:
         return None
     return _unpinned(request).but(tp=2 * request.machine.ranks_per_node)
