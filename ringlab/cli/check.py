@@ -220,8 +220,8 @@ def write_test(reference: str, file: Path, claims: dict[str, Any]) -> str:
 
     Raises: BackendError if it is no function of a module that can be imported, for an invalid claim, or if there is such a file.
     """
-    from ringlab.conformance.loading import named
-    from ringlab.conformance.target import Target, as_target
+    from ringlab.conformance.run.loading import named
+    from ringlab.conformance.target.claims import Target, as_target
 
     function = named(reference)
     if isinstance(function, Target):
