@@ -31,5 +31,3 @@ def of(**options: Any) -> Target:
 
 ring = of()
 allgather = of(schedule="allgather")
-naive = of(block="naive")
-blockwise = of(block="blockwise")

@@ -17,7 +17,7 @@ from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
-from ringlab.conformance.run.run import Run, inputs
+from ringlab.conformance.run.run import Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.suite import check
 from ringlab.conformance.target.calling import AXES, as_axes, from_axes
@@ -144,18 +144,6 @@ def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skippe
     whole = quick(plain_ring.attend, only=("masks",)).runs
     wrong = quick(MUTANTS["no_mask"].target(), only=("masks",))
     assert wrong.failed == ["masks"] and wrong.runs < whole
-
-
-def test_a_run_names_its_use_and_arguments() -> None:
-    text = str(Run(2, 24, "zigzag", True, use="no_grad", window=7, documents=(20, 4)))
-    assert text.endswith("window 7, documents (20, 4), no_grad")
-
-
-def test_a_gradient_of_ones_and_a_large_one_are_drawn() -> None:
-    plain, ones, large = (
-        inputs(Run(1, 6, "contiguous", True, dout=d))[3] for d in ("normal", "ones", "large")
-    )
-    assert torch.equal(ones, torch.ones_like(ones)) and torch.allclose(large, plain * 2**16)
 
 
 @pytest.mark.slow

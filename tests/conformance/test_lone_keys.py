@@ -14,12 +14,15 @@ from torch import Tensor
 
 from ringlab import Mask, VirtualCluster, contiguous, ring_attention
 from ringlab.comm.ring import Ring
-from ringlab.conformance.cases import Case, attend, covering, join, problem
-from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
+from ringlab.conformance.tolerance import Results, bounds, errors, truth
 from tests.laws.draw import SEEDS, Shape, refute, tensors
 
 Whole = tuple[Tensor, ...]
+
+
 Attention = Callable[[Whole, Mask], Results]
+
+
 LONE: dict[str, Callable[[int], Mask]] = {
     "window of one": lambda S: Mask(window=1),
     "window of one, both ways": lambda S: Mask(causal=False, window=1),
@@ -133,6 +136,8 @@ EXAMPLES = [
         (24, 256, "window of one"),
     )
 ]
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "delta in bfloat16": {"of_delta": lambda delta: delta.bfloat16().float()},
     "dO·v with five bits too few": {"digits": 19},
@@ -145,22 +150,3 @@ def test_what_is_more_than_rounding_is_beyond_them(wrong: str) -> None:
         return by_hand(whole, mask, **WRONG[wrong])
 
     refute(law_is_within_bounds, by_hand, mutant, EXAMPLES)
-
-
-# The case of the table in which every token sees itself alone.
-
-CASE = Case("zigzag", 3, 3, 8, 128, "float32", "packed")
-
-
-def beyond(block: str) -> list[str]:
-    results = join(CASE, VirtualCluster(CASE.P, memory=False).run(attend, CASE, block, "ring").results)
-    expected = problem(CASE)
-    measured = errors(results, expected.true)
-    return [name for name in NAMES if not measured[name] <= expected.bounds[name]]
-
-
-def test_the_case_is_in_the_table_and_says_what_it_means() -> None:
-    assert CASE in covering() and CASE.make_mask().window == 1
-    expected = problem(CASE)
-    assert not expected.true.dq.any() and not expected.true.dk.any()
-    assert beyond("naive") == beyond("blockwise") == beyond("native") == []

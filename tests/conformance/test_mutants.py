@@ -13,7 +13,6 @@ from ringlab import plain_ring
 from ringlab.conformance import checks, mutants, self_targets, styles
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
-from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.conformance.mutants import MUTANTS, Mutant
 from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
@@ -69,14 +68,6 @@ def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
     assert report.failed == []
     applies = {finding.name: finding.applies for finding in report.findings}
     assert applies["masks"] and applies["scale"] and applies["bytes"] == (name != "allgather")
-
-
-@pytest.mark.parametrize("name", ["naive", "blockwise"])
-def test_our_other_blocks_compute_the_same(name: str) -> None:
-    """Their ring is the one above: only its values can differ."""
-    target: Target = getattr(self_targets, name)
-    values = [each.name for each in (*VALUE_CHECKS, *PRECISION_CHECKS) if each.tier == "quick"]
-    assert check(target, only=values, quick=True, isolate=False).failed == []
 
 
 @pytest.mark.parametrize(("name", "seed"), [("dv", 6), ("ragged", 36)])
