@@ -22,17 +22,32 @@ CHECKS: tuple[Check, ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all checks, in the order in which they are reported."""
+    """Return the names of all checks, in the order in which they are reported.
+
+    >>> names()[:3]
+    ('loads', 'types', 'forward')
+    """
     return (LOADS, *(check.name for check in CHECKS))
 
 
 def chosen(only: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """Return the checks called `only`, all if there are none. Raises: BackendError for an unknown name."""
+    """Return the checks called `only`, in the order of the table, or all of them if no name is given.
+
+    Raises: BackendError for an unknown name.
+
+    >>> [check.name for check in chosen(("dq", "forward"))]
+    ['forward', 'dq']
+    """
     refuse_unknown(only, names())
     return tuple(check for check in CHECKS if not only or check.name in only)
 
 
 def refuse_unknown(only: Iterable[str], known: Collection[str]) -> None:
-    """Return if all names are `known`. Raises: BackendError for one that no check has."""
+    """Return if all names are `known`.
+
+    Raises: BackendError for one that no check has.
+
+    >>> refuse_unknown(["dq"], names())
+    """
     if unknown := [name for name in only if name not in known]:
         raise BackendError(f"checks among {', '.join(known)}", ", ".join(map(repr, unknown)))

@@ -72,16 +72,20 @@ class InThisProcess:
         pass
 
     def claims(self) -> Claims | Trouble:
+        """Return the target's claims."""
         return self.target.claims()
 
     def skip(self, run: Run) -> None:
+        """Skip a run that no check needs any more."""
         self.skipped.add(run)
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield the outcome of each run that was not skipped, in order."""
         for run in runs:
             if run not in self.skipped:
                 yield on_virtual_ranks(self.target, run, self.device)
 
     def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
+        """Yield the outcome of each run, in order, of the target with these axes."""
         target = as_target(self.target, axes=axes)
         yield from (on_virtual_ranks(target, run, self.device) for run in runs)
