@@ -68,7 +68,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         0,
         24,
         96,
-    ),  # of v; 0 as that of q and k. The others are smaller than some of those, and larger than some
+    ),  # of v; 0 for that of q and k. The others are smaller than some of those, and larger than some
     "sinks": (False, True),
 }
 

@@ -147,15 +147,13 @@ def compare(
     """Return the errors of the named results of the run against these true ones; rows of padding are not looked at."""
     found = []
     for name in names:
-        if name in ran.arrays and not (
-            name == "lse" and ran.run.sinks
-        ):  # some rings count the sink in lse, some do not
-            array, right = ran.arrays[name], getattr(true, name)
-            if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
-                array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)
-            found.append(
-                Measured(name, relative_error(array, right), limits[name], _place(array, right), ran.run)
-            )
+        if name not in ran.arrays or (name == "lse" and ran.run.sinks):
+            continue  # some rings count the sink in lse, some do not
+        array, right = ran.arrays[name], getattr(true, name)
+        if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
+            array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)
+        error = relative_error(array, right)
+        found.append(Measured(name, error, limits[name], _place(array, right), ran.run))
     return found
 
 

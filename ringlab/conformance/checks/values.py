@@ -173,7 +173,7 @@ def _growth(plan: Plan) -> list[Run]:
 def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Every error within its bound; in half dtypes its root mean square no more than GROWTH times that of one rank."""
     within = by_errors(NAMES)(plan, rans)
-    curves, worst = [], (0.0, "")
+    curves, worst, fault = [], 0.0, ""
     for dtype, causal in product(("bfloat16", "float16"), (False, True)):
         some = [ran for ran in rans if (ran.run.dtype, ran.run.causal) == (dtype, causal)]
         one = next((ran for ran in some if ran.run.P == min(r.run.P for r in some)), None)
@@ -184,27 +184,16 @@ def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             curve = " → ".join(f"{error:.2g}" for _, error in errors)
             growth = max(error for _, error in errors) / (rms(one, name) or 1.0)
             curves.append(f"{name} {dtype}{' causal' if causal else ''} {curve}")
-            worst = max(
-                worst,
-                (
-                    growth,
-                    f"the rounding error of {name} in {dtype} grows {apart(growth, GROWTH, digits=2)[0]}-fold from {errors[0][0]} to {errors[-1][0]} ranks ({curve})",
-                ),
-            )
-    if not within.ok:
+            if growth > worst:
+                grows = f"{apart(growth, GROWTH, digits=2)[0]}-fold from {errors[0][0]} to {errors[-1][0]} ranks ({curve})"
+                allowed = f"up to {GROWTH:g}-fold is allowed: a state in {dtype} rounds at each block"
+                worst, fault = growth, f"the rounding error of {name} in {dtype} grows {grows}; {allowed}"
+    if not within.ok or not curves:
         return within
-    if worst[0] > GROWTH:
-        return Verdict(
-            False,
-            f"{worst[1]}; up to {GROWTH:g}-fold is allowed: a state in {worst[1].split(' in ')[1].split()[0]} rounds at each block",
-        )
-    evidence = "; ".join(curves) if curves else within.evidence
-    return Verdict(
-        True,
-        f"root mean square errors over {', '.join(map(str, sorted({ran.run.P for ran in rans})))} ranks: {evidence}"
-        if curves
-        else evidence,
-    )
+    if worst > GROWTH:
+        return Verdict(False, fault)
+    numbers = ", ".join(map(str, sorted({ran.run.P for ran in rans})))
+    return Verdict(True, f"root mean square errors over {numbers} ranks: {'; '.join(curves)}")
 
 
 def rms(ran: Ran, name: str) -> float:

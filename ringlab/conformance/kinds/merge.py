@@ -122,9 +122,8 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
     except Exception as error:
         yield f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({case})"
         return
-    results = (
-        found if isinstance(found, (tuple, list)) and found else (found,)
-    )  # of nothing, too, out is wrong
+    # Of an empty tuple, too, out is wrong.
+    results = found if isinstance(found, (tuple, list)) and found else (found,)
     wanted = (("out", outs, true_out, room), ("lse", lses, true_lse, delta))
     if len(results) > 1 and results[1] is None:
         results = results[:1]

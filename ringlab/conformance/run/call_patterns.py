@@ -235,10 +235,11 @@ def kept_modes() -> Iterator[None]:
     finally:
         torch.set_default_dtype(modes["the default dtype"])
         torch.set_grad_enabled(modes["the grad mode"])
-        if torch.are_deterministic_algorithms_enabled() != modes["torch's deterministic mode"]:
-            torch.use_deterministic_algorithms(
-                modes["torch's deterministic mode"]
-            )  # it imports torch's compiler
+        deterministic = modes["torch's deterministic mode"]
+        if (
+            torch.are_deterministic_algorithms_enabled() != deterministic
+        ):  # setting it imports torch's compiler
+            torch.use_deterministic_algorithms(deterministic)
 
 
 def _generators() -> dict[str, Any]:

@@ -82,9 +82,8 @@ class Isolated:
             child = self._living()
             try:
                 yield from child.results(left, axes)
-            except (
-                GeneratorExit
-            ):  # nobody waits for the others, which a launch of real processes would all make
+            except GeneratorExit:
+                # Nobody waits for the other runs, which a launch of real processes would all make.
                 if child.on_processes(self.spec.transport):
                     child.kill()
                 raise

@@ -61,10 +61,9 @@ class PassMeter:
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.memory.watch())
+                # A computation of virtual ranks is in the program's own modes already.
                 if not any(isinstance(mode, _Operators) and mode.meter is self for mode in entered_modes()):
-                    stack.enter_context(
-                        _Operators(self)
-                    )  # a computation of virtual ranks is in the program's own modes
+                    stack.enter_context(_Operators(self))
                 yield
         finally:
             self._here.active = False

@@ -72,9 +72,8 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
-        with torch.set_grad_enabled(
-            torch.is_grad_enabled()
-        ):  # it belongs to the thread, which makes other runs, too
+        # The grad mode belongs to the thread, which makes other runs, too.
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             return self._result()
 
     def _result(self) -> RankResult:
