@@ -20,9 +20,10 @@ from ringlab_course.cli.grading import (
 )
 
 if TYPE_CHECKING:
+    from ringlab_course.gradebook.entry import Entry, Ungraded
     from ringlab_course.gradebook.pool import Job
     from ringlab_course.gradebook.runner import Run
-    from ringlab_course.gradebook.store import Entry, Gradebook, Ungraded
+    from ringlab_course.gradebook.store import Gradebook
 
 
 def grade_into_book(request: Request) -> None:

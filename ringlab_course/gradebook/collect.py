@@ -11,7 +11,7 @@ import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -348,8 +348,3 @@ def _changed_ns(path: Path) -> int:
         return os.stat(path, follow_symlinks=False).st_mtime_ns
     except OSError:
         return 0
-
-
-def with_time_of(each: HandedIn, submitted_at: str | None) -> HandedIn:
-    """Return the submission with the time that is known of these very bytes: a copied file has a new one."""
-    return each if each.stamped or not submitted_at else replace(each, submitted_at=submitted_at)

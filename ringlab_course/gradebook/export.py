@@ -14,7 +14,6 @@ from typing import Any
 
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Entry, Ungraded, failed_checks
-from ringlab_course.gradebook.schema import BIGGEST_CSV
 
 COLUMNS = (
     "learner", "exercise", "score", "maximum", "earned", "penalty", "late_s", "override", "override_reason",
@@ -22,6 +21,8 @@ COLUMNS = (
 )  # fmt: skip
 FORMULA = "=+-@\t\r\n＝＋－＠"
 """First characters that make a spreadsheet take a cell for a formula."""
+UNFINISHED = ".unfinished-"
+"""How the names of files begin that are being written."""
 
 
 def failed_briefly(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,24 +65,12 @@ def csv_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str
     return file.getvalue()
 
 
-def read_csv(text: str) -> list[dict[str, str]]:
-    """Return the lines of `csv_text` as dictionaries of text, with nothing escaped any more."""
-    csv.field_size_limit(BIGGEST_CSV)
-    header, *lines = csv.reader(io.StringIO(text, newline=""))
-    return [dict(zip(header, map(unescaped, line), strict=True)) for line in lines]
-
-
 def escaped(value: Any) -> str:
     """Return a value as a cell: text that a spreadsheet would run, or that begins with ', gets a ' before it."""
     if isinstance(value, float):
         return f"{value:.15g}"
     text = "" if value is None else str(value)
     return f"'{text}" if text[:1] in (*FORMULA, "'") and text else text
-
-
-def unescaped(cell: str) -> str:
-    """Return the text of a cell."""
-    return cell.removeprefix("'")
 
 
 def json_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
@@ -91,15 +80,21 @@ def json_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> st
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` in one go: whoever reads the file finds the old text or the new. Raises: CourseError."""
-    name = ""
+    """Write `text` in one step, for its owner's eyes: whoever reads the file finds the old text or the new.
+
+    Raises: CourseError where it cannot be written.
+    """
+    unfinished = ""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            name = file.name
+        descriptor, unfinished = tempfile.mkstemp(
+            dir=path.parent, prefix=UNFINISHED
+        )  # grades are nobody else's to read
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, 0o600)  # grades are nobody else's business
-        os.replace(name, path)
-    except OSError as error:
+        os.replace(unfinished, path)
+    except BaseException as error:
         with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise CourseError("a file that can be written", f"{path}: {error.strerror}") from None
+            os.unlink(unfinished)
+        if isinstance(error, OSError):
+            raise CourseError("a file that can be written", f"{path}: {error.strerror}") from None
+        raise

@@ -1,7 +1,7 @@
 """A learner's page of their entries: everything that helps them, nothing of anybody else.
 
-Neither a probe of a hidden check nor the seed that draws it gets here: `Shown` has no field for a seed,
-and a check of a hidden tier none for a counterexample.
+Neither a probe of a hidden check nor the seed that draws it gets here: `EntryView` has no field for a seed,
+and the counterexample of a hidden check is left out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -24,6 +23,7 @@ from ringlab.errors import CourseError, require_package
 from ringlab_course.gradebook import readable
 from ringlab_course.gradebook.class_view import class_view
 from ringlab_course.gradebook.entry import Entry, Ungraded
+from ringlab_course.gradebook.export import UNFINISHED, write
 from ringlab_course.gradebook.learner_view import entry_view
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def write_pages(
     _refuse_foreign(folder, pages)
     (folder / LEARNERS).mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
-        _replace(folder / name, text.encode("utf-8"))
+        path = folder / name
+        if not (path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text):
+            write(path, text)
     _sweep(folder / LEARNERS, {Path(name).name for name in pages})
     return [folder / name for name in sorted(pages)]
 
@@ -213,25 +215,10 @@ def _refuse_foreign(folder: Path, pages: Iterable[str]) -> None:
             )
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write the page in one step, for its owner's eyes: who reads it meanwhile sees the old one or the new."""
-    if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
-        return
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".page-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
-
-
 def _sweep(folder: Path, wanted: set[str]) -> None:
     """Remove the pages of learners who are gone, and what a killed run left half-written."""
     for path in folder.iterdir():
         if path.name in wanted or path.is_symlink() or not path.is_file():
             continue
-        if path.name.startswith(".page-") or (path.suffix == ".html" and _is_ours(path)):
+        if path.name.startswith(UNFINISHED) or (path.suffix == ".html" and _is_ours(path)):
             path.unlink()

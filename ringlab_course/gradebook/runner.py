@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringlab.errors import RinglabError
-from ringlab_course.gradebook.collect import HandedIn, with_time_of
+from ringlab_course.gradebook.collect import HandedIn
 from ringlab_course.gradebook.entry import Entry, Ungraded
 from ringlab_course.gradebook.pool import Job, Outcome, Pool, one_line
 from ringlab_course.gradebook.readable import shown_name
@@ -97,8 +97,8 @@ def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: R
     todo = []
     for each in submissions:
         entry = entries.get(each.key)
-        if entry and entry.digest == each.digest:
-            each = with_time_of(each, entry.submitted_at)
+        if entry and entry.digest == each.digest and entry.submitted_at and not each.stamped:
+            each = replace(each, submitted_at=entry.submitted_at)  # a copied file has a new time
         contract = contract_version(each.exercise, unsafe=unsafe)
         if entry and book.is_graded(each.learner, each.exercise, each.digest, contract, each.submitted_at):
             run.kept.append(_without_report(entry))

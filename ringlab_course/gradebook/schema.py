@@ -164,7 +164,6 @@ RESULT = "learner, exercise, path, digest, contract, seed, submitted_at, graded_
 CHOSEN = "ORDER BY coalesce(submitted_at, '') DESC, id DESC"
 TEXT_CHARACTERS = 100_000
 MOST_POINTS = 1e6
-BIGGEST_CSV = 1 << 20
 _CHECK = {
     "id": str,
     "title": str,

@@ -33,36 +33,10 @@ from ringlab_course.gradebook.schema import (
 from ringlab_course.gradebook.versions import Today, is_unsafe
 
 
-@contextlib.contextmanager
-def sole(book: Path) -> Iterator[None]:
-    """Hold the lock beside `book`. Raises: CourseError where another process has it."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on Windows: the database's own still keeps each result whole
-        yield
-        return
-    try:
-        descriptor = os.open(f"{book}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unwritable(f"{book}.lock", error.strerror) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        remedy = "wait for it, or give this one a book of its own"
-        raise CourseError(
-            "a gradebook that no other run writes", f"{book}: a run is under way", remedy
-        ) from None
-    finally:
-        os.close(descriptor)
-
-
 def _unwritable(path: object, reason: object) -> CourseError:
     remedy = "make room and allow writing there, or copy the gradebook elsewhere"
     return CourseError("a gradebook that can be written", f"{path}: {reason}", remedy)
 
-
-__all__ = ["Entry", "Gradebook", "Override", "Ungraded"]
 
 Key = tuple[str, str]
 
@@ -105,8 +79,27 @@ class Gradebook:
     @contextlib.contextmanager
     def sole_writer(self) -> Iterator[None]:
         """Keep other runs from grading into this book. Raises: CourseError where one does already."""
-        with sole(self.path) if self.path else contextlib.nullcontext():
+        try:
+            import fcntl
+        except ImportError:  # no such lock on Windows: the database's own still keeps each result whole
             yield
+            return
+        if self.path is None:
+            yield
+            return
+        try:
+            descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(f"{self.path}.lock", error.strerror) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            remedy = "wait for it, or give this one a book of its own"
+            got = f"{self.path}: a run is under way"
+            raise CourseError("a gradebook that no other run writes", got, remedy) from None
+        finally:
+            os.close(descriptor)
 
     @property
     def class_seed(self) -> int:

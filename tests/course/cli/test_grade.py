@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 
 import ringlab_course.judge
 from ringlab.cli import app
-from ringlab_course.gradebook.export import read_csv
 from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.store import Gradebook
 from tests.cli.test_cli import ODD, flat
 from tests.cli.test_cli import call as said
-from tests.course.gradebook.stub import judge, write
+from tests.course.gradebook.stub import judge, read_csv, write
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 

@@ -21,14 +21,12 @@ from ringlab_course.gradebook.export import (
     entry_data,
     escaped,
     json_text,
-    read_csv,
-    unescaped,
     write,
 )
 from ringlab_course.gradebook.readable import explained, headline
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.gradebook.versions import contract_version
-from tests.course.gradebook.stub import data, report
+from tests.course.gradebook.stub import data, read_csv, report
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=20)
 
@@ -38,7 +36,7 @@ starts = st.sampled_from(["", *FORMULA, "'", "''", "'=", " ", "0"])
 
 @given(st.builds(str.__add__, starts, texts))
 def test_a_cell_is_read_back_and_begins_no_formula(text: str) -> None:
-    assert unescaped(escaped(text)) == text
+    assert escaped(text).removeprefix("'") == text
     assert escaped(text)[:1] not in tuple(FORMULA)
 
 

@@ -189,10 +189,10 @@ def test_writing_again_touches_nothing_and_learners_who_are_gone_are_gone(tmp_pa
     before = {path: path.stat().st_mtime_ns for path in pages.write_pages(entries, tmp_path, "A class")}
     assert {path: path.stat().st_mtime_ns for path in pages.write_pages(list(reversed(entries)), tmp_path, "A class")} == before  # fmt: skip
     (tmp_path / "learners" / "notes.html").write_text("mine")
-    (tmp_path / "learners" / ".page-left").write_text("half")
+    (tmp_path / "learners" / ".unfinished-left").write_text("half")
     pages.write_pages([e for e in entries if e.learner != "Late"], tmp_path, "A class")
     left = {path.name for path in (tmp_path / "learners").iterdir()}
-    assert pages.page_name("Late") not in left and ".page-left" not in left and "notes.html" in left
+    assert pages.page_name("Late") not in left and ".unfinished-left" not in left and "notes.html" in left
     assert len(left) == len({e.learner for e in entries}) - 1 + 1
 
 
