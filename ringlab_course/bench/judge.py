@@ -54,18 +54,18 @@ def bench_judge(
     return {
         "bench": "judge",
         "processes": processes,
-        "handed_out_s": {arrays: handed_out_s(torch=arrays == "torch") for arrays in ("numpy", "torch")},
+        "handed_out_s": {arrays: handed_out_s(arrays) for arrays in ("numpy", "torch")},
         **parts,
         "machine": machine(),
     }
 
 
-def handed_out_s(*, torch: bool, times: int = 21) -> float:
+def handed_out_s(arrays: str, times: int = 21) -> float:
     """Return the median seconds from asking for a worker until it can take calls, after the first, for which a server starts."""
     seconds = []
     for _ in range(1 + times):
         begin = time.perf_counter()
-        with WorkerProcess(torch=torch) as worker:
+        with WorkerProcess(arrays=arrays) as worker:
             worker.ready()
             seconds.append(time.perf_counter() - begin)
     return round(statistics.median(seconds[1:]), 4)

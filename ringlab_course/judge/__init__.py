@@ -10,6 +10,7 @@ judge_comm the transport of a rank inside a worker: every message goes to the ju
 exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
+deadline   the end of a call's time, put off while the submission waits for a processor
 allowance  bounds on their processor time and memory together; `processes` reads both, and ends leftover processes
 removal    takes what a submission may not call (`checking.forbidden`) out of a worker's reach
 records    loads and stores of Triton kernels: reported by the worker, unlike values, bytes on the ring and memory

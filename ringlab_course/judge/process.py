@@ -75,6 +75,7 @@ class Growth:
 class WorkerProcess:
     """A worker in its sandbox. Starting returns at once; `ready` waits until it can take calls.
 
+    arrays: what it has imported: "numpy", "torch", "triton" (with its interpreter on) or "jax".
     It is forked by a server that is kept for later workers. Where the system forbids that, it is started in a sandbox of its own:
     then from a thread that lives as long as the worker does, since bubblewrap dies with that thread.
     """
@@ -83,15 +84,11 @@ class WorkerProcess:
         self,
         bounds: Bounds | None = None,
         *,
-        torch: bool = False,
-        kernels: bool = False,
-        mesh: bool = False,
+        arrays: str = "numpy",
         unsafe: bool = False,
         limits: OffLimits | None = None,
     ) -> None:
-        self.limits = limits
-        self.unsafe = unsafe
-        self.arrays = "triton" if kernels else "jax" if mesh else "torch" if torch else "numpy"
+        self.arrays, self.unsafe, self.limits = arrays, unsafe, limits
         self.bounds = bounds or Bounds()
         self.reader = FrameReader()
         self.frames: list[Frame] = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
 import struct
 
@@ -132,14 +131,6 @@ def install(program: bytes) -> None:
     number = _SECCOMP[platform.machine()]
     if ctypes.CDLL(None, use_errno=True).syscall(number, set_mode_filter, all_threads, head) != 0:
         raise OSError(ctypes.get_errno(), "no filter of system calls could be set")
-
-
-def filter_file(program: bytes) -> int:
-    """Return a descriptor of a file that holds this filter, to be closed by the caller."""
-    descriptor = os.memfd_create("seccomp")
-    os.write(descriptor, program)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:

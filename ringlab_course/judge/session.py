@@ -68,7 +68,8 @@ class Session:
         self.cells = list(cells)
         may_change = functions if isinstance(functions, Mapping) else dict.fromkeys(functions, ())
         self.functions = {name: list(arguments) for name, arguments in may_change.items()}
-        self.torch, self.kernels, self.mesh, self.unsafe = torch, kernels, mesh, unsafe
+        self.arrays = "triton" if kernels else "jax" if mesh else "torch" if torch else "numpy"
+        self.kernels, self.unsafe = kernels, unsafe
         bounds = bounds or Bounds()
         self.bounds = replace(bounds, cpu_seconds=math.ceil(bounds.cpu_seconds * max(1.0, patience)))
         self.limits = limits
@@ -114,16 +115,8 @@ class Session:
     def prestart(self, count: int) -> None:
         """Have `count` workers start side by side; returns at once."""
         while len(self._starting) + len(self._loaded) < count:
-            self._starting.append(
-                WorkerProcess(
-                    self.bounds,
-                    torch=self.torch,
-                    kernels=self.kernels,
-                    mesh=self.mesh,
-                    unsafe=self.unsafe,
-                    limits=self.limits,
-                )
-            )
+            worker = WorkerProcess(self.bounds, arrays=self.arrays, unsafe=self.unsafe, limits=self.limits)
+            self._starting.append(worker)
 
     def workers(self, count: int, part: tuple[str, ...] = ()) -> list[WorkerProcess]:
         """Return `count` workers that have loaded the code, or the cells of `part` alone. Raises: Failure; SandboxError."""

@@ -31,7 +31,7 @@ from ringlab_course.judge.sandbox import (
     next_uid,
     server_command,
 )
-from ringlab_course.judge.seccomp import filter_file, filter_program
+from ringlab_course.judge.seccomp import filter_program
 
 ORDER_S = 5.0
 """Seconds that a fork server may take to read an order while it imports: the socket holds dozens."""
@@ -104,15 +104,21 @@ def filter_of(arrays: str) -> bytes | None:
     return filter_program(alone=arrays == "jax")  # only rings have several workers
 
 
+def file_in_memory(name: str, content: bytes) -> int:
+    """Return a descriptor of a file in memory with this content, to be closed by the caller."""
+    descriptor = os.memfd_create(name)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
 @contextlib.contextmanager
 def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
     """Yield, for each file that a worker with these limits sees rewritten, a descriptor of the text that it sees."""
     descriptors: dict[str, int] = {}
     try:
         for name, text in (rewritten_files(limits) if limits else {}).items():
-            descriptors[name] = os.memfd_create(name)
-            os.write(descriptors[name], text.encode())
-            os.lseek(descriptors[name], 0, os.SEEK_SET)
+            descriptors[name] = file_in_memory(name, text.encode())
         yield descriptors
     finally:
         for descriptor in descriptors.values():
@@ -130,7 +136,7 @@ class Sandboxed(_Launched):
         self._info, info_fd = os.pipe()
         self._first = 0
         program = filter_of(arrays)
-        seccomp_fd = None if program is None else filter_file(program)
+        seccomp_fd = None if program is None else file_in_memory("seccomp", program)
         passed = [info_fd, *(() if seccomp_fd is None else (seccomp_fd,))]
         try:
             worker = arguments("worker", self._theirs.fileno(), arrays, limits)
