@@ -102,7 +102,7 @@ THOROUGH = {
     "tests/course/gradebook/test_pages_in_browser.py": "only here: tests/course/gradebook/test_runner.py tries the runs, not the pages",
     "tests/course/judge/test_allowance.py::test_a_tier": "tests/course/judge/test_allowance.py::test_patience",
     "tests/course/judge/test_hostile.py::test_hostile": "tests/course/judge/test_hostile.py::test_those_that_leave_each_other",
-    "tests/course/judge/test_hostile_files.py::test_a_file_earns": "tests/course/judge/test_loader.py",
+    "tests/course/judge/test_hostile.py::test_a_file_earns": "tests/course/judge/test_loader.py",
     "tests/course/judge/test_hostile_rings.py": "tests/course/judge/test_network.py",
     "tests/course/judge/test_watch.py::test_what_is_changed": "tests/course/judge/test_network.py",
     "tests/course/judge/test_watch.py::test_computing": "tests/course/judge/test_faults.py::test_computing_that_is",

@@ -9,21 +9,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ringlab_course.checking.answers import compare_with
+from ringlab_course.checking.contract import Check, Exercise
+from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.forbidden import PACKAGES
+from ringlab_course.judge import process
 from ringlab_course.judge.judge import GradeReport, grade
 from ringlab_course.judge.process import WorkerProcess
 from ringlab_course.judge.removal import HOME
 from ringlab_course.judge.sandbox import Bounds
+from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.hostile import BY_KIND, HOSTILE, KIND_OF, kernels, measures, rings
 from tests.course.judge.hostile.answers import HONEST
 from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import EXERCISE, SECRET, together
+from tests.course.judge.small_contract import DOUBLE, RIGHT, marked, mine, notebook, processes, turn
 from tests.course.judge.small_contract import EXERCISE as SMALL
-from tests.course.judge.small_contract import RIGHT, marked, mine, notebook, processes, turn
 
 pytestmark = pytest.mark.needs_bwrap
 BOUNDS = Bounds(memory_bytes=1 << 29)
@@ -210,8 +217,67 @@ def test_strange_submissions_that_are_right_earn_everything(tmp_path, kind) -> N
     assert names == [] and report.ok
 
 
+ALL_FILES = {name: file for group in FILES.values() for name, file in group.items()}
+"""Files that are no honest notebook."""
+
+
+def _double(subject, rng) -> None:
+    x = rng.standard_normal(5)
+    compare_with(subject.call(x), 2 * x, bound=1e-12)
+
+
+DOUBLED = Check("values", 5, "visible", "values", _double)
+ONE_CHECK = Exercise(id="90", slug="90_small", title="small", stages=(replace(DOUBLE, checks=(DOUBLED,)),))
+
+
+@pytest.mark.parametrize("name", ALL_FILES)
+def test_a_file_earns_exactly_this_and_the_reason_is_told(tmp_path, monkeypatch, name) -> None:
+    mark = f"file-{os.getpid()}-mark"
+    monkeypatch.chdir(tmp_path)
+    path, file = tmp_path / "handed_in.ipynb", ALL_FILES[name]
+    file.make(path)
+    if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20:
+        path.write_bytes(path.read_bytes().replace(b"@MARK@", mark.encode()))
+    report = grade(path, ONE_CHECK, timeout=60)
+    checks = [check for stage in report.stages for check in stage.checks]
+    told = "\n".join([report.reason, *(f"{check.message}\n{check.counterexample}" for check in checks)])
+    assert (report.earned, report.points) == (file.earned, 5), told
+    assert file.told in told and bool(told.strip()) == (file.earned < 5)
+    assert not any(check.broken for check in checks)
+    assert told.isprintable() or told.replace("\n", "").isprintable()
+    assert marked(mark, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", measures.SUBMISSIONS)
+def test_memory_that_is_hidden_is_seen_or_the_answer_is_not_taken(name) -> None:
+    x = np.arange(5.0)
+    with Session([measures.SUBMISSIONS[name]], ["double"], torch=False, bounds=Bounds(), seconds=20) as ours:
+        try:
+            measured = SandboxedSubject(ours, "double").measure(x)
+        except Failure:
+            assert name != "hides nothing"
+            return
+    assert np.array_equal(measured.answer, 2 * x)
+    assert measured.peak_bytes > 60 << 20
+
+
+def test_what_an_answer_itself_takes_is_not_counted_twice() -> None:
+    code = "import numpy as np\ndef double(x):\n    return np.ones((2, 1 << 21)).T"
+    with Session([code], ["double"], torch=False, seconds=20) as ours:
+        measured = SandboxedSubject(ours, "double").measure(1)
+    assert 31 << 20 < measured.peak_bytes < 36 << 20
+
+
+def test_a_peak_that_is_read_once_would_be_hidden_from(monkeypatch) -> None:
+    monkeypatch.setattr(process, "ROOM", 1 << 40)  # as if it were not read again with the answer
+    with Session([measures.SUBMISSIONS["computes after it is done"]], ["double"], torch=False) as ours:
+        measured = SandboxedSubject(ours, "double").measure(np.arange(5.0))
+    assert np.array_equal(measured.answer, 2 * np.arange(5.0)) and measured.peak_bytes < 1 << 20
+
+
 def test_no_name_is_used_twice() -> None:
     assert len(KIND_OF) == sum(map(len, BY_KIND.values())) == len(HOSTILE)
+    assert len(ALL_FILES) == sum(map(len, FILES.values()))
 
 
 KINDS = (

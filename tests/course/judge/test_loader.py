@@ -1,21 +1,12 @@
-"""Whatever 32 MiB of JSON hold, reading them takes seconds and less than a gigabyte: both ended by the kernel."""
+"""Of a notebook's code runs what defines the functions to be graded, and what sets them up; experiments cost nothing but time."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ringlab_course.judge import submission
 from ringlab_course.judge.loader import load
-from ringlab_course.judge.submission import FILE_BYTES, UnreadableError, read_submission
-from tests.course.judge.small_contract import notebook
 
 
 @pytest.fixture(autouse=True)
@@ -128,185 +119,137 @@ def test_source_that_upsets_parsers_is_a_note(source) -> None:
     assert namespace["f"]() == 1 and len(notes) <= 1
 
 
-GOOD = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
-
-
-def written(tmp_path, content) -> str:
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return path
-
-
-def test_cells_and_exercise_are_read(tmp_path) -> None:
-    submission = read_submission(notebook(tmp_path, "import torch", "def f(): pass", grade="05.forward"))
-    assert submission.exercise == "05" and submission.mentions_torch
-    assert submission.code == ["import torch", "def f(): pass"]
-
-
-def test_lines_are_joined_and_other_cells_keep_their_place(tmp_path) -> None:
-    cells = [{"cell_type": "markdown", "source": "torch"}, {"cell_type": "code", "source": ["a\n", "b"]}]
-    submission = read_submission(written(tmp_path, {**GOOD, "cells": cells}))
-    assert submission.code == ["", "a\nb"] and submission.exercise is None and not submission.mentions_torch
-
-
-BAD = {
-    "nothing": b"",
-    "broken JSON": b'{"cells": [',
-    "deep JSON": b'{"cells":' + b"[" * 100_000,
-    "UTF-16": json.dumps(GOOD).encode("utf-16"),
-    "Latin-1": '{"cells": ["é"]}'.encode("latin-1"),
-    "a list": [],
-    "no cells": {**GOOD, "cells": None},
-    "format 3": {**GOOD, "nbformat": 3, "worksheets": []},
-    "no format": {"cells": []},
-    "format that cannot be shown": {**GOOD, "nbformat": "\ud800"},
-    "cell no object": {**GOOD, "cells": [1]},
-    "source no text": {**GOOD, "cells": [{"cell_type": "code", "source": 5}]},
-    "source of numbers": {**GOOD, "cells": [{"cell_type": "code", "source": [5]}]},
-    "too many cells": {**GOOD, "cells": [{}] * 6000},
-    "too much code": {**GOOD, "cells": [{"cell_type": "code", "source": "x" * (1 << 20)}]},
-    "lone surrogate": b'{"nbformat":4,"cells":[{"cell_type":"code","source":"\\ud800"}]}',
-    "endless number": b'{"nbformat":' + b"4" * 10_000 + b',"cells":[]}',
+COMMANDS = {
+    "indented magic": "for n in range(3):\n    %timeit n",
+    "magic alone in a body": "if True:\n    %timeit 1",
+    "kept result": "t = %timeit -o -n 1 1",
+    "help": "math.exp?",
+    "help on its source": "math.exp??",
+    "help before the name": "?math.exp",
+    "shell output": "files = !ls\nfirst, *rest = !ls",
+    "quote in a shell line": "!echo it's",
+    "blank line before a cell's magic": "\n\n%%time",
+    "form feed": "\x0c\n%who",
+    "Windows' ends of lines": "x = 1\r\n%who\r",
+    "mark of byte order": "\ufeff",
+    "another magic, another name": "%matplotlib inline",
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_foreign_files_are_refused_with_a_reason(tmp_path, name) -> None:
-    with pytest.raises(UnreadableError) as error:
-        read_submission(written(tmp_path, BAD[name]))
-    assert error.value.got and str(error.value).encode("utf-8")
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("ipython", [True, False])
+def test_a_cell_that_a_notebook_runs_is_run(monkeypatch, name, ipython) -> None:
+    if not ipython:
+        monkeypatch.setitem(sys.modules, "IPython.core.inputtransformer2", None)
+    namespace, notes = load([f"{COMMANDS[name]}\ndef f():\n    return 1"], ["f"])
+    assert namespace["f"]() == 1
+    assert all("without line" in note for note in notes)
 
 
-def test_links_directories_pipes_and_large_files_are_refused(tmp_path) -> None:
-    good = written(tmp_path, GOOD)
-    (tmp_path / "link.ipynb").symlink_to(good)
-    (tmp_path / "folder.ipynb").mkdir()
-    os.mkfifo(tmp_path / "pipe.ipynb")
-    with open(tmp_path / "large.ipynb", "wb") as file:
-        file.truncate(1 << 34)  # sparse
-    for name, reason in (
-        ("link", "symbolic link"),
-        ("folder", "no file"),
-        ("pipe", "no file"),
-        ("large", "MiB"),
-        ("none", "cannot be opened"),
-    ):
-        with pytest.raises(UnreadableError, match=reason):
-            read_submission(tmp_path / f"{name}.ipynb")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["cells", "source", "metadata", "cell_type", "grade", "ringlab", "exercise", "nbformat"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
+@pytest.mark.parametrize(
+    "cell",
+    [">>> def f():\n...     return 1", "    def f():\n        return 1", "%who\n  def f():\n    return 1"],
 )
+def test_what_ipython_alone_can_read_is_left_to_it(cell) -> None:
+    pytest.importorskip("IPython")
+    assert ("f" in load([cell], ["f"])[0]) == (not cell.startswith("%"))
 
 
-@given(json_values, st.lists(json_values, max_size=3))
-def test_any_json_is_cells_or_a_reason(tmp_path_factory, document, cells) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    for content in (document, {**GOOD, "cells": cells}, {**GOOD, "metadata": document, "cells": []}):
-        try:
-            submission = read_submission(written(folder, content))
-        except UnreadableError:
-            continue
-        assert all(isinstance(source, str) for source in submission.code)
+def test_magic_and_display_inside_a_function_do_nothing() -> None:
+    cell = (
+        "def f():\n    t = %timeit -o 1\n    %timeit 2\n    files = !ls\n    display(t)\n    return t, files"
+    )
+    assert load([cell], ["f"])[0]["f"]() == ([], [])
 
 
-CPU_SECONDS, MEMORY = 10, 1 << 30
-N = FILE_BYTES - 64
-HEAD = b'{"nbformat":4,"cells":[],"x":['
-
-
-def filled(unit: bytes, count: int = N, head: bytes = HEAD, tail: bytes = b"0]}") -> bytes:
-    return head + unit * min(count, (N - len(head) - len(tail)) // len(unit)) + tail
-
-
-# What the reader must not even begin to take apart: the parsed file would be fifty times as large.
-TOO_MANY = {
-    "brackets": lambda: b'{"cells":' + b"[" * N,
-    "empty lists": lambda: filled(b"[],"),
-    "empty objects": lambda: filled(b"{},"),
-    "objects of one": lambda: filled(b'{"":0},'),
-    "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b","),
-    "two letters": lambda: filled(b'"ab",'),
-    "decimals": lambda: filled(b"1.1,"),
-    "lines of code": lambda: filled(b'"",', head=b'{"nbformat":4,"cells":[{"source":[', tail=b'""]}]}'),
-    "a format of numbers": lambda: filled(b"1,", head=b'{"cells":[],"nbformat":['),
+BROKEN_OFF = {
+    "a benchmark that calls what is graded": "SIZES = []\nfor n in range(10**12):\n    SIZES.append(f(n))",
+    "a call of a module": "for n in range(10**12):\n    math.exp(n)",
+    "an assertion of a module's": "math.testing(f(1), 1)",
+    "a slow experiment on a helper's cache": "for n in range(10**12):\n    helper(n)",
 }
-# The most that passes the counts, of each kind.
-JUST_SO = {
-    "objects of one": lambda: filled(b'{"":0},', 400_000),
-    "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b",", 500),
-    "other letters": lambda: filled('"ä\U0001f600",'.encode(), 3_900_000),
-    "decimals": lambda: filled(b"1.1,", 3_900_000),
-    "long integers": lambda: filled(b"9" * 4300 + b","),
-    "a number of megabytes": lambda: b'{"nbformat":4,"cells":[],"x":' + b"1" * (N - 40) + b".5}",
-    "an exponent of megabytes": lambda: b'{"nbformat":4,"cells":[],"x":1e' + b"1" * (N - 40) + b"}",
-    "text of four bytes each": lambda: HEAD + b'"' + "\U0001f600".encode() * (N // 4 - 20) + b'"]}',
-    "escaped text": lambda: HEAD + b'"' + b"\\u0000" * (N // 6 - 20) + b'"]}',
-    "escaped code": lambda: b'{"nbformat":4,"cells":[{"cell_type":"code","source":"' + b"\\u0001" * (N // 6 - 40) + b'"}]}',
-    "the same key": lambda: filled(b'"aaaaaaaa":0,', head=b'{"nbformat":4,"cells":[],"x":{', tail=b'"z":0}}'),
-    "white space": lambda: b'{"nbformat":4,' + b" " * (N - 40) + b'"cells":[]}',
+
+
+@pytest.mark.parametrize("name", BROKEN_OFF)
+def test_an_experiment_costs_nothing_but_its_time(name) -> None:
+    cells = [
+        "import math\nCACHE = {}\ndef helper(n):\n    CACHE[n % 3] = n\n    return math.exp(0)",
+        "def f(n=0): return helper(n)",
+        BROKEN_OFF[name],
+    ]
+    namespace, notes = load(cells, ["f"], seconds=0.05)
+    assert namespace["f"]() == 1
+    broken = [note for note in notes if "was broken off: it ran for more than 0.02 s" in note]
+    assert notes == broken and bool(broken) == ("helper" in name)
+
+
+SET_UP = {
+    "a function that sets a global": ("def init():\n    global T\n    T = 7\ninit()", "def f(): return T"),
+    "a function that fills a table": ("T = {}\ndef init(n):\n    T[n] = 7\ninit(2)", "def f(): return T[2]"),
+    "one that calls another": (
+        "T = []\ndef inner(): T.append(7)\ndef outer(): inner()\nouter()",
+        "def f(): return sum(T)",
+    ),
+    "singledispatch": (
+        "from functools import singledispatch\n@singledispatch\ndef g(x): return 0",
+        "@g.register\ndef _(x: int): return 7\n@g.register(str)\ndef _(x): return 8",
+        "def f(): return g(1)",
+    ),
+    "a registry filled by a decorator": (
+        "R = {}\ndef register(name):\n    def wrap(g):\n        R[name] = g\n        return g\n    return wrap",
+        "@register('a')\ndef a(): return 7",
+        "def f(): return R['a']()",
+    ),
+    "a registry filled by a call": (
+        "R = {}\ndef register(name, g): R[name] = g\ndef a(): return 7",
+        "for name in 'ab':\n    register(name, a)",
+        "def f(): return R['b']()",
+    ),
+    "a limit of the interpreter": ("import sys\nsys.setrecursionlimit(4321)", "def f(): return deep(3000)",
+                                   "def deep(n): return 7 if n == 0 else deep(n - 1)"),
+    "a seed": (
+        "import random as r\nSEED = 5\nr.seed(SEED)",
+        "import random\ndef f(): return 7 if r.random() == random.Random(5).random() else 0",
+    ),
+    "a class over cells": (
+        "class A:\n    def a(self): return 3", "class A(A):\n    def b(self): return 4",
+        "def f(): return A().a() + A().b()",
+    ),
+    "methods given to a class later": (
+        "class A: pass", "def b(self): return 7\nA.b = b", "setattr(A, 'c', lambda self: self.b())", "def f(): return A().c()",
+    ),
+    "methods given by a decorator": (
+        "def add_to(C):\n    def wrap(g):\n        setattr(C, g.__name__, g)\n    return wrap\nclass A: pass",
+        "@add_to(A)\ndef b(self): return 7",
+        "def f(): return A().b()",
+    ),
+    "a function called as what was imported": ("from math import floor\ndef floor(x): return 7", "def f(): return floor(1)"),
 }  # fmt: skip
-CHILD = """
-import re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
-sys.path.insert(0, sys.argv[3])
-from ringlab_course.judge.submission import UnreadableError, read_submission
-try:
-    read_submission(sys.argv[1])
-except UnreadableError:
-    pass
-print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024)
-"""
 
 
-@pytest.mark.parametrize("name", TOO_MANY)
-def test_a_file_of_too_many_parts_is_refused_unread(tmp_path, monkeypatch, name) -> None:
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(TOO_MANY[name]())
-    monkeypatch.setattr(submission.json, "loads", None)
-    with pytest.raises(UnreadableError, match="too many small parts"):
-        read_submission(path)
+@pytest.mark.parametrize("name", SET_UP)
+def test_what_sets_up_a_function_is_run(name) -> None:
+    limit = sys.getrecursionlimit()
+    try:
+        namespace, notes = load(SET_UP[name], ["f"])
+        assert namespace["f"]() == 7 and not notes
+    finally:
+        sys.setrecursionlimit(limit)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("name", JUST_SO)
-def test_what_may_be_read_stays_within_its_bounds(tmp_path, name) -> None:
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(JUST_SO[name]())
-    root = str(Path(submission.__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), str(CPU_SECONDS), root], capture_output=True, text=True
+def test_a_definition_that_takes_too_long_is_named() -> None:
+    cells = ["import time\nT = time.sleep(60)", "def f(): return T"]
+    notes = load(cells, ["f"], seconds=0.05)[1]
+    assert notes == ["cell 1, line 2 was broken off: it ran for more than 0.05 s"]
+
+
+def test_slow_definitions_have_a_time_together() -> None:
+    slow = [f"import time\nT{n} = time.sleep(60)" for n in range(10)]
+    cells = [*slow, "N = 7", f"def f(): return N, {', '.join(f'T{n}' for n in range(10))}"]
+    namespace, notes = load(cells, ["f"], seconds=0.5)
+    assert namespace["N"] == 7 and len(notes) == 10
+    limits = [float(note.rpartition("than ")[2].removesuffix(" s")) for note in notes]
+    assert limits[0] == 0.5 >= limits[1], (
+        "the second has what the first, broken off on a busy machine, has left"
     )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < MEMORY
-
-
-def test_large_honest_notebooks_are_read(tmp_path) -> None:
-    picture, table = b"A" * (8 << 20), b"[" + b"0.12345678," * 1_000_000 + b"0]"
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(
-        b'{"nbformat":4,"metadata":{},"cells":[{"cell_type":"code","source":"x = 1","metadata":{},"outputs":['
-        b'{"data":{"image/png":"' + picture + b'","application/json":' + table + b"}}]}]}"
-    )
-    assert read_submission(path).code == ["x = 1"]
-
-
-@pytest.mark.parametrize("form", ["[" * 980 + "]" * 980, '{"a":' * 980 + "1" + "}" * 980, "4" * 4299])
-def test_a_strange_format_is_named_briefly(tmp_path, form) -> None:
-    path = tmp_path / "n.ipynb"
-    path.write_text(f'{{"cells":[],"nbformat":{form}}}')
-    with pytest.raises(UnreadableError) as error:
-        read_submission(path)
-    assert len(error.value.got) < 60
+    assert limits[2:] == [0.01] * 8
