@@ -84,8 +84,16 @@ def pack(frame: Frame, limits: Limits = LIMITS) -> list[Buffer]:
     value = encoder.node(frame.value, 0)
     document = {"kind": frame.kind, "fields": frame.fields, "value": value, "arrays": encoder.specs}
     header = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-    _require(len(header) <= limits.header, f"a header of at most {limits.header} bytes", f"{len(header)}")
-    _require(encoder.total <= limits.total, f"at most {limits.total} bytes of arrays", f"{encoder.total}")
+    _require(
+        len(header) <= limits.header,
+        f"a header of at most {limits.header} bytes",
+        f"one of {len(header)} bytes",
+    )
+    _require(
+        encoder.total <= limits.total,
+        f"at most {limits.total} bytes of arrays",
+        f"arrays of {encoder.total} bytes",
+    )
     return [LENGTH.pack(len(header)) + header, *encoder.payload]
 
 
@@ -99,7 +107,7 @@ def carried(answer: Any) -> Any:
 
 
 class FrameReader:
-    """Turns bytes, as they come in pieces of any size, into frames.
+    """Turns bytes, which arrive in pieces of any size, into frames.
 
     Memory grows with the bytes that really came, never with the sizes that a header claims.
     """
@@ -136,7 +144,7 @@ class FrameReader:
                 return None
             (length,) = LENGTH.unpack_from(self.buffer)
             most = self.limits.header
-            _require(0 < length <= most, f"a header of 1 to {most} bytes", f"{length}")
+            _require(0 < length <= most, f"a header of 1 to {most} bytes", f"one of {length} bytes")
             if len(self.buffer) < LENGTH.size + length:
                 return None
             text = bytes(self.buffer[LENGTH.size : LENGTH.size + length])
@@ -159,7 +167,7 @@ class FrameReader:
 
 
 class _Encoder:
-    """Walks a value, leaving arrays in `specs` and `payload`."""
+    """Turns a value into JSON, and its arrays into `specs` and `payload`."""
 
     def __init__(self, limits: Limits, kind: str) -> None:
         self.limits, self.kind = limits, kind
@@ -198,15 +206,27 @@ class _Encoder:
         raise ProtocolError(needed, f"a {type(value).__name__}")
 
     def _array(self, value: Any) -> int:
-        _require(len(self.specs) < self.limits.arrays, f"at most {self.limits.arrays} arrays", "more")
+        _require(
+            len(self.specs) < self.limits.arrays,
+            f"at most {self.limits.arrays} arrays",
+            f"more than {self.limits.arrays} arrays",
+        )
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize > 8:
             value = value.astype(np.float64)  # longdouble
         dtype = _dtype(value)
         known = _passes(dtype, self.kind) and getattr(value.dtype, "isnative", True)
         _require(known, f"an array of {', '.join(ITEMSIZE)}", f"an array of {dtype}")
         reach, most = _reach(value.shape, dtype), self.limits.dimensions
-        _require(reach <= self.limits.array, f"arrays of at most {self.limits.array} bytes", f"{reach}")
-        _require(len(value.shape) <= most, f"at most {most} dimensions", f"an array of {len(value.shape)}")
+        _require(
+            reach <= self.limits.array,
+            f"arrays of at most {self.limits.array} bytes",
+            f"an array of {reach} bytes",
+        )
+        _require(
+            len(value.shape) <= most,
+            f"at most {most} dimensions",
+            f"an array of {len(value.shape)} dimensions",
+        )
         data = _tensor_bytes(value) if _is_tensor(value) else _array_bytes(value)
         self.specs.append({"dtype": dtype, "shape": list(value.shape), **_flags(value)})
         self.payload += [data, bytes(_padded(data.nbytes) - data.nbytes)]
@@ -223,30 +243,38 @@ def _parse_header(text: bytes, limits: Limits) -> dict[str, Any]:
     _require(isinstance(header, dict), "a header that is an object", type(header).__name__)
     parts = ("kind", "fields", "value", "arrays")
     _require(set(header) == {*parts}, ", ".join(parts), "other keys")
-    _require(isinstance(header["kind"], str) and len(header["kind"]) <= 32, "a short kind", "another")
-    _require(isinstance(header["fields"], dict), "fields that are an object", "others")
+    _require(
+        isinstance(header["kind"], str) and len(header["kind"]) <= 32,
+        "a kind of at most 32 characters",
+        "a longer one, or no text",
+    )
+    _require(isinstance(header["fields"], dict), "fields that are an object", "fields of another type")
     specs = header["arrays"]
     few = isinstance(specs, list) and len(specs) <= limits.arrays
-    _require(few, f"at most {limits.arrays} arrays", "others")
+    _require(few, f"at most {limits.arrays} arrays", "more arrays, or no list")
     for spec in specs:
         _check_spec(spec, limits)
         _require(_passes(spec["dtype"], header["kind"]), "real numbers", "complex ones")
     total = _payload_bytes(specs)
-    _require(total <= limits.total, f"at most {limits.total} bytes of arrays", f"{total}")
+    _require(total <= limits.total, f"at most {limits.total} bytes of arrays", f"arrays of {total} bytes")
     return header
 
 
 def _check_spec(spec: Any, limits: Limits) -> None:
     _require(isinstance(spec, dict) and set(spec) == SPEC, ", ".join(sorted(SPEC)), "other keys")
-    _require(isinstance(spec["dtype"], str) and spec["dtype"] in ITEMSIZE, "a known dtype", "another")
-    _require(type(spec["torch"]) is bool and type(spec["grad"]) is bool, "flags: true or false", "others")
-    _require(spec["torch"] or spec["dtype"] != "bfloat16", "bfloat16 in torch only", "NumPy")
+    _require(
+        isinstance(spec["dtype"], str) and spec["dtype"] in ITEMSIZE, "a known dtype", "an unknown dtype"
+    )
+    _require(
+        type(spec["torch"]) is bool and type(spec["grad"]) is bool, "flags: true or false", "other values"
+    )
+    _require(spec["torch"] or spec["dtype"] != "bfloat16", "bfloat16 in torch only", "bfloat16 in NumPy")
     shape = spec["shape"]
     few = isinstance(shape, list) and len(shape) <= limits.dimensions
-    _require(few, "a shape of few dimensions", "another")
-    _require(all(type(n) is int and 0 <= n <= limits.array for n in shape), "lengths from 0", "others")
+    _require(few, "a shape of few dimensions", "more dimensions, or no list")
+    _require(all(type(n) is int and 0 <= n <= limits.array for n in shape), "lengths from 0", "other lengths")
     reach = _reach(shape, spec["dtype"])
-    _require(reach <= limits.array, f"arrays of at most {limits.array} bytes", "a larger one")
+    _require(reach <= limits.array, f"arrays of at most {limits.array} bytes", "a larger array")
 
 
 def _reach(shape: Sequence[int], dtype: str) -> int:
@@ -297,22 +325,30 @@ def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_ju
         return node
     if type(node) is int:
         return _in_64_bits(node)
-    _require(isinstance(node, dict) and len(node) == 1, "a node of one kind", "another")
+    _require(isinstance(node, dict) and len(node) == 1, "a node of one kind", "a node of another form")
     ((kind, content),) = node.items()
     if kind in ("array", "scalar"):
-        _require(type(content) is int and 0 <= content < len(arrays), "the number of an array", "another")
+        _require(
+            type(content) is int and 0 <= content < len(arrays), "the number of an array", "another number"
+        )
         if kind == "array":
             return arrays[content]
-        _require(np.shape(arrays[content]) == (), "an array of one number", "another")
+        _require(np.shape(arrays[content]) == (), "an array of one number", "an array of another shape")
         return arrays[content][()]
     if kind == "layout":
-        _require(from_judge, "no layouts in this direction", "one")
+        _require(from_judge, "no layouts in this direction", "a layout")
         return _layout(content)
     _require(
-        kind in (*SEQUENCES, "dict") and isinstance(content, list), "list, tuple, set or dict", "another"
+        kind in (*SEQUENCES, "dict") and isinstance(content, list),
+        "list, tuple, set or dict",
+        "a node of another kind",
     )
     if kind == "dict":
-        _require(all(isinstance(pair, list) and len(pair) == 2 for pair in content), "pairs", "others")
+        _require(
+            all(isinstance(pair, list) and len(pair) == 2 for pair in content),
+            "pairs",
+            "entries that are no pairs",
+        )
         content = [part for pair in content for part in pair]
     items = [_value(item, arrays, depth + 1, limits, from_judge) for item in content]
     if kind in ("set", "dict"):
@@ -324,8 +360,9 @@ def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_ju
 
 def _require_keys(distinct: Collection[Any]) -> None:
     """Raise ProtocolError unless all may be members of a set, or keys of a dict."""
-    few = len(distinct) <= MOST_DISTINCT and all(map(_is_key, distinct))
-    _require(few, f"at most {MOST_DISTINCT} numbers, texts or tuples as keys or members", "others")
+    needed = f"at most {MOST_DISTINCT} numbers, texts or tuples as keys or members"
+    _require(len(distinct) <= MOST_DISTINCT, needed, f"{len(distinct)} keys or members")
+    _require(all(map(_is_key, distinct)), needed, "a key or member of another type")
 
 
 def _is_key(value: Any) -> bool:
