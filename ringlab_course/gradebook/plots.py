@@ -173,7 +173,8 @@ def matrix(columns: Sequence[str], rows: Sequence[Sequence[str]], prefix: str) -
         axes = figure.subplots()
         for state, colour, hatch in ((FAILS, RED, None), (NOT_WRITTEN, GREY, "////")):
             _cells(axes, rows, state, colour, hatch)
-        axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0), ylabel="submissions, best on top")
+        axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
+        axes.set_ylabel("submissions,\nbest on top", fontsize=8.5)  # two short lines fit a small class too
         ticks = [column + 0.5 for column in range(len(columns))]
         axes.set_xticks(ticks, [short(c, 24) for c in columns], rotation=90, fontsize=7.5, parse_math=False)
         axes.set_yticks([])
