@@ -159,13 +159,14 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
 
 def _check_kinds(named: dict[str, Tensor]) -> None:
     """Raise for tensors of different or unsupported dtypes, or on different devices."""
-    dtypes = {name: x.dtype for name, x in named.items()}
-    if len(set(dtypes.values())) > 1 or not named["q"].is_floating_point():
+    q, k, v = named.values()
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        dtypes = {name: x.dtype for name, x in named.items()}
         raise DtypeError(
             "q, k and v of one floating point dtype", str(dtypes), "convert them with .to(dtype)"
         )
-    devices = {name: str(x.device) for name, x in named.items()}
-    if len(set(devices.values())) > 1:
+    if not q.device == k.device == v.device:
+        devices = {name: str(x.device) for name, x in named.items()}
         raise DeviceError("q, k and v on one device", str(devices), "move them with .to(device)")
 
 

@@ -6,20 +6,15 @@ of a block in one launch is a `StepBlock` and keeps its own state between blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ringlab.comm.protocol import thread_safe
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
 from ringlab.types import KeyValue, Out, Query, RowState, Value
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -172,11 +167,3 @@ class StepBlock(Block, Protocol):
     def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> BackwardSteps:
         """Return the backward of `rows` over `count` blocks, before the first one."""
         ...
-
-
-def thread_safe_with(block: Block, function: Callable[..., T]) -> Callable[..., T]:
-    """Return `function`, which computes with `block`, marked as thread-safe if the block is.
-
-    Then ranks of one process run it side by side. The mark is on a copy: another call may bring another block.
-    """
-    return thread_safe(partial(function)) if block.thread_safe else function

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, SupportsFloat, TypeAlias, TypeVar
 
 import torch
@@ -30,6 +31,14 @@ def thread_safe(function: F) -> F:
     """Return `function`, marked as touching only its arguments, so that it may run for several ranks at once."""
     function.thread_safe = True  # type: ignore[attr-defined]
     return function
+
+
+def thread_safe_if(safe: bool, function: Callable[..., T]) -> Callable[..., T]:
+    """Return `function`, marked as thread-safe if it is with the arguments to come, such as the block of a call.
+
+    The mark is on a copy, because another call may bring another block.
+    """
+    return thread_safe(partial(function)) if safe else function
 
 
 class Work(ABC):

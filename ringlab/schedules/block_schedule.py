@@ -17,8 +17,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.blocks import record_block
-from ringlab.blocks.protocol import BackwardRows, thread_safe_with
-from ringlab.comm.protocol import thread_safe
+from ringlab.blocks.protocol import BackwardRows
+from ringlab.comm.protocol import thread_safe, thread_safe_if
 from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
@@ -53,7 +53,7 @@ class BlockSchedule(ABC):
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
         steps = call.begin_forward(q, self.block_count(call))
-        attend = thread_safe_with(call.block, attend_to_block)
+        attend = thread_safe_if(call.block.thread_safe, attend_to_block)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             call.ring.compute(f"attend {step}", attend, call, steps, origin, block_k, block_v)
         return finished(call, steps.partial(), q, k, v)
@@ -69,7 +69,7 @@ class BlockSchedule(ABC):
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = call.begin_backward(rows, self.block_count(call))
         returning = self.gradient_return(call)
-        differentiate = thread_safe_with(call.block, differentiate_block)
+        differentiate = thread_safe_if(call.block.thread_safe, differentiate_block)
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             block = origin, block_k, block_v
             label = f"attend backward {step}"

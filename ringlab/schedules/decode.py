@@ -16,8 +16,8 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from ringlab.blocks import get_block, record_block
-from ringlab.blocks.protocol import Block, thread_safe_with
-from ringlab.comm.protocol import Comm
+from ringlab.blocks.protocol import Block
+from ringlab.comm.protocol import Comm, thread_safe_if
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
@@ -122,7 +122,7 @@ def decode(
     comm = cache.ring.comm
     record_block(comm, block, chosen, rules.requirements)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = thread_safe_with(chosen, attend_to_cache)
+    attend = thread_safe_if(chosen.thread_safe, attend_to_cache)
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q.detach(), cache, visible, chosen, scale, rules)
         whole = _merge_in_rank_order(comm, part) if merge == "all-reduce" else _merge_along_a_tree(comm, part)

@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ringlab.blocks.protocol import thread_safe_with
-from ringlab.comm.protocol import thread_safe
+from ringlab.comm.protocol import thread_safe, thread_safe_if
 from ringlab.comm.strides import strides
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.merge import with_sinks
@@ -86,7 +85,7 @@ class MultiRingSchedule:
         """Return attention of this rank's queries, each head's over the blocks of its own ring."""
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
-        attend = thread_safe_with(call.block, attend_to_block)
+        attend = thread_safe_if(call.block.thread_safe, attend_to_block)
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, forward, (origin, (block_k, block_v)) in zip(lanes, steps, blocks, strict=True):
                 label = f"attend {number}, stride {lane.stride}"
@@ -111,7 +110,7 @@ class MultiRingSchedule:
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
         steps = [lane.call.begin_backward(rows.of_heads(lane.heads), len(lane.offsets)) for lane in lanes]
         returns = [RingGradientReturn(lane.call, lane.offsets) for lane in lanes]
-        differentiate = thread_safe_with(call.block, differentiate_block)
+        differentiate = thread_safe_if(call.block.thread_safe, differentiate_block)
         for number, blocks in enumerate(zip(*(lane.circulate(k, v) for lane in lanes), strict=True)):
             for lane, backward, returning, (origin, (block_k, block_v)) in zip(
                 lanes, steps, returns, blocks, strict=True

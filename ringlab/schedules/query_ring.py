@@ -17,8 +17,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.blocks import record_block
-from ringlab.blocks.protocol import BackwardRows, thread_safe_with
-from ringlab.comm.protocol import thread_safe
+from ringlab.blocks.protocol import BackwardRows
+from ringlab.comm.protocol import thread_safe, thread_safe_if
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
 from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
@@ -43,7 +43,7 @@ class QueryRingSchedule(RingSchedule):
             return super().forward(call, q, k, v)
         offsets = _against_the_ring(call)
         partials = Couriers(call, offsets, "partial")
-        attend = thread_safe_with(call.block, _partial_of)
+        attend = thread_safe_if(call.block.thread_safe, _partial_of)
         for step, (owner, (rows,)) in enumerate(circulate(call, offsets, q, tag="q")):
             part = call.ring.compute(f"attend {step}", attend, call, owner, rows, k, v)
             merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
@@ -66,7 +66,7 @@ class QueryRingSchedule(RingSchedule):
         sums = RunningSum(k), RunningSum(v)
         dqs = Couriers(call, offsets, "dq")
         own = q, dout, lse[..., None], delta[..., None]
-        differentiate = thread_safe_with(call.block, _gradient_of)
+        differentiate = thread_safe_if(call.block.thread_safe, _gradient_of)
         for step, (owner, rows) in enumerate(circulate(call, offsets, *own, tag="rows")):
             dq = call.ring.compute(f"attend backward {step}", differentiate, call, owner, rows, k, v, sums)
             dqs.send_on(call.ring.compute(f"add dq {step}", _added, dq, dqs.arrived()))

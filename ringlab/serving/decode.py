@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks import get_block, record_block
-from ringlab.blocks.protocol import Block, thread_safe_with
+from ringlab.blocks.protocol import Block
+from ringlab.comm.protocol import thread_safe_if
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
 from ringlab.mask import Mask
@@ -164,7 +165,7 @@ def decode_heads(
             _check_different(gathered)
         q = torch.cat(gathered, dim=1)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    attend = thread_safe_with(chosen, _attend)
+    attend = thread_safe_if(chosen.thread_safe, _attend)
     with without_autocast(q.device.type):
         part = comm.compute("decode", attend, q, cache, rows, visible, chosen, scale, rules)
         of_own_heads = sinks if sinks is None or queries == "own" else sinks[own_heads(comm, len(sinks))]

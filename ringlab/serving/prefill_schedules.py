@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from ringlab.blocks.protocol import thread_safe_with
-from ringlab.comm.protocol import Work
+from ringlab.comm.protocol import Work, thread_safe_if
 from ringlab.comm.ring import Ring
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype
@@ -116,7 +115,7 @@ def keys_travel(chunk: Chunk) -> Partial:
     ring, steps = chunk.ring, TilewiseForward(chunk.call.block, chunk.q, chunk.call.scale)
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
-    attend_to = thread_safe_with(chunk.call.block, attend)
+    attend_to = thread_safe_if(chunk.call.block.thread_safe, attend)
     for step in range(ring.world_size):
         work = None
         if step + 1 < ring.world_size:
@@ -146,7 +145,7 @@ def queries_travel(chunk: Chunk) -> Partial:
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
     q, total = chunk.q, Partial.identity(chunk.q)
     returning: Work | None = None
-    attend_to = thread_safe_with(chunk.call.block, attend)
+    attend_to = thread_safe_if(chunk.call.block.thread_safe, attend)
     for step in range(ring.world_size):
         origin = ring.origin(step)
         work = None
