@@ -171,7 +171,7 @@ def _check_kinds(named: dict[str, Tensor]) -> None:
 
 
 def _to_four_axes(name: str, x: Any) -> str:
-    """Return the likely remedy for what is no tensor of four axes."""
+    """Return the likely remedy for a value that is not a tensor of four axes."""
     if not isinstance(x, Tensor):
         return f"{name} = torch.as_tensor({name})"
     return {

@@ -21,8 +21,9 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 class BackwardRows:
     """Some query rows with everything that backward needs to know about them.
 
-    out and lse are the forward's, the sinks counted if there are any, and delta is rowsum(dout·out), less the gradient of lse if there is one; all are over all
-    keys, not over one block. through_lse: whether there is a gradient of lse, so that delta does not follow from dout and out.
+    out and lse are those of the forward over all keys, not over one block, and count the sinks if there are any. delta is
+    rowsum(dout·out), less the gradient of lse if there is one. through_lse: whether there is one, so that delta does not
+    follow from dout and out.
     out is None for rows that travel without it; then through_lse is true, and a backend takes delta as it is.
     """
 
@@ -64,8 +65,8 @@ class BackwardRows:
 class Block(Protocol):
     """One way to compute a tile. Backends keep no state between tiles.
 
-    v may have another head dim than q and k; out has that of v. Query head h reads key/value head h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and
-    there are no more keys than rows.
+    v may have another head dim than q and k; out has that of v. Query head h reads key/value head h // (H // K). With
+    `causal`, row i sees keys 0 … i (aligned top-left), and there are no more keys than rows.
     """
 
     name: str

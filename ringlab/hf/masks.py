@@ -65,7 +65,7 @@ class LayerMask:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Raise MaskError for what tensors have and this has not."""
+        """Raise MaskError for an attribute that a tensor has and this mask has not."""
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(name)
         self._refuse(name)

@@ -208,7 +208,7 @@ def _device(model: PreTrainedModel | None) -> torch.device:
 
 
 def check_attended(around: Held) -> None:
-    """Raise BackendError if a model ran, none of whose layers computed attention over the ring."""
+    """Raise BackendError if a model ran and none of its layers computed attention over the ring."""
     model = around.called
     if model is None or around.attended:
         return

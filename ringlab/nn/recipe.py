@@ -106,7 +106,7 @@ class Recipe:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Recipe:
-        """Return the recipe that `dataclasses.asdict` made `said` of. Raises: TypeError for unknown fields."""
+        """Return the recipe of which `dataclasses.asdict` made the dictionary `said`. Raises: TypeError for unknown fields."""
         return cls(**said | {"model": ModelConfig(**said["model"])})
 
     def unusual(self) -> dict[str, object]:

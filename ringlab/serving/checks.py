@@ -32,7 +32,7 @@ class CacheSizes:
 
 
 def sizes_of(cache: Any) -> CacheSizes:
-    """Return the sizes of a cache. Raises: CacheError for something that is none."""
+    """Return the sizes of a cache. Raises: CacheError for a value that is not a cache."""
     if isinstance(cache, PagedCache):
         return CacheSizes(1, cache.kv_heads, cache.head_dim, cache.value_dim, cache.dtype, cache.device)
     if isinstance(cache, ShardedCache):
@@ -42,13 +42,13 @@ def sizes_of(cache: Any) -> CacheSizes:
 
 
 def comm_of(cache: Any) -> Comm | None:
-    """Return the transport of a cache's ranks, or None for something that has none."""
+    """Return the transport of a cache's ranks, or None for a value without a ring."""
     ring = getattr(cache, "ring", None)
     return ring.comm if isinstance(ring, Ring) else None
 
 
 def device_of(cache: Any) -> torch.device | str:
-    """Return the device of a cache, or "cpu" for something that is no cache."""
+    """Return the device of a cache, or "cpu" for a value that is not a cache."""
     return sizes_of(cache).device if isinstance(cache, Cache) else "cpu"
 
 

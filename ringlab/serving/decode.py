@@ -227,7 +227,7 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, given: int | None, merge
 
 
 def _check_different(queries: list[Query]) -> None:
-    """Return unless all ranks gave the same queries. Raises: ShapeError, on every rank, as all have gathered the same."""
+    """Raise ShapeError if all ranks gave the same queries: on every rank, because all have gathered the same ones."""
     first, *others = queries
     if first.numel() and first.min() < first.max() and all(map(partial(_alike, first), others)):
         raise ShapeError(

@@ -59,7 +59,7 @@ class Chunk:
 
     @property
     def fewer_bytes(self) -> str:
-        """Return "kv" or "q": which of them are fewer bytes to send, a hop of all ranks counted."""
+        """Return "kv" or "q", whichever takes fewer bytes in one hop of all ranks."""
         (B, H, _, D), size, n = self.q.shape, self.q.element_size(), self.call.layout.S
         K, Dv = self.v.shape[1], self.v.shape[-1]
         state = state_dtype(self.q.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Device functions that say where a tile's numbers lie in memory: tiles are loaded, and results stored, by them."""
+"""Device functions that compute where a tile's numbers lie in memory, to load tiles and to store results."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations

@@ -99,7 +99,7 @@ def evaluate_alike(
     keep: Sequence[int] = (),
     blocks: Blocks | None = None,
 ) -> Lockstep | None:
-    """Return the times of `P` ranks that all do what rank 0 does in `log`, with peers as far from each.
+    """Return the times of `P` ranks that all do what rank 0 does in `log`, each with peers at the same distances.
 
     keep: ranks whose operations are kept. blocks: None if all have one length. None if a message is posted by its sender before its
     receiver, or is awaited before it is sent: then ranks do not go on together.
