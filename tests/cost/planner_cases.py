@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+
+import pytest
 
 import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.ring_time as work
@@ -46,3 +49,21 @@ def forget() -> None:
     )
     for function in cached:
         function.cache_clear()
+
+
+def failures(checks: Iterable[Callable[[], object]], mutant: tuple[object, str, object]) -> tuple[str, ...]:
+    """Return the names of the checks that fail while an attribute of something is replaced: (thing, name, mutant)."""
+    forget()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(*mutant)
+        found = tuple(check.__name__ for check in checks if _fails(check))
+    forget()
+    return found
+
+
+def _fails(check: Callable[[], object]) -> bool:
+    try:
+        check()
+    except Exception:  # a mutant may also fall over its own figures
+        return True
+    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner.parallelism import Degrees, Group
 from ringlab.cost.planner.search import Candidate
 from tests.cost import test_planner
-from tests.cost.planner_cases import forget, ideal, small_model
+from tests.cost.planner_cases import failures, ideal, small_model
 
 SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 2, "fsdp": 8}
 GQA = Request(
@@ -232,23 +232,6 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
 KV_CACHE, SECONDS, WORK = memory_table.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    forget()
-    yield
-    forget()
-
-
-def failures() -> list[str]:
-    found = []
-    for check in CHECKS:
-        try:
-            check()
-        except Exception:  # a mutant may also fall over its own figures
-            found.append(check.__name__)
-    return found
-
-
 def test_the_planner_passes_all_checks() -> None:
     for check in CHECKS:
         check()
@@ -257,10 +240,7 @@ def test_the_planner_passes_all_checks() -> None:
 @lru_cache
 def noticed_by(name: str) -> tuple[str, ...]:
     """The checks that fail with this mistake put in."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(*MUTANTS[name])
-        forget()
-        return tuple(failures())
+    return failures(CHECKS, MUTANTS[name])
 
 
 @pytest.mark.parametrize("name", list(MUTANTS))
