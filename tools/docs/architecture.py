@@ -77,6 +77,7 @@ NAMES = (
     "python -m ringlab",
     "the course: its list of lessons",
     "the course: checking answers",
+    "the course: the judge",
     "the course: material",
     "the course: exercises",
     "the course: notebooks",
