@@ -24,13 +24,13 @@ class Answered:
     answer: Any
     truth: Any
     bound: Bound
-    inputs: Sequence[Any]
-    names: Sequence[str]
-    text: str
+    inputs: Sequence[Any] = ()
+    names: Sequence[str] = ()
+    text: str = ""
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconception]) -> None:
+def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconception] = ()) -> None:
     """Return None when every answer is right.
 
     Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the

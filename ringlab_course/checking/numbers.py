@@ -38,9 +38,9 @@ def expect_number(answer: Any) -> float:
 def answered_number(
     answer: Any,
     truth: float,
-    inputs: Sequence[Any],
-    text: str,
-    unit: str,
+    inputs: Sequence[Any] = (),
+    text: str = "",
+    unit: str = "",
     keywords: Mapping[str, Any] | None = None,
 ) -> Answered:
     """Return the case for `compare_all`; `unit` stands in the counterexample. Raises: Failure as `expect_number`."""

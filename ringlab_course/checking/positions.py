@@ -245,7 +245,7 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
     return None if waits_in_a_circle else "leaves_the_ring"
 
 
-def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception]) -> None:
+def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
     """Raise the Failure of the first rank whose (out, lse) are wrong; a named mistake explains all ranks."""
     compare_all(answered_ranks(case, results), misconceptions)
 
