@@ -29,7 +29,6 @@ from ringlab_course.checking.positions import (
     narrow,
     shards,
 )
-from ringlab_course.checking.ring_mistakes import FORWARD
 
 SHARED = (
     "forgets_last_block", "forgets_own_block", "waits_too_early", "never_uses_the_visitor", "sends_own_block_again",
@@ -64,7 +63,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
     """Return the outcome of the learner's ring, whose values are right."""
     outcome = _run(subject, case, faults)
-    compare_all(_answered(case, outcome.results), FORWARD)
+    compare_all(_answered(case, outcome.results))
     return outcome
 
 
@@ -80,7 +79,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
     sizes = ((1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 4, 2), (3, 2, 1), (3, 2, 2), (3, 5, 3))
     cases = [_case(rng, *size) for size in sizes]
     cases += [narrow(_case(rng, 3, 4, 2, D=4)), _case(rng, 8, 3, 2, 4, 2, 8)]
-    compare_all((each for case in cases for each in _answered(case, _run(subject, case).results)), FORWARD)
+    compare_all(each for case in cases for each in _answered(case, _run(subject, case).results))
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
@@ -89,7 +88,7 @@ def _check_order(subject: Any, rng: np.random.Generator) -> None:
         case, pieces = _case(rng, *size), size[2]
         outcome = _run(subject, case)
         expect_overlap(outcome.trace, case.text, pieces)
-        compare_ranks(case, outcome.results, FORWARD)
+        compare_ranks(case, outcome.results)
 
 
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
@@ -99,7 +98,7 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
         _expect_direction(outcome.trace, case.text)
         _expect_exchanges(outcome.trace, case)
         expect_bytes(case, outcome.trace, H // K)
-        compare_ranks(case, outcome.results, FORWARD)
+        compare_ranks(case, outcome.results)
     _check_as_they_came(subject, narrow(_case(rng, 3, 4, 2, D=4)))
 
 
@@ -174,7 +173,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
     runs = [_run(subject, case) for case in cases]
     for case, run in zip(cases, runs, strict=True):
-        compare_ranks(case, run.results, FORWARD)
+        compare_ranks(case, run.results)
     few, many, alone = (max(report.peak_bytes for report in run.memory) for run in runs)
     block = cases[0].block_bytes(0)
     text = f"4 tokens on every rank, a K/V block of {block:,} bytes in 4 pieces"

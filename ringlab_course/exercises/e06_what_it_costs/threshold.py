@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import answered_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("06.threshold")
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 
 @dataclass(frozen=True)
@@ -68,41 +65,6 @@ def least_tokens(
     return element_bytes * flops_per_s / (2 * bytes_per_s(rate, unit, directions) * group * share)
 
 
-def _times(factor: Any) -> Any:
-    """Return an imitation: the truth times factor(inputs as a Sheet)."""
-
-    def imitate(*inputs: Any, **keywords: Any) -> float:
-        sheet = Sheet(*inputs, **keywords)
-        return least_tokens(*inputs, **keywords) * factor(sheet)
-
-    return imitate
-
-
-PLAIN = (
-    mistake("two_flops", _times(lambda sheet: 2)),
-    mistake("forgets_values", _times(lambda sheet: 0.5)),
-    mistake("binary_giga", _times(lambda sheet: 1e9 / 2**30)),
-    mistake("rounds", lambda *inputs, **keywords: math.ceil(least_tokens(*inputs, **keywords))),
-)
-SHEET = (
-    mistake("both_directions", _times(lambda sheet: 1 / sheet.directions)),
-    mistake("bits_as_bytes", _times(lambda sheet: 1 / 8 if sheet.unit == "Gbit/s" else 1)),
-    mistake("bits_times_eight", _times(lambda sheet: 1 / 64 if sheet.unit == "Gbit/s" else 1)),
-    mistake("times_directions", _times(lambda sheet: 1 / sheet.directions**2)),
-)
-ELEMENTS = mistake("ignores_element_bytes", _times(lambda sheet: 2 / sheet.element_bytes))
-GROUPS = (
-    mistake("ignores_groups", _times(lambda sheet: sheet.group)),
-    mistake("groups_upside_down", _times(lambda sheet: sheet.group**2)),
-)
-CAUSAL = (
-    mistake("ignores_causal", _times(lambda sheet: 0.5 if sheet.causal else 1)),
-    mistake("causal_makes_it_easier", _times(lambda sheet: 0.25 if sheet.causal else 1)),
-)
-TOGETHER = mistake("one_condition_at_a_time")
-MISTAKES = (*PLAIN, *SHEET, ELEMENTS, *GROUPS, *CAUSAL, TOGETHER)
-
-
 def _machine(rng: np.random.Generator, **more: Any) -> Sheet:
     """Return figures of a machine that nobody sells, with a threshold that is no integer."""
     while True:
@@ -112,18 +74,17 @@ def _machine(rng: np.random.Generator, **more: Any) -> Sheet:
             return sheet
 
 
-def _on(*sheets: dict[str, Any], mistakes: tuple[Misconception, ...]) -> Any:
+def _on(*sheets: dict[str, Any]) -> Any:
     """Return a check of such sheets, the plainest first: a mistake that shows there is not taken for another."""
 
     def run(subject: Any, rng: np.random.Generator) -> None:
-        drawn = [_machine(rng, **more) for more in ({}, *sheets)]
-        _compare(subject, drawn, (*mistakes, *(m for m in PLAIN if m not in mistakes)))
+        _compare(subject, [_machine(rng, **more) for more in ({}, *sheets)])
 
     return run
 
 
 def _check_mixed(subject: Any, rng: np.random.Generator) -> None:
-    """Everything at once, on figures of nobody's data sheet; names no mistake that the other checks tell apart."""
+    """Everything at once, on figures of nobody's data sheet."""
     for _ in range(4):
         link = float(rng.uniform(0.1, 900)), str(rng.choice(["GB/s", "Gbit/s"])), int(rng.integers(1, 3))
         group, element_bytes = int(rng.integers(2, 17)), int(rng.choice([1, 4, 8]))
@@ -131,21 +92,22 @@ def _check_mixed(subject: Any, rng: np.random.Generator) -> None:
         alone = (Sheet(*sheet.inputs), replace(sheet, causal=False), replace(sheet, group=1))
         for given in (*alone, sheet):
             try:
-                _compare(subject, (given,), ())
+                _compare(subject, (given,))
             except Failure as failure:
                 if given is sheet and failure.message.endswith("wrong values."):
-                    raise TOGETHER.failure(failure.counterexample) from None
+                    together = mistakes_of("06.threshold")("one_condition_at_a_time")
+                    raise together.failure(failure.counterexample) from None
                 raise
 
 
-def _compare(subject: Any, sheets: Iterable[Sheet], mistakes: tuple[Misconception, ...]) -> None:
-    compare_all((_answered(subject, sheet) for sheet in sheets), mistakes)
+def _compare(subject: Any, sheets: Iterable[Sheet]) -> None:
+    compare_all(_answered(subject, sheet) for sheet in sheets)
 
 
 def _answered(subject: Any, sheet: Sheet) -> Answered:
     answer = subject.call(*sheet.inputs, **sheet.keywords)
     truth = least_tokens(*sheet.inputs, **sheet.keywords)
-    return answered_number(answer, truth, sheet.inputs, sheet.text, "tokens", sheet.keywords)
+    return answered_number(answer, truth, text=sheet.text, unit="tokens")
 
 
 HINTS = (
@@ -162,42 +124,24 @@ STAGE = Stage(
     function="least_tokens",
     title="The tokens per rank that hide a hop",
     hints=HINTS,
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("06.threshold"),
     checks=(
-        Check(
-            "plain",
-            2,
-            "visible",
-            "one direction, GB/s, two bytes, no mask",
-            _on({}, mistakes=PLAIN),
-        ),
+        Check("plain", 2, "visible", "one direction, GB/s, two bytes, no mask", _on({})),
         Check(
             "sheet",
             2,
             "visible",
             "rates as data sheets state them",
-            _on({"directions": 2}, {"unit": "Gbit/s"}, {"unit": "Gbit/s", "directions": 2}, mistakes=SHEET),
+            _on({"directions": 2}, {"unit": "Gbit/s"}, {"unit": "Gbit/s", "directions": 2}),
         ),
-        Check(
-            "groups",
-            1,
-            "visible",
-            "fewer K/V heads than query heads",
-            _on({"group": 8}, {"group": 3}, mistakes=GROUPS),
-        ),
-        Check(
-            "causal",
-            1,
-            "visible",
-            "a balanced causal mask",
-            _on({"causal": True}, {"causal": True}, mistakes=CAUSAL),
-        ),
+        Check("groups", 1, "visible", "fewer K/V heads than query heads", _on({"group": 8}, {"group": 3})),
+        Check("causal", 1, "visible", "a balanced causal mask", _on({"causal": True}, {"causal": True})),
         Check(
             "elements",
             1,
             "visible",
             "elements of one and of four bytes",
-            _on({"element_bytes": 4}, {"element_bytes": 1}, mistakes=(ELEMENTS,)),
+            _on({"element_bytes": 4}, {"element_bytes": 1}),
         ),
         Check("mixed", 1, "held-out", "everything at once", _check_mixed),
     ),
