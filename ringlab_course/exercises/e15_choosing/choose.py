@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,23 +13,62 @@ from ringlab.cost import choose as cost
 from ringlab.errors import apart
 from ringlab_course.checking.answers import is_close
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.exercises.e15_choosing.choose_mistakes import (
-    MISTAKES,
-    NAMED,
-    NONE,
-    RIGHT,
-    Problem,
-    block_s,
-    hop_s,
-)
-from ringlab_course.exercises.e15_choosing.traffic import shareable, sizes_of
+from ringlab_course.checking.numbers import BOUND
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
+from ringlab_course.exercises.e15_choosing.traffic import Layer, shareable, sizes_of
+
+mistake = mistakes_of("15.choose")
 
 NAMES = ("bytes", "exposed_s", "reason", "place")
 KEYS = ("schedule", "ulysses", "bytes", "exposed_s", "reason")
 CLEAR = 1e-3
 """How far apart, relative, what a check compares has to be, so that no rounding turns an order or a reason around."""
+HIDDEN, EXPOSED, MEMORY, HEADS = (
+    float(cost.REASONS.index(reason)) for reason in ("hidden", "exposed", "memory", "heads")
+)
+"""The numbers of the reasons."""
+Machine = dict[str, float]
+NONE = -1.0
+"""Stands for None, which is no number."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer, S tokens on P ranks, and a machine: flops_per_s, bytes_per_s, latency_s, memory_bytes."""
+
+    layer: Layer
+    S: int
+    P: int
+    machine: Machine
+
+    @property
+    def text(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in self.layer.items())
+        machine = ", ".join(f"{name}={value:.6g}" for name, value in self.machine.items())
+        return f"P={self.P}, S={self.S}, {sizes}; {machine}"
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        return cost.candidates(self.P)
+
+
+def truth(given: Problem) -> tuple[np.ndarray, ...]:
+    """Return for each option, in the order of `candidates`: bytes, seconds, the reason's number, its place."""
+    c, machine = given.S // given.P, given.machine
+    rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
+    rows: dict[tuple[str, int], list[float]] = {key: [NONE, NONE, HEADS, NONE] for key in given.options}
+    usable = []
+    for way in cost.ways(sizes_of(given.layer), given.P):
+        key, seconds = (way.schedule, way.ulysses), way.exposed_s(c, *rates)
+        fits = way.held_bytes * c <= machine["memory_bytes"]
+        reason = MEMORY if not fits else HIDDEN if seconds == 0 else EXPOSED
+        rows[key] = [float(way.sent_bytes * c), seconds, reason, NONE]
+        if fits:
+            usable.append(key)
+    for place, key in enumerate(sorted(usable, key=lambda key: rows[key][1])):
+        rows[key][3] = float(place)
+    return tuple(np.array(column) for column in zip(*rows.values(), strict=True))
 
 
 def _number(value: Any, name: str) -> float:
@@ -71,13 +110,13 @@ def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
     if missing := set(given.options) - set(found):
         H, K = given.layer["H"], given.layer["K"]
         if not any(shareable(H, K, int(U)) for _, U in missing):
-            raise NAMED["leaves_out_the_refused"].failure(text)
+            raise mistake("leaves_out_the_refused").failure(text)
         raise Failure("Options are missing from the report.", text)
     return list(answer)
 
 
 def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
-    """Return a report in the form of RIGHT's. Raises: Failure if it has another form, or usable options are not first."""
+    """Return a report in the form of `truth`. Raises: Failure if it has another form, or usable options are not first."""
     rows = {(row["schedule"], row["ulysses"]): (place, row) for place, row in enumerate(_rows(answer, given))}
     columns = []
     unusable = [place for place, row in rows.values() if row["reason"] in ("memory", "heads")]
@@ -93,7 +132,7 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
         if not all(np.isfinite(numbers)):
             raise Failure("bytes and exposed_s should be finite.", f"{given.text}: {numbers}")
         if row["exposed_s"] is not None and numbers[1] < 0:
-            raise NAMED["waits_below_zero"].failure(
+            raise mistake("waits_below_zero").failure(
                 f"{given.text}: {_called(key)}: exposed_s {numbers[1]:.3g}"
             )
         at = float(place) if place in usable else NONE
@@ -101,52 +140,41 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
     return tuple(np.array(column) for column in zip(*columns, strict=True))
 
 
-def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
-    for given in cases:
-        answer = subject.call(dict(given.layer), given.S, given.P, dict(given.machine))
-        yield Answered(read(answer, given), RIGHT(given), 1e-9, (given,), NAMES, given.text)
-
-
 def _verify(subject: Any, cases: Sequence[Problem]) -> None:
     """Compare; the counterexample of wrong reports lists the options whose rows are wrong."""
-    seen: list[Answered] = []
-
-    def answers() -> Iterator[Answered]:
-        for answered in _answers(subject, cases):
-            seen.append(answered)
-            yield answered
-
-    try:
-        compare_all(answers(), MISTAKES)
-    except Failure as failure:
-        wrong = next((each for each in seen if not is_close(each.answer, each.truth, each.bound)), None)
-        if wrong is None:
-            raise
-        message, lines = _differences(wrong)
-        told = failure.message if failure.misconception else message
-        raise Failure(told, "\n".join([wrong.text, *lines]), failure.misconception) from None
+    wrong = None
+    for given in cases:
+        try:
+            report = read(subject.call(dict(given.layer), given.S, given.P, dict(given.machine)), given)
+        except Failure:  # what breaks off later only leaves fewer reports to tell mistakes apart
+            if wrong is None:
+                raise
+            break
+        right = truth(given)
+        if wrong is None and not is_close(report, right, BOUND):
+            wrong = given, report, right
+    if wrong is not None:
+        message, lines = _differences(*wrong)
+        raise Failure(message, "\n".join([wrong[0].text, *lines]))
 
 
-def _differences(wrong: Answered) -> tuple[str, list[str]]:
+def _differences(
+    given: Problem, report: Sequence[np.ndarray], right: Sequence[np.ndarray]
+) -> tuple[str, list[str]]:
     """Return what of a report is wrong, and a line for each wrong row."""
-    (given,) = wrong.inputs
-    got, right = (list(zip(*columns, strict=True)) for columns in (wrong.answer, wrong.truth))
     lines, columns = [], set()
-    for key, answer, truth in zip(given.options, got, right, strict=True):
-        ill = [
-            name for name, a, b in zip(NAMES, answer, truth, strict=True) if not is_close(a, b, wrong.bound)
-        ]
+    for key, answer, should in zip(
+        given.options, zip(*report, strict=True), zip(*right, strict=True), strict=True
+    ):
+        ill = [name for name, a, b in zip(NAMES, answer, should, strict=True) if not is_close(a, b, BOUND)]
         columns |= set(ill)
         if ill:
-            said = [_compared(name, answer, truth) for name in ill]
-            if "reason" in ill and MEMORY in (answer[2], truth[2]) and HEADS not in (answer[2], truth[2]):
+            said = [_compared(name, answer, should) for name in ill]
+            if "reason" in ill and MEMORY in (answer[2], should[2]) and HEADS not in (answer[2], should[2]):
                 said.append(_held(given, key))
             lines.append(f"  {_called(key)}: {'; '.join(said)}")
     shown = " and ".join("the order" if name == "place" else name for name in NAMES if name in columns)
     return f"The report is wrong in {shown}.", lines
-
-
-MEMORY, HEADS = (float(cost.REASONS.index(reason)) for reason in ("memory", "heads"))
 
 
 def _held(given: Problem, key: tuple[str, int]) -> str:
@@ -177,6 +205,16 @@ def _said(name: str, row: Sequence[float], digits: int = 4) -> str:
 def _called(key: tuple[str, int]) -> str:
     name, U = key
     return f"{name} U={U}" if name == "hybrid" else name
+
+
+def hop_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
+    """Return the seconds of one hop."""
+    return way.hop_bytes * c / B + lat
+
+
+def block_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
+    """Return the seconds of the block beside a hop."""
+    return way.block_flops * c**2 / F
 
 
 def is_clear(given: Problem) -> bool:
@@ -294,7 +332,7 @@ STAGE = Stage(
         "P/U − 1 hops, each beside a block of U·L tokens and H/U heads. Held: the rank's own tokens, its heads of the row's tokens, and one visiting block.",
         r"$\mathrm{exposed} = \frac{\text{bytes up front}}{\beta} + 2\ell + \left(\frac PU - 1\right)\max\left(0,\ \frac{2BDe\,U L h}{\beta} + \ell - \frac{2BD\,\frac HU (U L)^2}{F}\right)$; $\beta$ is bytes_per_s, $F$ is flops_per_s, $\ell$ is latency_s, $h = \max(1, \lfloor K/U \rfloor)$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("15.choose"),
     checks=(
         Check("seconds", 3, "visible", "seconds, order and reasons, without latency", _check_seconds),
         Check("heads", 1, "visible", "heads that ranks cannot share", _check_heads),

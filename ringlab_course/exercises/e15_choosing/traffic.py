@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,11 @@ import numpy as np
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import allgather_traffic, hybrid_traffic, ring_traffic
 from ringlab.errors import CostError
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import expect_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("15.traffic")
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 Layer = dict[str, int]
 Asked = tuple[Layer, int, int, str, int]
@@ -52,98 +48,16 @@ def shareable(H: int, K: int, U: int) -> bool:
     return H % U == 0 and (K % U == 0 or U % K == 0)
 
 
-def one_head_at_least(K: int, U: int) -> Fraction:
-    """Return the K/V heads of a rank: its share, or the one that it needs."""
-    return Fraction(max(1, K // U))
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How bytes are counted; as it stands, rightly. In heads and shards: of one token's head D elements travel.
-
-    hops: of (ring). block: tokens × heads of a hop, of (ranks of a row, K/V heads of a rank, K). peers: of a trade,
-    of (U, P). queries: how often q's heads travel in a trade. per_peer: H heads, divided by U. kv: K/V heads.
-    trips: how often K/V heads travel in a trade. row: how many shards' tokens are traded. ranks: of how many ranks the bytes are counted.
-    """
-
-    hops: Callable[[int, int], int] = lambda ring, P: ring - 1
-    block: Callable[[int, Fraction, int], Fraction] = lambda U, heads, K: U * heads
-    peers: Callable[[int, int], int] = lambda U, P: U - 1
-    queries: int = 2
-    share: Callable[[int, int], Fraction] = Fraction
-    heads: Callable[[int, int], Fraction] = one_head_at_least
-    tensors: int = 2
-    repeated: bool = False
-    gathered: Callable[[int], int] = lambda P: P - 1
-    allowed: Callable[[int, int, int, int], bool] = lambda H, K, U, P: P % U == 0 and shareable(H, K, U)
-    refused: float = NONE
-    size: Callable[[int], int] = lambda itemsize: itemsize
-    trips: int = 1
-    row: Callable[[int], int] = lambda U: 1
-    ranks: Callable[[int], int] = lambda P: 1
-
-    def __call__(self, layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarray:
-        H, U = layer["H"], ulysses
-        if not self.allowed(H, layer["K"], U, P):
-            return np.array([self.refused])
-        K = H if self.repeated else layer["K"]
-        row = Fraction(layer["B"] * layer["D"] * self.size(layer["itemsize"]) * S * self.ranks(P), P)
-        if schedule == "allgather":
-            return np.array([float(row * self.tensors * K * self.gathered(P))])
-        heads = self.heads(K, U)
-        hops = self.hops(P // U, P) * self.tensors * self.block(U, heads, K)
-        trades = (
-            self.row(U)
-            * self.peers(U, P)
-            * (self.queries * self.share(H, U) + self.trips * self.tensors * heads)
-            if U > 1
-            else 0
-        )
-        return np.array([float(row * (hops + trades))])
-
-
-MISTAKES = (
-    mistake("one_hop_too_many", Rule(hops=lambda ring, P: ring)),
-    mistake("one_tensor", Rule(tensors=1)),
-    mistake("query_heads_travel", Rule(repeated=True)),
-    mistake("gathers_once", Rule(gathered=lambda P: 1)),
-    mistake("no_way_back", Rule(queries=1)),
-    mistake("kv_come_back", Rule(trips=2)),
-    mistake("of_all_ranks", Rule(ranks=lambda P: P)),
-    mistake("sends_to_itself", Rule(peers=lambda U, P: U)),
-    mistake("all_heads_to_all", Rule(share=lambda H, U: Fraction(H))),
-    mistake("part_of_a_head", Rule(heads=Fraction)),
-    mistake("never_refuses"),
-    mistake("looks_at_queries_only", Rule(allowed=lambda H, K, U, P: P % U == 0 and H % U == 0)),
-    mistake("refuses_few_kv_heads", Rule(allowed=lambda H, K, U, P: P % U == 0 and H % U == 0 and K % U == 0)),
-    mistake("refuses_with_zero", Rule(refused=0.0)),
-    mistake("any_ranks", Rule(allowed=lambda H, K, U, P: shareable(H, K, U))),
-    mistake("hop_of_one_shard", Rule(block=lambda U, heads, K: heads)),
-    mistake("hop_with_all_heads", Rule(block=lambda U, heads, K: Fraction(U * K))),
-    mistake("hops_in_ulysses", Rule(hops=lambda ring, P: P - 1)),
-    mistake("hops_through_all", Rule(hops=lambda ring, P: P - 1 if ring > 1 else 0)),
-    mistake("trades_with_all", Rule(peers=lambda U, P: P - 1)),
-    mistake("always_two_bytes", Rule(size=lambda itemsize: 2)),
-    mistake("trades_the_rows_tokens", Rule(row=lambda U: U)),
-)  # fmt: skip
-WITHOUT_ROWS = (
-    *(each for each in MISTAKES if each.name != "trades_the_rows_tokens"),
-    mistake("one_hop_too_many", Rule(hops=lambda ring, P: ring, gathered=lambda P: P)),
-)
-"""Where there is one row, its tokens are those of all ranks. A hop too many may be counted in the all-gather as well."""
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _answered(subject: Any, asked: Asked) -> Answered:
     layer, S, P, schedule, ulysses = asked
     answer = subject.call(dict(layer), S, P, schedule, ulysses)
     got = np.array([NONE if answer is None else expect_number(answer)])
     sizes = ", ".join(f"{name}={value}" for name, value in layer.items())
     text = f"{schedule}, U={ulysses}, P={P}, S={S}, {sizes}{'; None is −1' if NONE in (got[0], truth(*asked)[0]) else ''}"
-    return Answered(got, truth(*asked), 0.0, asked, ("bytes",), text)
+    return Answered(got, truth(*asked), 0.0, names=("bytes",), text=text)
 
 
-def _verify(subject: Any, cases: Iterable[Asked], mistakes: Sequence[Misconception] = WITHOUT_ROWS) -> None:
+def _verify(subject: Any, cases: Iterable[Asked]) -> None:
     seen: list[Answered] = []
 
     def answers() -> Iterator[Answered]:
@@ -152,10 +66,11 @@ def _verify(subject: Any, cases: Iterable[Asked], mistakes: Sequence[Misconcepti
             yield seen[-1]
 
     try:
-        compare_all(answers(), mistakes)
+        compare_all(answers())
     except Failure as failure:
         if failure.misconception is None and _never_refuses(seen):
-            raise NAMED["never_refuses"].failure(failure.counterexample) from None
+            never = mistakes_of("15.traffic")("never_refuses")
+            raise never.failure(failure.counterexample) from None
         raise
 
 
@@ -220,7 +135,6 @@ def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
             (_layer(H, K, B=2), _tokens(rng, P), P, "ulysses" if U == P else "hybrid", U)
             for H, K, P, U in asked
         ],
-        MISTAKES,
     )
 
 
@@ -245,7 +159,7 @@ STAGE = Stage(
         "that it needs; the output travels back like q. A hybrid does both: after the all-to-all its ring moves the tokens of U ranks. Which U can share H and K heads?",
         r"$h = \max(1, \lfloor K/U \rfloor)$, $\;BDe\,\frac SP\left[(U-1)\left(2\frac HU + 2h\right) + \left(\frac PU - 1\right)2\,U h\right]$, the first term for $U > 1$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("15.traffic"),
     checks=(
         Check("ring", 2, "visible", "ring and all-gather, all heads and 8:1", _check_ring),
         Check("ulysses", 2, "visible", "the all-to-alls of Ulysses", _check_ulysses),
