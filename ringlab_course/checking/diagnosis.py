@@ -30,12 +30,17 @@ class Answered:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconception] = ()) -> None:
+def compare_all(
+    cases: Iterable[Answered],
+    misconceptions: Sequence[Misconception] = (),
+    read: Callable[[Any], Any] | None = None,
+) -> None:
     """Return None when every answer is right.
 
     Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the
     learner's answers in all cases, right ones too, and no other one does: one case alone fits many
     mistakes, and a diagnosis that may be false is worse than none. Answers of more than LARGEST numbers are not explained.
+    `read` is what the check makes of an answer, where that is less than the whole.
     """
     seen: list[Answered] = []
     first: Failure | None = None
@@ -48,6 +53,7 @@ def compare_all(cases: Iterable[Answered], misconceptions: Sequence[Misconceptio
             raise
     if first is None:
         return
+    first.read = read
     if any(_numbers(case.truth) > LARGEST for case in seen):
         raise first
     fitting = {m.name: m for m in misconceptions if all(_matches(m, case) for case in seen)}

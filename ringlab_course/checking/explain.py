@@ -80,21 +80,23 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
     Of several, the one that this check is there to find. A diagnosis that may be false is worse than none: where two
     mistakes fit, or the right answer does, nothing is named.
     """
-    if failure.misconception or not calls:
+    if failure.misconception:
         return failure
     try:
-        name = _only_mistake(stage, check_id, calls, failure.allowed)
+        name = _only_mistake(stage, check_id, calls, failure)
     except RecursionError:  # an answer may be nested without end
-        return failure
-    return stage.misconception(name).failure(failure.counterexample) if name else failure
+        name = None
+    if name:
+        return stage.misconception(name).failure(failure.counterexample)
+    return failure.otherwise or failure
 
 
-def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], allowed: Sequence[float]) -> str | None:
-    if any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
+    if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
         return None
     fitting: dict[str, bool] = {}
     for (misconception, finder), subject in _programs(stage):
-        if _gives(subject, calls, allowed):
+        if _gives(subject, calls, failure):
             if not misconception:
                 return None
             fitting[misconception] = fitting.get(misconception, False) or finder == check_id
@@ -128,9 +130,22 @@ def _programs(stage: Stage) -> Iterator[tuple[tuple[str, str], InProcessSubject]
         yield (name, check), InProcessSubject(stage, space)
 
 
-def _gives(subject: InProcessSubject, calls: Sequence[Call], allowed: Sequence[float]) -> bool:
+def _gives(subject: InProcessSubject, calls: Sequence[Call], failure: Failure) -> bool:
     with np.errstate(all="ignore"):
-        return all(_same(call.answer, _answer(subject, call), allowed) for call in calls)
+        return all(
+            _same(_read(call.answer, failure), _read(_answer(subject, call), failure), failure.allowed)
+            for call in calls
+        )
+
+
+def _read(answer: Any, failure: Failure) -> Any:
+    """What the check that failed read in an answer."""
+    if failure.read is None or isinstance(answer, Failure):
+        return answer
+    try:
+        return failure.read(_values(answer))
+    except Failure as unreadable:
+        return unreadable
 
 
 def _answer(subject: InProcessSubject, call: Call) -> Any:

@@ -9,7 +9,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -25,10 +25,13 @@ class Failure(AssertionError):
     `message` says what is wrong in words and holds no value of the inputs, so that it may be shown
     for hidden checks too; values go into `counterexample`. `misconception` is the name of the
     common mistake that explains the answer, or None. `allowed` are the relative errors that the check allows to the parts
-    of an answer.
+    of an answer. `read` is what the check makes of an answer before it compares: answers that it reads alike are alike.
+    `otherwise` is what to say where no mistake of the stage gives the answer.
     """
 
     allowed: Sequence[float] = ()
+    read: Callable[[Any], Any] | None = None
+    otherwise: Failure | None = None
 
     def __init__(self, message: str, counterexample: str = "", misconception: str | None = None) -> None:
         self.message, self.counterexample, self.misconception = message, counterexample, misconception

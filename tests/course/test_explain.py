@@ -121,3 +121,18 @@ def test_variants_of_a_mistake_are_tried_too(monkeypatch) -> None:
         assert name(calls) == "strict"
     finally:
         explain._sources.cache_clear()
+
+
+def test_answers_that_the_check_reads_alike_are_alike() -> None:
+    calls = noted(lambda q, k, window=None: (strict(q, k), "and more"), (HERE, HERE))
+    failure = Failure("wrong")
+    assert name(calls, failure=failure) is None
+    failure.read = lambda answer: answer[0] if isinstance(answer, tuple) else answer
+    assert name(calls, failure=failure) == "strict"
+
+
+def test_what_else_it_may_be_is_said_only_where_no_mistake_fits() -> None:
+    failure = Failure("wrong")
+    failure.otherwise = Failure("some other", "", "some_other")
+    assert name(noted(strict, (HERE, HERE)), "origin", failure) == "strict"
+    assert name(noted(lambda q, k, window=None: q, (HERE, HERE)), failure=failure) == "some_other"

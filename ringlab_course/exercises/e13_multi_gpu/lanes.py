@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,7 @@ from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import expect_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("13.lanes")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("computing", "copying", "exposed", "overlap")
 BOUND = 1e-9
@@ -21,7 +19,6 @@ MICRO = 1e-6
 COMPUTE, COPY, STEP = 0, 1, 2
 Array = np.ndarray
 Answer = tuple[float, float, float, float]
-Length = Callable[[Array], float]
 
 
 def seconds(spans: Array) -> float:
@@ -58,19 +55,12 @@ def _settled(answer: Answer, right: Answer, reach: float) -> Answer:
 
 def truth(events: Array, rank: int) -> Answer:
     """Return (computing, copying, exposed, overlap) of a rank within its steps: the truth of this stage."""
-    return _counted(seconds)(events, rank)
-
-
-def _counted(length: Length) -> Callable[[Array, int], Answer]:
-    def counted(events: Array, rank: int) -> Answer:
-        steps = _lane(events, rank, STEP)
-        either, computing, copying = (
-            length(_clipped(_lane(events, rank, *lanes), steps))
-            for lanes in ((COMPUTE, COPY), (COMPUTE,), (COPY,))
-        )
-        return _answer(computing, copying, either - computing)
-
-    return counted
+    steps = _lane(events, rank, STEP)
+    either, computing, copying = (
+        seconds(_clipped(_lane(events, rank, *lanes), steps))
+        for lanes in ((COMPUTE, COPY), (COMPUTE,), (COPY,))
+    )
+    return _answer(computing, copying, either - computing)
 
 
 def _clipped(spans: Array, steps: Array) -> Array:
@@ -84,137 +74,15 @@ def _clipped(spans: Array, steps: Array) -> Array:
     return np.array(parts, dtype=np.float64).reshape(-1, 2)
 
 
-def _last_end(spans: Array) -> float:
-    """Sorted, but the mark is the end of the last span, not the furthest end."""
-    total, reached = 0.0, -np.inf
-    for start, length in sorted(spans.tolist()):
-        total += max(0.0, start + length - max(start, reached))
-        reached = start + length
-    return total * MICRO
+def _reach(events: Array) -> float:
+    """Return the seconds from the first begin to the last end."""
+    return float((events[:, 2:].sum(axis=1).max() - events[:, 2].min()) * MICRO)
 
 
-def _in_order(spans: Array) -> float:
-    total, reached = 0.0, -np.inf
-    for start, length in spans.tolist():
-        total += max(0.0, start + length - max(start, reached))
-        reached = max(reached, start + length)
-    return total * MICRO
-
-
-def _stretch(spans: Array) -> float:
-    return float((spans.sum(axis=1).max() - spans[:, 0].min()) * MICRO) if len(spans) else 0.0
-
-
-def _adds(spans: Array) -> float:
-    return float(spans[:, 1].sum() * MICRO)
-
-
-def _each_lane(length: Length) -> Callable[[Array, int], Answer]:
-    """Lanes measured in another way, with the right exposed time."""
-
-    def counted(events: Array, rank: int) -> Answer:
-        steps = _lane(events, rank, STEP)
-        computing, copying = (length(_clipped(_lane(events, rank, lane), steps)) for lane in (COMPUTE, COPY))
-        return _answer(computing, copying, truth(events, rank)[2])
-
-    return counted
-
-
-def _without_steps(events: Array, rank: int) -> Answer:
-    """All spans count, wherever they are."""
-    computing = seconds(_lane(events, rank, COMPUTE))
-    either = seconds(_lane(events, rank, COMPUTE, COPY))
-    return _answer(computing, seconds(_lane(events, rank, COPY)), either - computing)
-
-
-def _of_spans(keeps: Callable[[float, float, float, float], bool]) -> Callable[[Array, int], Answer]:
-    """A span counts as a whole or not at all: `keeps` takes its begin and end, and those of a step."""
-
-    def counted(events: Array, rank: int) -> Answer:
-        steps = _lane(events, rank, STEP).tolist()
-        kept = [
-            row
-            for row in events.tolist()
-            if any(keeps(row[2], row[2] + row[3], begin, begin + long) for begin, long in steps)
-        ]
-        return _without_steps(np.array(kept, dtype=np.float64).reshape(-1, 4), rank)
-
-    return counted
-
-
-def _one_window(events: Array, rank: int) -> Answer:
-    """Everything from the begin of the first step to the end of the last one counts."""
-    steps = _lane(events, rank, STEP)
-    if not len(steps):
-        return truth(events, rank)
-    begin = steps[:, 0].min()
-    window = [[rank, STEP, begin, steps.sum(axis=1).max() - begin]]
-    return truth(np.concatenate([events[events[:, 1] != STEP], window]), rank)
-
-
-def _difference(events: Array, rank: int) -> Answer:
-    computing, copying, _, _ = truth(events, rank)
-    return _answer(computing, copying, max(0.0, copying - computing))
-
-
-def _others_hide(events: Array, rank: int) -> Answer:
-    steps = _lane(events, rank, STEP)
-    computing, copying, _, _ = truth(events, rank)
-    others = events[events[:, 1] == COMPUTE][:, 2:]
-    both = np.concatenate([others, _lane(events, rank, COPY)])
-    return _answer(computing, copying, seconds(_clipped(both, steps)) - seconds(_clipped(others, steps)))
-
-
-def _all_ranks(events: Array, rank: int) -> Answer:
-    return truth(np.column_stack([np.full(len(events), rank), events[:, 1:]]), rank)
-
-
-def _steps_of_others(events: Array, rank: int) -> Answer:
-    steps = events[events[:, 1] == STEP]
-    steps = np.column_stack([np.full(len(steps), rank), steps[:, 1:]])
-    return truth(np.concatenate([events[events[:, 1] != STEP], steps]), rank)
-
-
-def _as_end(events: Array, rank: int) -> Answer:
-    lengths = np.maximum(events[:, 3] - events[:, 2], 0.0)
-    return truth(np.column_stack([events[:, :3], lengths]), rank)
-
-
-def _with_overlap(overlap: Callable[[Answer], float]) -> Callable[[Array, int], Answer]:
-    def imitate(events: Array, rank: int) -> Answer:
-        found = truth(events, rank)
-        return (*found[:3], overlap(found))
-
-    return imitate
-
-
-LANES = (
-    mistake("adds_durations", _each_lane(_adds)),
-    mistake("from_first_to_last", _each_lane(_stretch)),
-    mistake("last_end", _counted(_last_end)),
-    mistake("assumes_order", _counted(_in_order)),
-    mistake("microseconds", lambda events, rank: (*(x / MICRO for x in truth(events, rank)[:3]), truth(events, rank)[3])),
-    mistake("duration_as_end", _as_end),
-)  # fmt: skip
-EXPOSED = (
-    mistake("difference_of_totals", _difference),
-    mistake("exposed_share", _with_overlap(lambda found: found[2] / found[1] if found[1] else 0.0)),
-    mistake("share_of_computing", _with_overlap(lambda found: (found[1] - found[2]) / found[0] if found[0] else 1.0)),
-)  # fmt: skip
-STEPS = (
-    mistake("ignores_steps", _without_steps),
-    mistake("spans_that_begin_inside", _of_spans(lambda start, end, begin, until: begin <= start < until)),
-    mistake("spans_that_lie_inside", _of_spans(lambda start, end, begin, until: begin <= start and end <= until)),
-    mistake("spans_that_touch", _of_spans(lambda start, end, begin, until: start < until and end > begin)),
-    mistake("one_window", _one_window),
-)  # fmt: skip
-RANKS = (
-    mistake("all_ranks", _all_ranks),
-    mistake("others_hide", _others_hide),
-    mistake("steps_of_others", _steps_of_others),
-)  # fmt: skip
-NOTHING = mistake("nothing_copied")
-MISTAKES = (*LANES, *EXPOSED, *STEPS, *RANKS, NOTHING)
+def _read(answer: Any) -> tuple[Array, float]:
+    """Seconds side by side, so that each is compared with the largest, and the share of 1."""
+    computing, copying, exposed, overlap = map(expect_number, expect_tuple(answer, NAMES))
+    return np.array([computing, copying, exposed]), 1.0 + overlap
 
 
 def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
@@ -227,12 +95,13 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
             computing, copying, exposed, overlap = map(expect_number, parts)
             right = truth(events, rank)
             if right[1] == 0 and np.isnan(overlap):
-                raise NOTHING.failure(text)
-            reach = _stretch(events[:, 2:])
-            answer = tuple(map(np.asarray, _settled((computing, copying, exposed, overlap), right, reach)))
-            yield Answered(answer, tuple(map(np.asarray, right)), BOUND, (events, rank), NAMES, text)
+                raise STAGE.misconception("nothing_copied").failure(text)
+            answer = _settled((computing, copying, exposed, overlap), right, _reach(events))
+            yield Answered(
+                tuple(map(np.asarray, answer)), tuple(map(np.asarray, right)), BOUND, names=NAMES, text=text
+            )
 
-    compare_all(asked(), MISTAKES)
+    compare_all(asked(), read=_read)
 
 
 def _events(rng: np.random.Generator, *rows: tuple[float, ...]) -> Array:
@@ -321,7 +190,7 @@ STAGE = Stage(
         r"$|A \cap F| = |A| + |F| - |A \cup F|$ with $F$ the steps; exposed: $|(A \cup B) \cap F| - |A \cap F|$ with $A$ "
         r"computing, $B$ copying",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("13.lanes"),
     checks=(
         Check("lanes", 1, "visible", "spans that overlap, nest, leave gaps, in any order", _check_lanes),
         Check("exposed", 1, "visible", "copying with and without a computation at that moment", _check_exposed),

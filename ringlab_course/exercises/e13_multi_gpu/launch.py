@@ -1,95 +1,16 @@
-"""Checks of 13.launch: faults in how ranks were started, and the hops of the ring that leave a machine.
-
-Answers of this exercise that are names or counts are compared exactly.
-"""
+"""Checks of 13.launch: faults in how ranks were started, and the hops of the ring that leave a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.exact import Case, compare_exactly, expect_integer, expect_parts
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-
-@dataclass(frozen=True)
-class Case:
-    """One case: what the learner answered, what is right, the inputs of imitations, and the case in words."""
-
-    answer: Any
-    truth: Any
-    inputs: Sequence[Any]
-    text: str
-
-
-def compare_exactly(
-    cases: Iterable[Case], misconceptions: Sequence[Misconception], names: Sequence[str]
-) -> None:
-    """Return None when every answer is right; `names` are those of an answer's parts.
-
-    Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the
-    learner's answers in all cases, right ones too, and no other mistake does.
-    """
-    seen: list[Case] = []
-    broken: Failure | None = None
-    try:
-        for case in cases:
-            seen.append(case)
-    except Failure as failure:  # what breaks off only leaves fewer cases to tell mistakes apart
-        broken = failure
-    first = next((case for case in seen if case.answer != case.truth), None)
-    if first is None:
-        if broken is not None:
-            raise broken
-        return
-    example = f"{first.text}\ngot {first.answer!r}, expected {first.truth!r}"
-    fitting = [m for m in misconceptions if all(_gives(m, case) for case in seen)]
-    if len(fitting) == 1:
-        raise fitting[0].failure(example)
-    raise Failure(_verdict(first, names), example)
-
-
-def _verdict(case: Case, names: Sequence[str]) -> str:
-    """Return which parts of a wrong answer are wrong, and which are right."""
-    right = {name: given == true for name, given, true in zip(names, case.answer, case.truth, strict=True)}
-    wrong, held = ([name for name in names if right[name] is holds] for holds in (False, True))
-    rest = f"; {' and '.join(held)} {'is' if len(held) == 1 else 'are'} right" if held else ""
-    return f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} wrong here{rest}."
-
-
-def _gives(misconception: Misconception, case: Case) -> bool:
-    if misconception.imitate is None:
-        return False
-    try:
-        return bool(misconception.imitate(*case.inputs) == case.answer)
-    except (ArithmeticError, ValueError, TypeError, IndexError):
-        return False  # the mistake cannot be made on this input
-
-
-def expect_pair(answer: Any, names: str, count: int) -> tuple[Any, ...]:
-    """Return a tuple or list of `count` parts as a tuple. Raises: Failure for something else."""
-    if answer is None:
-        raise Failure("The result is None: is the `return` missing?")
-    if not isinstance(answer, (tuple, list)) or len(answer) != count:
-        raise Failure(f"The result should be {names}.", f"got a {type(answer).__name__}")
-    return tuple(answer)
-
-
-def expect_integer(value: Any, name: str) -> int:
-    """Return a whole number as an int. Raises: Failure for something else."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Failure(f"{name} should be a whole number.", f"got {type(value).__name__}")
-    return value
-
-
-mistake = mistakes_of("13.launch")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Process = dict[str, Any]
 Answer = tuple[list[str], int]
@@ -144,65 +65,8 @@ def truth(processes: Sequence[Process]) -> Answer:
     return sorted(found), 0 if "rank" in found else crossings(processes)
 
 
-def _hops(count: Callable[[Sequence[Process]], int]) -> Callable[[Sequence[Process]], Answer]:
-    def imitate(processes: Sequence[Process]) -> Answer:
-        found, _ = truth(processes)
-        return found, 0 if "rank" in found else count(processes)
-
-    return imitate
-
-
-def _open_ended(processes: Sequence[Process]) -> int:
-    ordered = [p["host"] for p in sorted(processes, key=lambda p: p["RANK"])]
-    return sum(a != b for a, b in pairwise(ordered))
-
-
-def _listed(processes: Sequence[Process]) -> int:
-    return sum(p["host"] != processes[place - 1]["host"] for place, p in enumerate(processes))
-
-
-def _without(name: str, holds: Callable[[Sequence[Process]], bool]) -> Callable[[Sequence[Process]], Answer]:
-    """Imitate a search that finds the problem `name` only if `holds` is true."""
-
-    def imitate(processes: Sequence[Process]) -> Answer:
-        found = problems(processes) - {name} | ({name} if holds(processes) else set())
-        return sorted(found), 0 if "rank" in found else crossings(processes)
-
-    return imitate
-
-
-def _differ(*names: str) -> Callable[[Sequence[Process]], bool]:
-    return lambda processes: len({tuple(p[name] for name in names) for p in processes}) > 1
-
-
-def _twice(*names: str) -> Callable[[Sequence[Process]], bool]:
-    return lambda processes: len({tuple(p[name] for name in names) for p in processes}) < len(processes)
-
-
-def _first_only(processes: Sequence[Process]) -> Answer:
-    found, hops = truth(processes)
-    return found[:1], hops
-
-
-MISTAKES = (
-    mistake("forgets_the_last_hop", _hops(_open_ended)),
-    mistake("order_of_the_list", _hops(_listed)),
-    mistake("counts_machines", _hops(lambda processes: len({p["host"] for p in processes}))),
-    mistake("local_rank_everywhere", _without("device", _twice("LOCAL_RANK"))),
-    mistake("only_doubles", _without("rank", _twice("RANK"))),
-    mistake("agreement_is_enough", _without("world size", _differ("WORLD_SIZE"))),
-    mistake("localhost_is_everywhere", _without("rendezvous", _differ("MASTER_ADDR", "MASTER_PORT"))),
-    mistake("localhost_is_never_fine", _without("rendezvous", lambda ps: _differ("MASTER_ADDR", "MASTER_PORT")(ps) or any(
-            p["MASTER_ADDR"] in LOCAL for p in ps))),
-    mistake("ignores_the_port", _without("rendezvous", lambda ps: _differ("MASTER_ADDR")(ps) or "rendezvous" in problems(
-            [{**p, "MASTER_PORT": 0} for p in ps]))),
-    mistake("nothing_at_any_problem", lambda processes: (truth(processes)[0], 0 if truth(processes)[0] else truth(processes)[1])),
-    mistake("first_problem_only", _first_only),
-)  # fmt: skip
-
-
 def _read(answer: Any) -> Answer:
-    names, hops = expect_pair(answer, "a tuple (problems, crossings)", 2)
+    names, hops = expect_parts(answer, "a tuple (problems, crossings)", 2)
     if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
         raise Failure("The problems should be a list of names.", f"got a {type(names).__name__}")
     if strange := [name for name in names if name not in PROBLEMS]:
@@ -217,9 +81,9 @@ def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[
         for listed, text in cases:
             shift = int(rng.integers(20_000))
             processes = [{**p, "MASTER_PORT": p["MASTER_PORT"] + shift} for p in listed]
-            yield Case(_read(subject.call(processes)), truth(processes), (processes,), text)
+            yield Case(_read(subject.call(processes)), truth(processes), text)
 
-    compare_exactly(asked(), MISTAKES, ("problems", "crossings"))
+    compare_exactly(asked(), ("problems", "crossings"), _read)
 
 
 def changed(processes: list[Process], **changes: Any) -> list[Process]:
@@ -278,7 +142,7 @@ STAGE = Stage(
         "not localhost if there are several machines. All pairs (host, LOCAL_RANK) differ. Then sort by RANK and go around once.",
         r"$\text{crossings} = \#\{\,r : \mathrm{host}(r) \ne \mathrm{host}((r + 1) \bmod n)\,\}$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("13.launch"),
     checks=(
         Check("hops", 1, "visible", "sound launches: hops that leave a machine", _check_hops),
         Check("problems", 1, "visible", "one problem at a time, and two together", _check_problems),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ringlab_course.checking.answers import expect_tuple
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import expect_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("13.report")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("efficiency", "mfu", "link")
 BOUND = 1e-3
@@ -48,92 +46,38 @@ class Record:
         return f"{one:,} tokens on one process, {ring:,} on {self.ranks} ranks, {mask}, {pass_}, heads {self.heads}/{self.kv_heads}"
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to count; the defaults are right. Each function takes a Record."""
-
-    pairs: Callable[[int, bool], float] = lambda S, causal: S * (S + 1) / 2 if causal else S * S
-    per_pair: Callable[[Record], float] = lambda run: 12 if run.backward else 4
-    flop_heads: Callable[[Record], int] = lambda run: run.heads
-    devices: Callable[[Record], int] = lambda run: run.ranks
-    peak: Callable[[Record], float] = lambda run: run.peak_tflops * 1e12 / (2 if run.sparse else 1)
-    hop_bytes: Callable[[Record], float] = lambda run: (
-        2 * run.tokens[1] / run.ranks * run.kv_heads * run.head_dim * run.element_bytes
-    )
-    rate: Callable[[Record], float] = lambda run: run.link_gb_per_s * 1e9 / run.directions
-
-    def efficiency(self, run: Record) -> float:
-        """Return the time of a perfect split of the ring's work over the ring's."""
-        one, ring = (self.pairs(S, run.causal) for S in run.tokens)
-        return run.seconds[0] * ring / one / (run.ranks * run.seconds[1])
-
-    def mfu(self, run: Record) -> float:
-        """Return the FLOP/s that the model needs over the peak of all devices."""
-        flops = (
-            self.pairs(run.tokens[1], run.causal) * self.per_pair(run) * self.flop_heads(run) * run.head_dim
-        )
-        return flops / run.seconds[1] / (self.devices(run) * self.peak(run))
-
-    def link(self, run: Record) -> float:
-        """Return the bytes of a hop per second over what the link offers in one direction."""
-        return self.hop_bytes(run) / run.hop_s / self.rate(run)
-
-
-RIGHT = Way()
-
-
 def truth(run: Record) -> tuple[float, float, float]:
     """Return (efficiency, mfu, link) of a record."""
-    return RIGHT.efficiency(run), RIGHT.mfu(run), RIGHT.link(run)
+    (one, ring), (one_s, ring_s) = (_pairs(S, run.causal) for S in run.tokens), run.seconds
+    flops = ring * (12 if run.backward else 4) * run.heads * run.head_dim
+    peak = run.peak_tflops * 1e12 / (2 if run.sparse else 1)
+    hop_bytes = 2 * run.tokens[1] / run.ranks * run.kv_heads * run.head_dim * run.element_bytes
+    rate = run.link_gb_per_s * 1e9 / run.directions
+    return (
+        one_s * ring / one / (run.ranks * ring_s),
+        flops / ring_s / (run.ranks * peak),
+        hop_bytes / run.hop_s / rate,
+    )
 
 
-EFFICIENCY = (
-    mistake("equal_local", lambda run: run.seconds[0] / run.seconds[1]),
-    mistake("same_sequence", lambda run: run.seconds[0] / run.seconds[1] / run.ranks),
-    mistake("counts_tokens", lambda run: run.seconds[0] * run.tokens[1] / run.tokens[0] / (run.ranks * run.seconds[1])),
-    mistake("speedup", lambda run: RIGHT.efficiency(run) * run.ranks),
-    mistake("upside_down", lambda run: 1 / RIGHT.efficiency(run)),
-    mistake("work_upside_down", lambda run: Way(pairs=lambda S, causal: 1 / RIGHT.pairs(S, causal)).efficiency(run)),
-    mistake("per_cent", lambda run: 100 * RIGHT.efficiency(run)),
-)  # fmt: skip
-MFU = (
-    mistake("counts_masked", Way(pairs=lambda S, causal: S * S).mfu),
-    mistake("forgets_backward", Way(per_pair=lambda run: 4).mfu),
-    mistake("backward_only", Way(per_pair=lambda run: 8 if run.backward else 4).mfu),
-    mistake("counts_recomputing", Way(per_pair=lambda run: 14 if run.backward else 4).mfu),
-    mistake("always_masked", Way(pairs=lambda S, causal: S * (S + 1) / 2).mfu),
-    mistake("work_of_one", lambda run: RIGHT.mfu(replace(run, tokens=(run.tokens[0], run.tokens[0])))),
-    mistake("peak_of_one", Way(devices=lambda run: 1).mfu),
-    mistake("multiply_adds", Way(per_pair=lambda run: RIGHT.per_pair(run) / 2).mfu),
-    mistake("flops_of_kv_heads", Way(flop_heads=lambda run: run.kv_heads).mfu),
-    mistake("doubles_the_peak", Way(peak=lambda run: run.peak_tflops * 1e12 * (2 if run.sparse else 1)).mfu),
-    mistake("sparse_peak", Way(peak=lambda run: run.peak_tflops * 1e12).mfu),
-)  # fmt: skip
-LINK = (
-    mistake("keys_only", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) / 2).link),
-    mistake("bytes_of_query_heads", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.heads / run.kv_heads).link),
-    mistake("hop_of_one", lambda run: RIGHT.link(replace(run, tokens=(run.tokens[0], run.tokens[0])))),
-    mistake("whole_sequence", Way(hop_bytes=lambda run: RIGHT.hop_bytes(run) * run.ranks).link),
-    mistake("binary_giga", Way(rate=lambda run: RIGHT.rate(run) * 2**30 / 1e9).link),
-    mistake("both_directions", Way(rate=lambda run: run.link_gb_per_s * 1e9).link),
-    mistake("in_bits", Way(rate=lambda run: RIGHT.rate(run) / 8).link),
-)  # fmt: skip
-PARTS = dict(zip(NAMES, (EFFICIENCY, MFU, LINK), strict=True))
+def _pairs(S: int, causal: bool) -> float:
+    return S * (S + 1) / 2 if causal else S * S
 
 
 def _compare(subject: Any, rng: np.random.Generator, runs: Iterable[Record], name: str) -> None:
     """Compare one of the three numbers on all records, with times and rates drawn around theirs."""
     place = NAMES.index(name)
-    mistakes: Sequence[Misconception] = PARTS[name]
+
+    def read(answer: Any) -> float:
+        return expect_number(expect_tuple(answer, NAMES)[place])
 
     def asked() -> Iterator[Answered]:
         for like in runs:
             run = _near(like, rng)
-            found = expect_tuple(subject.call(asdict(run)), NAMES)[place]
-            answer, right = np.asarray(expect_number(found)), np.asarray(truth(run)[place])
-            yield Answered((answer,), (right,), BOUND, (run,), (name,), run.text)
+            answer, right = np.asarray(read(subject.call(asdict(run)))), np.asarray(truth(run)[place])
+            yield Answered((answer,), (right,), BOUND, names=(name,), text=run.text)
 
-    compare_all(asked(), [replace(m, imitate=_as_part(m.imitate)) for m in mistakes])
+    compare_all(asked(), read=read)
 
 
 def _near(run: Record, rng: np.random.Generator) -> Record:
@@ -145,14 +89,6 @@ def _near(run: Record, rng: np.random.Generator) -> Record:
         peak_tflops=peak * run.peak_tflops,
         link_gb_per_s=link * run.link_gb_per_s,
     )
-
-
-def _as_part(imitate: Callable[..., Any] | None) -> Callable[..., Any]:
-    def imitated(run: Record) -> tuple[np.ndarray]:
-        assert imitate is not None
-        return (np.asarray(imitate(run)),)
-
-    return imitated
 
 
 STRONG, WEAK = Record(), Record(tokens=(8192, 32768), seconds=(0.008, 0.036), hop_s=1.6e-3)
@@ -203,7 +139,7 @@ STAGE = Stage(
         "per second over the rate of one direction.",
         r"$\dfrac{T_1\,W_P/W_1}{P\,T_P},\quad \dfrac{(4\text{ or }12)\,D\,H\cdot\text{pairs}}{T_P\,P\,F},\quad \dfrac{2\,(S/P)\,K\,D\,e}{t_\text{hop}\,B}$",
     ),
-    misconceptions=(*EFFICIENCY, *MFU, *LINK),
+    misconceptions=misconceptions_of("13.report"),
     checks=(
         Check("efficiency", 2, "visible", "one sequence for both, a longer one for the ring", _check_efficiency),
         Check("mfu", 2, "visible", "with and without a mask, with a backward", _check_mfu),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,7 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import answered_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("13.seconds")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Array = np.ndarray
 
@@ -22,42 +20,16 @@ def seconds(times_s: Array, warmup: int) -> float:
     return float(np.median(times_s[warmup:].max(axis=1)))
 
 
-def _lower_median(times_s: Array, warmup: int) -> float:
-    found = np.sort(times_s[warmup:].max(axis=1))
-    return float(found[len(found) // 2])
-
-
-def _of(fold: Callable[[Array], Any]) -> Callable[[Array, int], float]:
-    return lambda times_s, warmup: float(fold(times_s[warmup:]))
-
-
-MISTAKES = (
-    mistake("mean_of_rounds", _of(lambda counted: counted.max(axis=1).mean())),
-    mistake("best_round", _of(lambda counted: counted.max(axis=1).min())),
-    mistake("rank_zero", _of(lambda counted: np.median(counted[:, 0]))),
-    mistake("mean_of_ranks", _of(lambda counted: np.median(counted.mean(axis=1)))),
-    mistake("fastest_rank", _of(lambda counted: np.median(counted.min(axis=1)))),
-    mistake("largest_over_rounds", _of(lambda counted: np.median(counted.max(axis=0)))),
-    mistake("adds_ranks", _of(lambda counted: np.median(counted.sum(axis=1)))),
-    mistake("medians_first", _of(lambda counted: np.median(counted, axis=0).max())),
-    mistake("median_of_all", _of(np.median)),
-    mistake("counts_warm_up", lambda times_s, warmup: seconds(times_s, 0)),
-    mistake("drops_the_last", lambda times_s, warmup: seconds(times_s[: len(times_s) - warmup], 0)),
-    mistake("drops_the_slowest", lambda times_s, warmup: float(np.median(np.sort(times_s.max(axis=1))[: len(times_s) - warmup]))),
-    mistake("upper_median", _lower_median),
-)  # fmt: skip
-
-
 def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
     def asked() -> Iterator[Answered]:
         for times_s, warmup in cases:
             text = f"{len(times_s)} rounds of {times_s.shape[1]} ranks, the first {warmup} to warm up"
             if times_s.size <= 16:
                 text += f": {np.round(times_s, 3).tolist()}"
-            inputs = times_s, warmup
-            yield answered_number(subject.call(*inputs), seconds(*inputs), inputs, text, "s")
+            answer = subject.call(times_s, warmup)
+            yield answered_number(answer, seconds(times_s, warmup), text=text, unit="s")
 
-    compare_all(asked(), MISTAKES)
+    compare_all(asked())
 
 
 def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) -> Array:
@@ -100,7 +72,7 @@ STAGE = Stage(
         "Leave out the first rounds. Reduce each round to one time first, then the rounds to one. The order matters.",
         r"$T = \operatorname{median}_{i \ge \mathrm{warmup}}\ \max_r\, t_{i,r}$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("13.seconds"),
     checks=(
         Check("rounds", 1, "visible", "one round was disturbed", _check_rounds),
         Check("ranks", 1, "visible", "ranks that differ", _check_ranks),

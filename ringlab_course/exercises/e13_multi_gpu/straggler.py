@@ -5,7 +5,7 @@ The traces come from ringlab's own ring on the cost simulator, with a fault put 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,9 +21,9 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.simulate import Network, simulate
 from ringlab.cost.sizes import Attention
 from ringlab_course.checking.contract import Check, Stage
+from ringlab_course.checking.exact import Case, compare_exactly, expect_integer, expect_parts
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e13_multi_gpu.launch import Case, compare_exactly, expect_integer, expect_pair
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Trace = dict[str, Any]
 EVERY = -1
@@ -115,21 +115,10 @@ def trace(
     }
 
 
-mistake = mistakes_of("13.straggler")
-
 Array = np.ndarray
 Answer = tuple[str, int, int]
 SOUND: Answer = ("sound", -1, -1)
-LATE = 1.3
-"""How much longer than it should something takes before it is called a fault; noise is 2%, faults 60% and more."""
 WORDS = ("compute", "link", "sound")
-
-
-def at_barrier(given: Trace) -> Trace:
-    """Return the trace with every rank's times counted from the moment at which all began."""
-    clock = np.asarray(given["clock"])[:, None]
-    times = {name: given[name] - clock for name in ("begin", "end", "posted", "arrived", "done")}
-    return {**given, **times}
 
 
 def rates(given: Trace) -> Array:
@@ -139,137 +128,8 @@ def rates(given: Trace) -> Array:
     return np.asarray(rate / np.nanmedian(rate))
 
 
-def transfers(given: Trace) -> Array:
-    """Return the seconds of every message by (receiver, hop): from when both ends were posted."""
-    return np.asarray(given["arrived"] - np.maximum(given["posted"], np.roll(given["posted"], 1, axis=0)))
-
-
-def of_computing(rate: Array) -> Answer:
-    """Return which rank computes slowly, in which step; SOUND if none."""
-    late = rate > LATE
-    if not late.any():
-        return SOUND
-    rank = int(late.sum(axis=1).argmax())
-    own = np.flatnonzero(~np.isnan(rate[rank]))
-    every = late[rank][own].all() and len(own) > 1
-    return "compute", rank, EVERY if every else int(np.nanargmax(rate[rank]))
-
-
-def of_links(transfer: Array, hop_s: float) -> Answer:
-    """Return the rank whose link to the next one is slow; SOUND if none."""
-    slow = np.median(transfer, axis=1) > LATE * hop_s
-    if not slow.any():
-        return SOUND
-    receiver = int(np.median(transfer, axis=1).argmax())
-    return "link", (receiver - 1) % len(transfer), EVERY
-
-
-def truth(given: Trace) -> Answer:
-    """Return (what, rank, step): the truth of this stage."""
-    given = at_barrier(given)
-    found = of_computing(rates(given))
-    return found if found != SOUND else of_links(transfers(given), given["hop_s"])
-
-
-def _longest_bar(given: Trace) -> Answer:
-    given = at_barrier(given)
-    seconds = np.where(given["work"] > 0, given["end"] - given["begin"], np.nan)
-    found = of_computing(seconds / np.nanmedian(seconds))
-    return found if found != SOUND else of_links(transfers(given), given["hop_s"])
-
-
-def _who_waits(given: Trace) -> Answer:
-    found = truth(given)
-    if found == SOUND:
-        return SOUND
-    own = at_barrier(given)
-    return "compute", int((own["done"] - own["end"][:, :-1]).sum(axis=1).argmax()), EVERY
-
-
-def _own_post(given: Trace) -> Answer:
-    own = at_barrier(given)
-    found = of_links(own["arrived"] - own["posted"], own["hop_s"])
-    return found if found != SOUND else of_computing(rates(own))
-
-
-def _senders_post(given: Trace) -> Answer:
-    own = at_barrier(given)
-    found = of_links(own["arrived"] - np.roll(own["posted"], 1, axis=0), own["hop_s"])
-    return found if found != SOUND else of_computing(rates(own))
-
-
-def _own_post_last(given: Trace) -> Answer:
-    """Computations first: a late rank is found before it can be taken for a slow link."""
-    own = at_barrier(given)
-    found = of_computing(rates(own))
-    return found if found != SOUND else of_links(own["arrived"] - own["posted"], own["hop_s"])
-
-
-def _until_done(given: Trace) -> Answer:
-    own = at_barrier(given)
-    found = of_computing(rates(own))
-    return found if found != SOUND else of_links(transfers({**own, "arrived": own["done"]}), own["hop_s"])
-
-
-def _with_itself(given: Trace) -> Answer:
-    """Every rank's rate beside its own median: who is always slow has nothing to stand out from."""
-    own = at_barrier(given)
-    rate = rates(own)
-    found = of_computing(rate / np.nanmedian(rate, axis=1, keepdims=True))
-    return found if found != SOUND else of_links(transfers(own), own["hop_s"])
-
-
-def _changed(change: Callable[[Answer, Trace], Answer]) -> Callable[[Trace], Answer]:
-    return lambda given: change(truth(given), given)
-
-
-def _receiver(found: Answer, given: Trace) -> Answer:
-    return ("link", (found[1] + 1) % len(given["clock"]), EVERY) if found[0] == "link" else found
-
-
-def _worst_step(found: Answer, given: Trace) -> Answer:
-    if found[0] != "compute":
-        return found
-    return "compute", found[1], int(np.nanargmax(rates(at_barrier(given))[found[1]]))
-
-
-def _idle_too(found: Answer, given: Trace) -> Answer:
-    """Slow in all steps only where the rank has work in all."""
-    idle = found[2] == EVERY and found[0] == "compute" and (given["work"][found[1]] == 0).any()
-    return _worst_step(found, given) if idle else found
-
-
-def _exposed_only(found: Answer, given: Trace) -> Answer:
-    if found[0] != "link":
-        return found
-    own = at_barrier(given)
-    waits = own["arrived"] - own["end"][:, :-1]
-    return found if np.median(waits[(found[1] + 1) % len(waits)]) > 0 else SOUND
-
-
-MISTAKES = (
-    mistake("blames_who_waits", _who_waits),
-    mistake("longest_bar", _longest_bar),
-    mistake("from_own_post", _own_post),
-    mistake("from_senders_post", _senders_post),
-    mistake("receivers_post_only", _own_post_last),
-    mistake("until_done", _until_done),
-    mistake("compares_with_itself", _with_itself),
-    mistake("idle_steps_too", _changed(_idle_too)),
-    mistake("misses_links", _changed(lambda found, given: found if found[0] == "compute" else SOUND)),
-    mistake("misses_computations", _changed(lambda found, given: found if found[0] == "link" else SOUND)),
-    mistake("exposed_only", _changed(_exposed_only)),
-    mistake("names_the_receiver", _changed(_receiver)),
-    mistake("always_every_step", _changed(lambda found, given: (*found[:2], EVERY))),
-    mistake("worst_step_only", _changed(_worst_step)),
-    mistake("ignores_clocks", lambda given: truth({**given, "clock": np.zeros(len(given["clock"]))})),
-    mistake("never_sound"),
-)  # fmt: skip
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _read(answer: Any) -> Answer:
-    what, rank, step = expect_pair(answer, "a tuple (what, rank, step)", 3)
+    what, rank, step = expect_parts(answer, "a tuple (what, rank, step)", 3)
     if not isinstance(what, str) or what not in WORDS:
         raise Failure(f"`what` should be one of {', '.join(WORDS)}.", f"got {str(what)[:40]!r}")
     return what, expect_integer(rank, "rank"), expect_integer(step, "step")
@@ -288,16 +148,16 @@ def _compare(
         for fault, P, layout, hop in patients:
             clocks = np.sort(rng.uniform(-drift, drift, P))  # rank 0's is behind all others
             given = trace(fault, P, layout, hop, int(rng.integers(2**31)), clocks)
-            case = Case(_read(subject.call(given)), fault.answer, (given,), _told(given, P, layout))
+            case = Case(_read(subject.call(given)), fault.answer, _told(given, P, layout))
             seen.append(case)
             yield case
 
     try:
-        compare_exactly(asked(), MISTAKES, ("what", "rank", "step"))
+        compare_exactly(asked(), ("what", "rank", "step"), _read)
     except Failure as failure:
         wrong = [case for case in seen if case.answer != case.truth]
-        if failure.misconception is None and wrong and all(case.truth == SOUND for case in wrong):
-            raise NAMED["never_sound"].failure(failure.counterexample) from None
+        if wrong and all(case.truth == SOUND for case in wrong):
+            failure.otherwise = STAGE.misconception("never_sound").failure(failure.counterexample)
         raise
 
 
@@ -365,7 +225,7 @@ STAGE = Stage(
         "Take each rank's `clock` off first: only then may times of two ranks be subtracted.",
         r"$\text{transfer}_{r,t} = \mathrm{arrived}_{r,t} - \max(\mathrm{posted}_{r-1,t},\, \mathrm{posted}_{r,t})$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("13.straggler"),
     checks=(
         Check("compute", 2, "visible", "a rank that computes slowly, always or once", _check_compute),
         Check("link", 2, "visible", "a link that is slow, in sight or hidden", _check_link),
