@@ -54,6 +54,14 @@ def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result")
     return tuple(parts.values())
 
 
+def expect_arrays(answer: Any, like: Sequence[Any], names: Sequence[str]) -> tuple[np.ndarray, ...]:
+    """Return `answer` as arrays of the shapes of `like`. Raises: Failure, as `expect_tuple` and `expect_array`."""
+    parts = expect_tuple(answer, names)
+    return tuple(
+        expect_array(part, each.shape, name=name) for part, each, name in zip(parts, like, names, strict=True)
+    )
+
+
 def has_nan(*parts: Any) -> bool:
     """Return whether an array among `parts` holds NaN; what is no array is left to `compare_with`."""
     return any(np.isnan(array).any() for array in _floats(parts))

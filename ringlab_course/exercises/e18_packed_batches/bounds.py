@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,54 +12,17 @@ from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("18.bounds")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("bounds at each token", "documents")
 SHOWN = 12
 Answer = tuple[np.ndarray, np.ndarray]
 
 
-def of_starts(starts: Sequence[int], S: int) -> Answer:
-    """Return the cu_seqlens and the document of each token, for documents that begin at these tokens."""
-    begins = np.zeros(S, np.int64)
-    begins[np.asarray(starts, np.int64)] = 1
-    return np.array([*starts, S], np.int64), np.cumsum(begins) - 1
-
-
 def truth(position_ids: Any) -> Answer:
-    """Return (cu_seqlens, documents)."""
-    ids = np.asarray(position_ids)
-    return of_starts(np.flatnonzero(ids == 0).tolist(), len(ids))
-
-
-def _where_it_falls(position_ids: Any) -> Answer:
-    ids = np.asarray(position_ids)
-    return of_starts([0, *(np.flatnonzero(ids[1:] < ids[:-1]) + 1).tolist()], len(ids))
-
-
-def _changed(
-    bounds: Callable[[np.ndarray], np.ndarray] = lambda cu: cu,
-    documents: Callable[[np.ndarray], np.ndarray] = lambda ids: ids,
-) -> Callable[[Any], Answer]:
-    def imitate(position_ids: Any) -> Answer:
-        cu, of_token = truth(position_ids)
-        return bounds(cu), documents(of_token)
-
-    return imitate
-
-
-MISTAKES = (
-    mistake("misses_single_tokens", _where_it_falls),
-    mistake("without_the_end", _changed(lambda cu: cu[:-1])),
-    mistake("without_the_start", _changed(lambda cu: cu[1:])),
-    mistake("lengths_for_bounds", _changed(np.diff)),
-    mistake("ends_one_early", _changed(lambda cu: np.append(cu[:-1], cu[-1] - 1))),
-    mistake("documents_from_one", _changed(documents=lambda ids: ids + 1)),
-    mistake("wide_bounds"),
-)
-NAMED = {each.name: each for each in MISTAKES}
+    """Return (cu_seqlens, documents): a document begins wherever a position is 0."""
+    begins = np.asarray(position_ids) == 0
+    return np.append(np.flatnonzero(begins), len(begins)), np.cumsum(begins) - 1
 
 
 def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int]]) -> Iterator[Answered]:
@@ -71,7 +33,8 @@ def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int
         cu, documents = expect_tuple(subject.call(ids), ("cu_seqlens", "documents"))
         cu, text = _bounds(cu, right[0], text)
         documents = expect_array(documents, right[1].shape, name="documents")
-        yield Answered((_marks(cu, len(ids)), documents), _marked(right, len(ids)), 0.0, (ids,), NAMES, text)
+        answer, wanted = (_marks(cu, len(ids)), documents), (_marks(right[0], len(ids)), right[1])
+        yield Answered(answer, wanted, 0.0, names=NAMES, text=text)
 
 
 def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
@@ -82,7 +45,7 @@ def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
         expect_array(cu, right.shape, name="cu_seqlens")
     text = f"{text}\nyour cu_seqlens = [{_listed(cu)}], expected [{_listed(right)}]"
     if cu.dtype == np.int64:
-        raise NAMED["wide_bounds"].failure(text)
+        raise STAGE.misconception("wide_bounds").failure(text)
     if cu.dtype != np.int32:
         raise Failure(f"cu_seqlens should be int32, but is {cu.dtype}.", text)
     return cu, text
@@ -94,21 +57,9 @@ def _marks(cu: np.ndarray, S: int) -> np.ndarray:
     return np.append(np.bincount(inside, minlength=S + 1), len(cu) - len(inside))
 
 
-def _marked(answer: Answer, S: int) -> Answer:
-    return _marks(answer[0], S), answer[1]
-
-
 def _listed(numbers: Any) -> str:
     items = [int(n) for n in numbers[: SHOWN + 1]]
     return ", ".join(map(str, items[:SHOWN])) + (", …" if len(items) > SHOWN else "")
-
-
-COMPARED = tuple(
-    replace(each, imitate=lambda ids, imitate=each.imitate: _marked(imitate(ids), len(ids)))
-    for each in MISTAKES
-    if each.imitate is not None
-)
-"""The mistakes, in the form in which answers are compared."""
 
 
 def _drawn(rng: np.random.Generator, count: int, most: int) -> list[int]:
@@ -118,20 +69,20 @@ def _drawn(rng: np.random.Generator, count: int, most: int) -> list[int]:
 
 def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
     packed = [_drawn(rng, 1, 500), _drawn(rng, 2, 40), _drawn(rng, 4, 40)]
-    compare_all(_cases(subject, rng, packed), COMPARED)
+    compare_all(_cases(subject, rng, packed))
 
 
 def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
     """Documents of one token: alone, one after the other, at both ends; and a row of nothing else."""
     (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
     ones = [1] * int(rng.integers(2, 100))
-    compare_all(_cases(subject, rng, [[a, 1, b], [1, 1, c, 1, 1], ones]), COMPARED)
+    compare_all(_cases(subject, rng, [[a, 1, b], [1, 1, c, 1, 1], ones]))
 
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
     """Hundreds of documents, of one token to some hundreds."""
     lengths = [int(n) for n in rng.geometric(0.02, 300)]
-    compare_all(_cases(subject, rng, [lengths]), COMPARED)
+    compare_all(_cases(subject, rng, [lengths]))
 
 
 STAGE = Stage(
@@ -144,7 +95,7 @@ STAGE = Stage(
         "documents.",
         r"$\mathrm{cu} = (t : p_t = 0) \cup \{S\}$, $\quad d_t = \#\{u \le t : p_u = 0\} - 1$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("18.bounds"),
     checks=(
         Check("bounds", 1, "visible", "documents of two tokens and more", _check_bounds),
         Check("one_token", 1, "visible", "documents of one token", _check_one_token),

@@ -15,100 +15,28 @@ from ringlab_course.checking.answers import expect_tuple, relative_error, to_num
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.numbers import NAMES, State, attend, fold, rounding_bound
+from ringlab_course.checking.numbers import NAMES, State, attend, rounding_bound
 from ringlab_course.checking.positions import MISTAKES as FORWARD
 from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, reason, shards
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e18_packed_batches.shard import bounds, document_of, lengths_of
-
-mistake = mistakes_of("18.ring")
-
-See = Callable[[int, int, Sequence[Any], np.ndarray], np.ndarray]
-"""Of (rank, origin, positions, cu_seqlens): True where a query of rank sees a key of origin."""
-
-
-def _same_document(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    of = document_of(cu)
-    return of[np.asarray(positions[rank])][:, None] == of[np.asarray(positions[origin])][None, :]
-
-
-def _causal(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    return np.asarray(positions[rank])[:, None] >= np.asarray(positions[origin])[None, :]
 
 
 def visible(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """Return True where the key lies in the query's document, at or before the query."""
-    return _same_document(rank, origin, positions, cu) & _causal(rank, origin, positions, cu)
+    """Return True where a key of `origin` lies in the document of a query of `rank`, at or before the query."""
+    queries, keys, of = np.asarray(positions[rank])[:, None], np.asarray(positions[origin]), document_of(cu)
+    return (of[queries] == of[keys]) & (queries >= keys)
 
 
-def _divided(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """Each rank's bounds are the row's, divided by the number of ranks."""
-    local = cu // len(positions)
-    rows, keys = (np.searchsorted(local, np.arange(len(positions[each])), "right") for each in (rank, origin))
-    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
+def truth(rank: int, case: Shards) -> State:
+    """Return what a rank should return: the (out, lse) of its queries over what they see of all blocks."""
+    cu, positions = case.keywords["cu_seqlens"].numpy(), case.positions
+    assert positions is not None
+    seen = [visible(rank, origin, positions, cu) for origin in range(case.world_size)]
+    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
+    return attend(case.qs[rank], keys, values, np.concatenate(seen, axis=1))
 
 
-def _divided_places(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """The row's bounds are divided by the number of ranks, and places of the whole row are looked up in them."""
-    rows, keys = (
-        np.searchsorted(cu // len(positions), np.asarray(positions[each]), "right") for each in (rank, origin)
-    )
-    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
-
-
-def _strict(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    earlier = np.asarray(positions[rank])[:, None] > np.asarray(positions[origin])[None, :]
-    return _same_document(rank, origin, positions, cu) & earlier
-
-
-def _by_index(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """Blocks of earlier ranks lie in the past, those of later ranks in the future, the own one is a triangle."""
-    shape = len(positions[rank]), len(positions[origin])
-    before = np.tri(*shape, dtype=bool) if rank == origin else np.full(shape, origin < rank)
-    return before & _same_document(rank, origin, positions, cu)
-
-
-def _bound_too_early(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """The first token of a document counts as one of the document before."""
-    rows, keys = (np.searchsorted(cu, np.asarray(positions[each]), "left") for each in (rank, origin))
-    return (rows[:, None] == keys[None, :]) & _causal(rank, origin, positions, cu)
-
-
-def _over(see: See) -> Callable[..., State]:
-    """The (out, lse) of a rank that sees of each block what `see` says; keys in the order of ranks."""
-
-    def imitate(
-        rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any, cu: Any
-    ) -> State:
-        bounds = np.asarray(cu, np.int64)
-        order = [(rank - step) % len(ks) for step in range(len(ks))]
-        return fold(attend(qs[rank], ks[o], vs[o], see(rank, o, positions, bounds)) for o in order)
-
-    return imitate
-
-
-def _own_block(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    return visible(rank, origin, positions, cu) & (rank == origin)
-
-
-truth = _over(visible)
-IN_VALUES = (
-    mistake("ignores_documents", _over(_causal)),
-    mistake("sees_the_whole_document", _over(_same_document)),
-    mistake("divides_the_bounds", _over(_divided)),
-    mistake("looks_up_places_in_divided_bounds", _over(_divided_places)),
-    mistake("misses_its_own_key", _over(_strict)),
-    mistake("causal_by_index", _over(_by_index)),
-    mistake("bound_too_early", _over(_bound_too_early)),
-    mistake("own_block_alone", _over(_own_block)),
-)
-BEHAVES = (
-    mistake("nan_in_blind_rows"),
-    mistake("skips_the_exchange"),
-    mistake("assumes_equal_lengths"),
-    mistake("computes_what_nobody_sees"),
-    mistake("computes_unseen"),
-)
 ON_THE_WIRE = tuple(
     FORWARD[name]
     for name in (
@@ -116,8 +44,8 @@ ON_THE_WIRE = tuple(
         "does_not_unpack", "leaves_the_ring", "never_waits",
     )
 )  # fmt: skip
-MISTAKES = (*IN_VALUES, *BEHAVES, *ON_THE_WIRE)
-NAMED = {each.name: each for each in MISTAKES}
+"""The mistakes of any ring, in the words of exercise 05."""
+NAMED = {each.name: each for each in (*misconceptions_of("18.ring"), *ON_THE_WIRE)}
 
 
 def _case(
@@ -151,17 +79,16 @@ def _answers(results: Sequence[Any], case: Shards) -> Iterator[Answered]:
         out, _ = expect_tuple(answer, NAMES)
         if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
             raise NAMED["nan_in_blind_rows"].failure(f"{case.text}: rank {rank}")
-    shared = (case.qs, case.ks, case.vs, case.positions, case.keywords["cu_seqlens"])
     keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
     for rank, answer in enumerate(results):
-        right = truth(rank, *shared)
+        right = truth(rank, case)
         bound = rounding_bound(case.qs[rank], keys, values, right)
-        yield Answered(answer, right, bound, (rank, *shared), NAMES, f"{case.text}: rank {rank}")
+        yield Answered(answer, right, bound, names=NAMES, text=f"{case.text}: rank {rank}")
 
 
 def _verify(subject: Any, cases: Iterable[Shards]) -> None:
     """Compare (out, lse) of every rank with the oracle's, the smallest case first."""
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), IN_VALUES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -245,7 +172,7 @@ STAGE = Stage(
         r"$\mathrm{visible}_{ij} = [d_{p_i} = d_{p_j}] \wedge [p_j \le p_i]$, "
         r"$\;(o, L) \leftarrow (o, L) \oplus \mathrm{attend}(q, k, v, \mathrm{visible})$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=tuple(NAMED.values()),
     checks=(
         Check("values", 2, "visible", "contiguous shards, documents within them and across", _check_values),
         Check("layouts", 2, "visible", "zig-zag and striped, shared heads", _check_layouts),

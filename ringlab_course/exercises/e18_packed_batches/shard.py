@@ -11,17 +11,13 @@ import torch
 
 from ringlab import layout as layouts
 from ringlab.layout import Layout
-from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.answers import expect_arrays
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("18.shard")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 IGNORE = -100
 NAMES = ("tokens", "labels", "positions")
-Whole = Callable[[np.ndarray, np.ndarray], np.ndarray]
-Own = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def document_of(cu: np.ndarray) -> np.ndarray:
@@ -29,96 +25,15 @@ def document_of(cu: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(cu) - 1), np.diff(cu))
 
 
-def next_of(tokens: np.ndarray) -> np.ndarray:
-    """Return the token after each, IGNORE after the last."""
-    return np.append(tokens[1:], IGNORE)
+def truth(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
+    """Return a rank's tokens, labels and positions.
 
-
-def labels_of(tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
-    """Return the labels of the row: the next token of the same document, IGNORE at its last token."""
-    labels = next_of(tokens)
-    labels[_ends(cu)] = IGNORE
-    return labels
-
-
-def _ends(cu: np.ndarray) -> np.ndarray:
-    """The last token of every document that has one."""
-    return cu[1:][np.diff(cu) > 0] - 1
-
-
-def positions_of(cu: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Return each token's position in its document."""
-    return own - cu[document_of(cu)[own]]
-
-
-def _first_ignored(tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
-    labels = next_of(tokens)
-    labels[cu[:-1][np.diff(cu) > 0]] = IGNORE
-    return labels
-
-
-def _rolled(tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
-    labels = np.roll(tokens, -1)
-    labels[_ends(cu)[:-1]] = IGNORE
-    return labels
-
-
-def _whole(labels: Whole) -> Own:
-    return lambda tokens, cu, own: labels(tokens, cu)[own]
-
-
-_right_labels = _whole(labels_of)
-
-
-def _after_the_cut(tokens: np.ndarray, cu: np.ndarray, own: np.ndarray) -> np.ndarray:
-    return next_of(tokens[own]) if len(own) else tokens[own]
-
-
-def _after_the_cut_by_document(tokens: np.ndarray, cu: np.ndarray, own: np.ndarray) -> np.ndarray:
-    labels, of = _after_the_cut(tokens, cu, own), document_of(cu)[own]
-    if len(own):
-        labels[:-1][of[1:] != of[:-1]] = IGNORE
-    return labels
-
-
-def _counted_here(cu: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Each token's place among this rank's tokens of its document."""
-    of = document_of(cu)[own]
-    return np.array([np.count_nonzero(of[:i] == of[i]) for i in range(len(own))], np.int64)
-
-
-def _imitation(
-    labels: Own = _right_labels, positions: Callable[[np.ndarray, np.ndarray], np.ndarray] = positions_of
-) -> Any:
-    def imitate(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
-        tokens, cu, own = (np.asarray(x, np.int64) for x in (tokens, cu_seqlens, own))
-        return tokens[own], labels(tokens, cu, own), positions(cu, own)
-
-    return imitate
-
-
-def _sorted(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
-    return tuple(_imitation()(tokens, cu_seqlens, np.sort(np.asarray(own))))
-
-
-def _bound_too_early(cu: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """The first token of a document counts as one of the document before."""
-    return own - cu[np.maximum(np.searchsorted(cu, own, "left") - 1, 0)]
-
-
-MISTAKES = (
-    mistake("shifts_after_the_cut", _imitation(_after_the_cut)),
-    mistake("shifts_after_the_cut_by_document", _imitation(_after_the_cut_by_document)),
-    mistake("leaks_into_the_next_document", _imitation(_whole(lambda tokens, cu: next_of(tokens)))),
-    mistake("rolls_the_row", _imitation(_whole(_rolled))),
-    mistake("ignores_the_first", _imitation(_whole(_first_ignored))),
-    mistake("bound_too_early", _imitation(positions=_bound_too_early)),
-    mistake("sorts_its_tokens", _sorted),
-    mistake("label_is_the_token", _imitation(_whole(lambda tokens, cu: tokens))),
-    mistake("positions_in_the_row", _imitation(positions=lambda cu, own: own)),
-    mistake("positions_in_the_shard", _imitation(positions=lambda cu, own: np.arange(len(own)))),
-    mistake("positions_among_its_own", _imitation(positions=_counted_here)),
-)
+    A label is the next token of the same document, IGNORE at its last token. Positions count in the document.
+    """
+    tokens, cu, own = (np.asarray(x, np.int64) for x in (tokens, cu_seqlens, own))
+    labels = np.append(tokens[1:], IGNORE)
+    labels[cu[1:][np.diff(cu) > 0] - 1] = IGNORE
+    return tokens[own], labels[own], own - cu[document_of(cu)[own]]
 
 
 def bounds(lengths: Sequence[int]) -> torch.Tensor:
@@ -140,14 +55,10 @@ def _cases(
         for rank in range(P):
             own = torch.tensor(layout.positions(rank).tolist()[:: -1 if turned else 1], dtype=torch.int64)
             inputs = tokens, cu, own
-            right = _imitation()(*inputs)
-            parts = expect_tuple(subject.call(*inputs), NAMES)
-            got = tuple(
-                expect_array(part, x.shape, name=name)
-                for name, part, x in zip(NAMES, parts, right, strict=True)
-            )
+            right = truth(*inputs)
+            got = expect_arrays(subject.call(*inputs), right, NAMES)
             text = f"cu_seqlens {cu.tolist()}, {layout.name}, P={P}, rank {rank}, own = {own.tolist()}"
-            yield Answered(got, right, 0.0, inputs, NAMES, text)
+            yield Answered(got, right, 0.0, names=NAMES, text=text)
 
 
 def lengths_of(rng: np.random.Generator, count: int, most: int) -> list[int]:
@@ -158,13 +69,13 @@ def lengths_of(rng: np.random.Generator, count: int, most: int) -> list[int]:
 def _check_labels(subject: Any, rng: np.random.Generator) -> None:
     """One rank, then documents that a contiguous cut divides."""
     packed = [(lengths_of(rng, 2, 6), layouts.contiguous, 1), (lengths_of(rng, 3, 7), layouts.contiguous, 2)]
-    compare_all(_cases(subject, rng, [*packed, (lengths_of(rng, 4, 9), layouts.contiguous, 3)]), MISTAKES)
+    compare_all(_cases(subject, rng, [*packed, (lengths_of(rng, 4, 9), layouts.contiguous, 3)]))
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
     packed = [(lengths_of(rng, 3, 9), make, P) for make, P in ((layouts.zigzag, 2), (layouts.striped, 3))]
     turned = _cases(subject, rng, [(lengths_of(rng, 2, 6), layouts.zigzag, 2)], turned=True)
-    compare_all(chain(_cases(subject, rng, packed), turned), MISTAKES)
+    compare_all(chain(_cases(subject, rng, packed), turned))
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
@@ -175,7 +86,7 @@ def _check_edges(subject: Any, rng: np.random.Generator) -> None:
         ([a, 0, 1, b], layouts.zigzag, 2),
         ([0, c, 1, 1, 0], layouts.striped, 3),
     ]
-    compare_all(_cases(subject, rng, packed), MISTAKES)
+    compare_all(_cases(subject, rng, packed))
 
 
 STAGE = Stage(
@@ -191,7 +102,7 @@ STAGE = Stage(
         r"$\ell_t = x_{t+1}$ if $t + 1 < \mathrm{cu}_{d_t + 1}$, else $-100$; $\quad p_t = t - \mathrm{cu}_{d_t}$, "
         r"$\;d_t$ the largest $d$ with $\mathrm{cu}_d \le t$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("18.shard"),
     checks=(
         Check("labels", 2, "visible", "documents cut by contiguous shards", _check_labels),
         Check("layouts", 1, "visible", "zig-zag and striped, and tokens stored in another order", _check_layouts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,7 @@ from ringlab_course.checking.answers import expect_array
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("18.weights")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 BOUND = 1e-6
 """Relative: weights are quotients of small whole numbers, and may be float32."""
@@ -31,12 +29,11 @@ class Problem:
     n: int
     text: str
 
-    def counts(self, ranks: Sequence[int] | None = None, *, every: bool = False) -> np.ndarray:
-        """Return how many tokens of each document count on these ranks, or lie there; by default on all."""
+    def counts(self) -> np.ndarray:
+        """Return how many tokens of each document count, on all ranks together."""
         total = np.zeros(self.n)
-        for rank in range(len(self.documents)) if ranks is None else ranks:
-            own, counts = self.documents[rank].numpy(), self.counted[rank].numpy()
-            np.add.at(total, own[counts | every], 1)
+        for own, counts in zip(self.documents, self.counted, strict=True):
+            np.add.at(total, own[counts].numpy(), 1)
         return total
 
 
@@ -54,44 +51,10 @@ def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, sha
     )
 
 
-Weigh = Callable[[Problem, int], tuple[np.ndarray, float]]
-"""Of (problem, rank): what a counted token of each document is divided by, and the number of documents."""
-
-
-def _weights(weigh: Weigh) -> Callable[[int, Problem], np.ndarray]:
-    def imitate(rank: int, given: Problem) -> np.ndarray:
-        size, documents = weigh(given, rank)
-        own = given.documents[rank].numpy()
-        return given.counted[rank].numpy() / (np.where(size > 0, size, 1.0)[own] * documents)
-
-    return imitate
-
-
-def _present(counts: np.ndarray) -> int:
-    return int(np.count_nonzero(counts))
-
-
-truth = _weights(lambda given, rank: (given.counts(), _present(given.counts())))
-MISTAKES = (
-    mistake("mean_over_tokens", _weights(lambda given, rank: (np.full(given.n, given.counts().sum()), 1))),
-    mistake("counts_its_own_part", _weights(lambda given, rank: (given.counts([rank]), _present(given.counts())))),
-    mistake("counts_every_document", _weights(lambda given, rank: (given.counts(), given.n))),
-    mistake("counts_its_own_documents", _weights(lambda given, rank: (given.counts(), _present(given.counts([rank]))))),
-    mistake("counts_all_tokens", _weights(lambda given, rank: (given.counts(every=True), _present(given.counts())))),
-    mistake("not_divided_by_documents", _weights(lambda given, rank: (given.counts(), 1))),
-    mistake(
-        "mean_over_ranks",
-        _weights(lambda given, rank: (given.counts(), _present(given.counts()) * len(given.documents))),
-    ),
-    mistake(
-        "counts_shared_documents_twice",
-        _weights(lambda given, rank: (given.counts(), sum(_present(given.counts([r])) for r in range(len(given.documents))))),
-    ),
-    mistake("skips_the_reduction"),
-    mistake("not_a_number"),
-    mistake("a_message_for_each"),
-)  # fmt: skip
-NAMED = {each.name: each for each in MISTAKES}
+def truth(rank: int, given: Problem) -> np.ndarray:
+    """Return the weights of a rank's tokens: of each document the mean over its tokens, of these means the mean."""
+    counts, own = given.counts(), given.documents[rank].numpy()
+    return given.counted[rank].numpy() / (np.maximum(counts, 1)[own] * np.count_nonzero(counts))
 
 
 def _run(subject: Any, given: Problem) -> Any:
@@ -100,7 +63,9 @@ def _run(subject: Any, given: Problem) -> Any:
     except Crashed as crash:
         stuck = re.search(r"DeadlockError|UnreceivedError|PeerDiedError|MismatchError", crash.message)
         if stuck and any(not counts.any() for counts in given.counted):
-            raise NAMED["skips_the_reduction"].failure(f"{given.text}\n{crash.counterexample}") from None
+            raise STAGE.misconception("skips_the_reduction").failure(
+                f"{given.text}\n{crash.counterexample}"
+            ) from None
         raise
 
 
@@ -110,12 +75,12 @@ def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
         got = expect_array(answer, right.shape, name="the weights")
         text = f"{given.text}: rank {rank}, counted {given.counted[rank].int().tolist()}"
         if np.isnan(got).any():
-            raise NAMED["not_a_number"].failure(text)
-        yield Answered((got,), (right,), BOUND, (rank, given), ("the weights",), text)
+            raise STAGE.misconception("not_a_number").failure(text)
+        yield Answered((got,), (right,), BOUND, names=("the weights",), text=text)
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), MISTAKES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
@@ -150,13 +115,13 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     P, n = 3, 6
     given = problem(rng, _drawn(rng, (P, n)), n)
     run = _run(subject, given)
-    compare_all(_answers(run.results, given), MISTAKES)
+    compare_all(_answers(run.results, given))
     for rank in range(P):
         rounds, sent = run.trace.rounds(rank), run.trace.bytes_sent(rank)
         in_parts = rounds == 2 * (P - 1) and sent <= rounds * n // P * 8
         if rounds > P - 1 and not in_parts:
             text = f"{given.text}: rank {rank} made {rounds} exchanges, one reduction makes {P - 1}"
-            raise NAMED["a_message_for_each"].failure(text)
+            raise STAGE.misconception("a_message_for_each").failure(text)
         if not rounds:
             raise Failure("No rank can know the counts of the others without a message.", given.text)
 
@@ -172,7 +137,7 @@ STAGE = Stage(
         "many tokens of each document count, and how many documents count at all.",
         r"$c_d = \sum_r c_{r,d}$, $\;m = \#\{d : c_d > 0\}$, $\;w_t = 1 / (m \, c_{d_t})$ if token $t$ counts, else 0",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("18.weights"),
     checks=(
         Check("values", 1, "visible", "one rank, and documents that lie on one rank each", _check_values),
         Check("shared", 2, "visible", "documents that several ranks share", _check_shared),
