@@ -16,10 +16,8 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import random
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e14_training.shard import IGNORE
-
-mistake = mistakes_of("14.loss")
 
 VOCABULARY = 5
 ROUNDED = 2.0**-4
@@ -88,39 +86,6 @@ def problem(
     )
 
 
-def _divided(by: Callable[[Problem, int], float]) -> Callable[[int, Problem], np.ndarray]:
-    return lambda rank, given: np.asarray(given.totals[rank] / by(given, rank))
-
-
-def _whole(rank: int, given: Problem) -> np.ndarray:
-    return np.asarray(sum(given.totals) / sum(given.counts))
-
-
-def _shifted(rank: int, given: Problem) -> np.ndarray:
-    labels = [own[:, 1:].numpy() for own in given.labels]
-    total = _total(given.logits[rank].detach().double().numpy()[:, :-1], labels[rank])
-    return np.asarray(total / sum(int((own != IGNORE).sum()) for own in labels))
-
-
-MISTAKES = (
-    mistake("own_mean", _divided(lambda given, rank: given.counts[rank])),
-    mistake("mean_of_own_means", _divided(lambda given, rank: given.counts[rank] * len(given.counts))),
-    mistake("divides_by_all_tokens", _divided(lambda given, rank: sum(labels.numel() for labels in given.labels))),
-    mistake("not_divided", _divided(lambda given, rank: 1.0)),
-    mistake("mean_over_ranks", _divided(lambda given, rank: sum(given.counts) * len(given.counts))),
-    mistake("times_ranks", _divided(lambda given, rank: sum(given.counts) / len(given.counts))),
-    mistake("returns_the_whole_loss", _whole),
-    mistake("shifts_again", _shifted),
-    mistake("wrong_sign", lambda rank, given: np.asarray(-given.totals[rank] / sum(given.counts))),
-    mistake("no_gradient"),
-    mistake("leaves_early"),
-    mistake("nan_without_labels"),
-    mistake("overflows"),
-    mistake("narrow_loss"),
-)  # fmt: skip
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _results(subject: Any, given: Problem) -> list[Any]:
     try:
         return subject.run_ring(len(given.logits), given.logits, given.labels, gradient=True).results
@@ -128,7 +93,9 @@ def _results(subject: Any, given: Problem) -> list[Any]:
         if 0 in given.counts and re.search(r"DeadlockError|UnreceivedError|PeerDiedError", crash.message):
             sound = problem(np.random.default_rng(0), ((2, 1), (2, 2)))
             subject.run_ring(2, sound.logits, sound.labels, gradient=True)  # a crash here has another cause
-            raise NAMED["leaves_early"].failure(f"{given.text}\n{crash.counterexample}") from None
+            raise STAGE.misconception("leaves_early").failure(
+                f"{given.text}\n{crash.counterexample}"
+            ) from None
         raise
 
 
@@ -140,16 +107,16 @@ def _answers(subject: Any, cases: Iterable[Problem], slopes: list[Slope]) -> Ite
             text = f"{given.text}: rank {rank}"
             truth = np.asarray(given.totals[rank] / sum(given.counts))
             if np.isnan(got) and 0 in given.counts:
-                raise NAMED["nan_without_labels"].failure(text)
+                raise STAGE.misconception("nan_without_labels").failure(text)
             slopes.append((slope, rank, given, text))
-            yield Answered(got, truth, given.bound, (rank, given), ("the share",), text)
+            yield Answered(got, truth, given.bound, names=("the share",), text=text)
 
 
 def _expect_slopes(slopes: Iterable[Slope]) -> None:
     """Return None if the right gradient flows through each share; in bfloat16, if one flows."""
     for slope, rank, given, text in slopes:
         if slope is None:
-            raise NAMED["no_gradient"].failure(text)
+            raise STAGE.misconception("no_gradient").failure(text)
         if given.logits[rank].dtype != torch.bfloat16:
             right = given.slope(rank)
             compare_with(slope, right, bound=given.bound, names=("the gradient of the share",), case=text)
@@ -157,8 +124,25 @@ def _expect_slopes(slopes: Iterable[Slope]) -> None:
 
 def _verify(subject: Any, *cases: Problem) -> None:
     slopes: list[Slope] = []
-    compare_all(_answers(subject, cases, slopes), MISTAKES)
+    compare_all(_answers(subject, cases, slopes), read=_shares)
     _expect_slopes(slopes)
+
+
+def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
+    """Compare; an answer that no other mistake explains gets this name where its error may come of it."""
+    slopes: list[Slope] = []
+    answers = list(_answers(subject, [given], slopes))
+    try:
+        compare_all(answers, read=_shares)
+    except Failure as failure:
+        if plausible(max(relative_error(answer.answer, answer.truth) for answer in answers)):
+            failure.otherwise = STAGE.misconception(name).failure(failure.counterexample)
+        raise
+    _expect_slopes(slopes)
+
+
+def _shares(results: Sequence[Any]) -> list[Any]:
+    return [share for share, _ in results]
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -184,20 +168,6 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     )
 
 
-def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
-    """Compare; an answer that no other mistake explains gets this name where its error may come of it."""
-    slopes: list[Slope] = []
-    answers = list(_answers(subject, [given], slopes))
-    try:
-        compare_all(answers, MISTAKES)
-    except Failure as failure:
-        error = max(relative_error(answer.answer, answer.truth) for answer in answers)
-        if failure.misconception is None and plausible(error):
-            raise NAMED[name].failure(failure.counterexample) from None
-        raise
-    _expect_slopes(slopes)
-
-
 STAGE = Stage(
     id="14.loss",
     function="loss_share",
@@ -209,7 +179,7 @@ STAGE = Stage(
         "cross_entropy has the arguments ignore_index and reduction.",
         r"$\mathrm{share}_r = \frac{1}{N}\sum_{t \in r,\ \ell_t \neq -100} -\log p_t(\ell_t)$, $\;N = \sum_r N_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("14.loss"),
     checks=(
         Check("values", 2, "visible", "shares that add up to the loss, and their gradients, P = 1, 2, 3", _check_values),
         Check("uneven", 2, "visible", "ranks without a label that counts, ranks without tokens", _check_uneven),

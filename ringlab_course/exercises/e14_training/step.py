@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,9 @@ from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e14_training.shard import IGNORE, labels_after_the_cut, labels_of
-
-mistake = mistakes_of("14.step")
+from ringlab_course.checking.wrong_answers import misconceptions_of
+from ringlab_course.exercises.e14_training.shard import IGNORE
+from ringlab_course.exercises.e14_training.shard import truth as batch
 
 Weights = dict[str, Tensor]
 VOCABULARY, WIDTH, RATE = 7, 8, 0.5
@@ -73,83 +72,21 @@ def turn(x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-@dataclass(frozen=True)
-class How:
-    """How a step is made; as it stands, rightly.
-
-    positions: of (own). labels: of (tokens, counts, own). divide: what rank's sum is divided by, of (counts of all
-    ranks, rank). reduce: of (gradients of all ranks, rank). loss: what a rank tells, of (shares of all ranks, rank).
-    """
-
-    positions: Callable[[Tensor], Tensor] = lambda own: own
-    labels: Callable[..., np.ndarray] = labels_of
-    divide: Callable[[Sequence[int], int], float] = lambda counts, rank: sum(counts)
-    reduce: Callable[[Sequence[Tensor], int], Tensor] = lambda parts, rank: sum(
-        parts, torch.zeros_like(parts[0])
+def truth(given: Problem) -> tuple[np.ndarray, ...]:
+    """Return the loss and the updates of the weights, in the order of NAMES, of one process in float64."""
+    weights = {name: x.double().clone().requires_grad_() for name, x in given.weights.items()}
+    places = torch.arange(given.layout.S)
+    x = weights["embedding"][given.tokens]
+    q, k = (turn(x @ weights[name], places) for name in ("q", "k"))
+    scores = (q @ k.mT / WIDTH**0.5).masked_fill(places[:, None] < places, -torch.inf)
+    logits = (x + scores.softmax(-1) @ (x @ weights["v"]) @ weights["out"]) @ weights["embedding"].mT
+    _, labels, _ = batch(given.tokens, given.counts, places)
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), torch.from_numpy(labels).flatten(), ignore_index=IGNORE, reduction="sum"
     )
-    loss: Callable[[Sequence[float], int], float] = lambda shares, rank: sum(shares)
-    rate: float = RATE
-    after: bool = False
-
-    def __call__(self, rank: int, given: Problem) -> tuple[np.ndarray, ...]:
-        """Return the loss and the updates of a rank's weights, in the order of NAMES."""
-        weights = [
-            {n: x.double().clone().requires_grad_() for n, x in given.weights.items()} for _ in given.owned
-        ]
-        shares = self._shares(given, weights)
-        every = [own[name] for own in weights for name in WEIGHTS]
-        flat = torch.autograd.grad(sum(shares), every)
-        by_rank = [flat[r * len(WEIGHTS) : (r + 1) * len(WEIGHTS)] for r in range(len(weights))]
-        updates = [-self.rate * self.reduce(list(parts), rank) for parts in zip(*by_rank, strict=True)]
-        if self.after:
-            moved = [
-                {n: own[n].detach() + u for n, u in zip(WEIGHTS, updates, strict=True)} for own in weights
-            ]
-            shares = self._shares(given, moved)
-        told = self.loss([float(share.detach()) for share in shares], rank)
-        return (np.asarray(told), *(_flushed(update.numpy()) for update in updates))
-
-    def _shares(self, given: Problem, weights: Sequence[Weights]) -> list[Tensor]:
-        """Each rank's share of the loss; each rank computes with weights of its own, whose gradients stay apart."""
-        owned, rows = given.owned, []
-        for own, w in zip(owned, weights, strict=True):
-            x, places = w["embedding"][given.tokens[:, own]], self.positions(own)
-            rows.append((x, turn(x @ w["q"], places), turn(x @ w["k"], places), x @ w["v"]))
-        k, v = (torch.cat([row[part] for row in rows], dim=1) for part in (2, 3))
-        labels = [
-            torch.from_numpy(self.labels(given.tokens.numpy(), given.counts.numpy(), own.numpy()))
-            for own in owned
-        ]
-        counts = [int((own != IGNORE).sum()) for own in labels]
-        shares = []
-        for rank, ((x, q, _, _), w) in enumerate(zip(rows, weights, strict=True)):
-            hidden = owned[rank][:, None] < torch.cat(owned)[None]
-            scores = (q @ k.mT / WIDTH**0.5).masked_fill(hidden, -torch.inf)
-            logits = (x + scores.softmax(-1) @ v @ w["out"]) @ w["embedding"].mT
-            total = F.cross_entropy(
-                logits.flatten(0, 1), labels[rank].flatten(), ignore_index=IGNORE, reduction="sum"
-            )
-            divided = self.divide(counts, rank)
-            shares.append(total / divided if divided else total)
-        return shares
-
-
-RIGHT = How()
-MISTAKES = (
-    mistake("mean_of_gradients", How(reduce=lambda parts, rank: sum(parts, torch.zeros_like(parts[0])) / len(parts))),
-    mistake("own_gradient", How(reduce=lambda parts, rank: parts[rank])),
-    mistake("means_of_means", How(divide=lambda counts, rank: counts[rank] * len(counts))),
-    mistake("sum_of_means", How(divide=lambda counts, rank: counts[rank])),
-    mistake("local_positions", How(positions=lambda own: torch.arange(len(own)))),
-    mistake("labels_after_the_cut", How(labels=labels_after_the_cut)),
-    mistake("tells_its_share", How(loss=lambda shares, rank: shares[rank])),
-    mistake("averages_the_loss", How(loss=lambda shares, rank: sum(shares) / len(shares))),
-    mistake("climbs", How(rate=-RATE)),
-    mistake("ignores_the_rate", How(rate=1.0)),
-    mistake("loss_after_the_step", How(after=True)),
-    mistake("computes_everything"),
-)  # fmt: skip
-NAMED = {each.name: each for each in MISTAKES}
+    loss = loss / max(1, int((labels != IGNORE).sum()))
+    slopes = torch.autograd.grad(loss, [weights[name] for name in WEIGHTS])
+    return loss.detach().numpy(), *(_flushed((-RATE * slope).numpy()) for slope in slopes)
 
 
 def _flushed(update: np.ndarray) -> np.ndarray:
@@ -183,13 +120,14 @@ def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
 
 
 def _of_run(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
+    right = truth(given)
     for rank, answer in enumerate(results):
         text = f"{given.text}: rank {rank}"
-        yield Answered(_read(answer, given), RIGHT(rank, given), BOUND, (rank, given), NAMES, text)
+        yield Answered(_read(answer, given), right, BOUND, names=NAMES, text=text)
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
-    compare_all(_answers(subject, cases), MISTAKES)
+    compare_all(_answers(subject, cases))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -216,7 +154,7 @@ def _check_shared(subject: Any, rng: np.random.Generator) -> None:
     for P in (2, 3):
         given = problem(rng, layouts.zigzag(12 * P, P))
         run = _run(subject, given)
-        compare_all(_of_run(run.results, given), MISTAKES)
+        compare_all(_of_run(run.results, given))
         trace = run.trace
         for rank in range(P):
             needed = 2 * given.tokens.shape[0] * len(given.owned[rank]) * WIDTH * 8
@@ -225,7 +163,7 @@ def _check_shared(subject: Any, rng: np.random.Generator) -> None:
             )
             if sent < needed:
                 text = f"{given.text}: rank {rank} sends {sent:,} bytes of keys and values, its own are {needed:,}"
-                raise NAMED["computes_everything"].failure(text)
+                raise STAGE.misconception("computes_everything").failure(text)
 
 
 STAGE = Stage(
@@ -241,7 +179,7 @@ STAGE = Stage(
         "two, on copies of the weights. Which of your numbers is still a share?",
         r"$w \leftarrow w - \eta \sum_r \nabla_w\,\mathrm{share}_r$, $\;\mathcal{L} = \sum_r \mathrm{share}_r$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("14.step"),
     checks=(
         Check("values", 3, "visible", "loss and weights of one process, contiguous, P = 1, 2, 3", _check_values),
         Check("layouts", 2, "visible", "zig-zag and striped", _check_layouts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,12 @@ import numpy as np
 import torch
 
 from ringlab import oracle
-from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import expect_arrays, expect_tuple, relative_error
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import random
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("14.sum")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 ROUNDED = 2.0**-4
 """An error below this may come of rounding to bfloat16 (2⁻⁸ at a time); a larger one has another reason."""
@@ -36,21 +34,15 @@ class Problem:
     gradients: list[Gradients]
     text: str
 
-    def parts(self, number: int) -> list[np.ndarray]:
-        """Return every rank's gradient of one weight, float64; zero for None."""
-        like = oracle.float64(self.weights[number])
-        return [
-            np.zeros_like(like) if own[number] is None else oracle.float64(own[number])
-            for own in self.gradients
-        ]
-
-    def folded(self, fold: Callable[[Sequence[np.ndarray]], np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return `fold` of all ranks' gradients, weight by weight."""
-        return tuple(np.asarray(fold(self.parts(number))) for number in range(len(self.weights)))
-
-    def touched(self, rank: int) -> np.ndarray:
-        """Return which weights have a gradient on this rank."""
-        return np.asarray([x is not None for x in self.gradients[rank]])
+    def sums(self) -> tuple[np.ndarray, ...]:
+        """Return the sum of all ranks' gradients, weight by weight, float64."""
+        return tuple(
+            sum(
+                (oracle.float64(own[number]) for own in self.gradients if own[number] is not None),
+                np.zeros(weight.shape),
+            )
+            for number, weight in enumerate(self.weights)
+        )
 
 
 def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Problem:
@@ -78,29 +70,6 @@ def _narrow(rng: np.random.Generator, P: int = 8) -> Problem:
     )
 
 
-def _mean_of_touched(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean over ranks that have a gradient. Raises: ValueError where all have: that is the mean over all ranks."""
-    found = [part for part in parts if np.abs(part).max(initial=0.0) > 0]
-    if len(found) == len(parts):
-        raise ValueError("a gradient on every rank")
-    return sum(found, np.zeros_like(parts[0])) / max(len(found), 1)
-
-
-MISTAKES = (
-    mistake("takes_the_mean", lambda rank, given: given.folded(lambda parts: sum(parts) / len(parts))),
-    mistake("mean_of_touched", lambda rank, given: given.folded(_mean_of_touched)),
-    mistake("keeps_its_own", lambda rank, given: given.folded(lambda parts: parts[rank])),
-    mistake("counts_itself_twice", lambda rank, given: given.folded(lambda parts: sum(parts) + parts[rank])),
-    mistake("takes_the_largest", lambda rank, given: given.folded(lambda parts: np.max(parts, axis=0))),
-    mistake("leaves_out_none"),
-    mistake("keeps_none"),
-    mistake("a_message_for_each"),
-    mistake("narrow_sums"),
-    mistake("another_dtype"),
-)  # fmt: skip
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _run(subject: Any, given: Problem) -> Any:
     P = len(given.gradients)
     try:
@@ -109,7 +78,9 @@ def _run(subject: Any, given: Problem) -> Any:
         stuck = re.search(r"DeadlockError|UnreceivedError|PeerDiedError|MismatchError", crash.message)
         absent = any(x is None for own in given.gradients for x in own)
         if stuck and absent:
-            raise NAMED["leaves_out_none"].failure(f"{given.text}\n{crash.counterexample}") from None
+            raise STAGE.misconception("leaves_out_none").failure(
+                f"{given.text}\n{crash.counterexample}"
+            ) from None
         raise
 
 
@@ -119,24 +90,23 @@ def _answers(subject: Any, cases: Sequence[Problem], bound: float) -> Iterator[A
 
 
 def _of_run(results: Sequence[Any], given: Problem, bound: float) -> Iterator[Answered]:
-    truth = given.folded(sum)
+    truth = given.sums()
     for rank, answer in enumerate(results):
         parts = expect_tuple(answer, NAMES)
         for part, own, name in zip(parts, given.gradients[rank], NAMES, strict=True):
             if part is None and own is None:
-                raise NAMED["keeps_none"].failure(f"{given.text}: rank {rank}, {name}")
-        got = tuple(
-            expect_array(part, right.shape, name=name)
-            for name, part, right in zip(NAMES, parts, truth, strict=True)
-        )
+                raise STAGE.misconception("keeps_none").failure(f"{given.text}: rank {rank}, {name}")
+        got = expect_arrays(parts, truth, NAMES)
         for part, weight in zip(parts, given.weights, strict=True):
             if str(part.dtype).removeprefix("torch.") != str(weight.dtype).removeprefix("torch."):
-                raise NAMED["another_dtype"].failure(f"{given.text}: {part.dtype} for {weight.dtype}")
-        yield Answered(got, truth, bound, (rank, given), NAMES, f"{given.text}: rank {rank}")
+                raise STAGE.misconception("another_dtype").failure(
+                    f"{given.text}: {part.dtype} for {weight.dtype}"
+                )
+        yield Answered(got, truth, bound, names=NAMES, text=f"{given.text}: rank {rank}")
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
-    compare_all(_answers(subject, cases, BOUND), MISTAKES)
+    compare_all(_answers(subject, cases, BOUND))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -152,22 +122,21 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     P = 3
     given = problem(rng, P)
     run = _run(subject, given)
-    compare_all(_of_run(run.results, given, BOUND), MISTAKES)
+    compare_all(_of_run(run.results, given, BOUND))
     trace = run.trace
     for rank in range(P):
         if (rounds := trace.rounds(rank)) > 2 * (P - 1):
             text = f"{given.text}, {len(SHAPES)} weights: rank {rank} made {rounds} exchanges, {P - 1} are enough"
-            raise NAMED["a_message_for_each"].failure(text)
+            raise STAGE.misconception("a_message_for_each").failure(text)
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     answers = list(_answers(subject, [_narrow(rng)], 2.0**-8))
     try:
-        compare_all(answers, MISTAKES)
+        compare_all(answers)
     except Failure as failure:
-        small = max(relative_error(answer.answer, answer.truth) for answer in answers) < ROUNDED
-        if failure.misconception is None and small:
-            raise NAMED["narrow_sums"].failure(failure.counterexample) from None
+        if max(relative_error(answer.answer, answer.truth) for answer in answers) < ROUNDED:
+            failure.otherwise = STAGE.misconception("narrow_sums").failure(failure.counterexample)
         raise
 
 
@@ -182,7 +151,7 @@ STAGE = Stage(
         "its part back, in its shape and dtype.",
         r"$\nabla_w \mathcal{L} = \nabla_w \sum_r \mathrm{share}_r = \sum_r \nabla_w\, \mathrm{share}_r$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("14.sum"),
     checks=(
         Check("values", 2, "visible", "sums, the same on every rank, P = 1, 2, 3", _check_values),
         Check("none", 1, "visible", "weights that a rank's tokens did not touch", _check_none),
