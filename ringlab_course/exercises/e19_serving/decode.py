@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,8 @@ from ringlab_course.checking.answers import expect_array
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.numbers import attend, fold, random, rounding_bound
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("19.decode")
+from ringlab_course.checking.numbers import attend, random, rounding_bound
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 _PARTNER = re.compile(r"sends float\S+? .*? to rank (\d+) .*?; rank \d+ expects .*? from rank \1 ")
 """In the report of ranks that wait for each other: one that sends to a rank and expects its message from the same."""
@@ -65,75 +63,6 @@ def truth(rank: int, given: Problem) -> np.ndarray:
     return given.own(rank, attend(*given.whole())[0])
 
 
-def _own_tokens(rank: int, given: Problem) -> np.ndarray:
-    q, _, _ = given.whole()
-    return given.own(rank, attend(q, given.ks[rank], given.vs[rank])[0])
-
-
-def _parts(given: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
-    q, _, _ = given.whole()
-    return [attend(q, k, v) for k, v in zip(given.ks, given.vs, strict=True)]
-
-
-def _senders_heads(rank: int, given: Problem) -> np.ndarray:
-    """Each rank hands out the partial of its own heads: what arrives from a rank belongs to that rank's heads."""
-    return fold([tuple(given.own(owner, x) for x in part) for owner, part in enumerate(_parts(given))])[0]
-
-
-def _mean(rank: int, given: Problem) -> np.ndarray:
-    return given.own(rank, np.mean([out for out, _ in _parts(given)], axis=0))
-
-
-def _by_counts(rank: int, given: Problem) -> np.ndarray:
-    counts = np.array([k.shape[2] for k in given.ks], float)
-    return given.own(
-        rank, sum(n * out for n, (out, _) in zip(counts / counts.sum(), _parts(given), strict=True))
-    )
-
-
-def _local_group(rank: int, given: Problem) -> np.ndarray:
-    """Query heads find their K/V head as if the rank's own heads were all: each rank's own begin at K/V head 0."""
-    _, k, v = given.whole()
-    heads, K = given.qs[rank].shape[1], k.shape[1]
-    group = heads * given.world_size // K
-    places = np.arange(heads) // group
-    out: np.ndarray = attend(given.qs[rank], k[:, places], v[:, places])[0]
-    return out
-
-
-def _in_turn(rank: int, given: Problem) -> np.ndarray:
-    """Query head h reads K/V head h mod K."""
-    q, k, v = given.whole()
-    places = np.arange(q.shape[1]) % k.shape[1]
-    return given.own(rank, attend(q, k[:, places], v[:, places])[0])
-
-
-def _base_two(rank: int, given: Problem) -> np.ndarray:
-    parts = [(out, lse * np.log(2.0)) for out, lse in _parts(given)]
-    return given.own(rank, fold(parts)[0])
-
-
-Wrong = Callable[[int, Problem], np.ndarray]
-IN_VALUES = (
-    mistake("sees_its_own_tokens_alone", _own_tokens),
-    mistake("hands_out_its_own_heads", _senders_heads),
-    mistake("averages_the_ranks", _mean),
-    mistake("weighs_by_token_counts", _by_counts),
-    mistake("own_heads_begin_at_zero", _local_group),
-    mistake("heads_in_turn", _in_turn),
-    mistake("mixes_bases", _base_two),
-)
-BEHAVES = (
-    mistake("nan_on_an_empty_rank"),
-    mistake("everybody_gets_all_heads"),
-    mistake("gathers_the_cache"),
-    mistake("does_not_take_part"),
-    mistake("receives_from_the_receiver"),
-)
-MISTAKES = (*IN_VALUES, *BEHAVES)
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _run(subject: Any, given: Problem) -> Any:
     try:
         return subject.run_ring(given.world_size, given.qs, given.ks, given.vs)
@@ -145,7 +74,7 @@ def _run(subject: Any, given: Problem) -> Any:
             name = "receives_from_the_receiver"
         if name is None:
             raise
-        raise NAMED[name].failure(f"{given.text}\n{text}") from None
+        raise STAGE.misconception(name).failure(f"{given.text}\n{text}") from None
 
 
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
@@ -155,13 +84,13 @@ def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
         got = expect_array(answer, right.shape, name="out")
         text = f"{given.text}: rank {rank}"
         if np.isnan(got).any():
-            raise NAMED["nan_on_an_empty_rank"].failure(text)
+            raise STAGE.misconception("nan_on_an_empty_rank").failure(text)
         bound = rounding_bound(q, k, v, attend(q, k, v))
-        yield Answered((got,), (right,), bound, (rank, given), ("out",), text)
+        yield Answered((got,), (right,), bound, names=("out",), text=text)
 
 
 def _verify(subject: Any, cases: Iterable[Problem]) -> None:
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), IN_VALUES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _drawn(rng: np.random.Generator, P: int, most: int = 9) -> list[int]:
@@ -192,16 +121,16 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
         P, H, D = 4, 8, 8
         given = problem(rng, held, H, 2, D)
         outcome = _run(subject, given)
-        compare_all(_answers(outcome.results, given), IN_VALUES)
+        compare_all(_answers(outcome.results, given))
         needed = (P - 1) * (H // P) * (D + D + 1) * 4
         everything = (P - 1) * (H // P * D + H * (D + 1)) * 4
         for rank in range(P):
             sent = outcome.trace.bytes_sent(rank)
             text = f"{given.text}: rank {rank} sent {sent:,} bytes, {needed:,} are enough"
             if sent == everything:
-                raise NAMED["everybody_gets_all_heads"].failure(text)
+                raise STAGE.misconception("everybody_gets_all_heads").failure(text)
             if sent > needed and sent >= (P - 1) * given.ks[rank].nbytes:
-                raise NAMED["gathers_the_cache"].failure(text)
+                raise STAGE.misconception("gathers_the_cache").failure(text)
             if sent > needed:
                 raise Failure("More bytes travel than queries and partials have.", text)
             if sent < needed // 2:
@@ -221,7 +150,7 @@ STAGE = Stage(
         "heads, and merge what you receive: P partials of your own heads.",
         r"$(o_{h,r}, L_{h,r})$ of head $h$ on rank $r$'s tokens goes to the owner of $h$, which merges over $r$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("19.decode"),
     checks=(
         Check("values", 2, "visible", "one rank, two and three", _check_values),
         Check("groups", 1, "visible", "several query heads to a K/V head, fewer K/V heads than ranks", _check_groups),

@@ -2,65 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.answers import expect_arrays
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("19.place")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("ranks", "slots")
 Answer = tuple[np.ndarray, np.ndarray]
 
 
-def _rank(t: np.ndarray, interleave: int, P: int) -> np.ndarray:
-    return t // interleave % P
-
-
-def _slot(t: np.ndarray, interleave: int, P: int) -> np.ndarray:
-    return t // (interleave * P) * interleave + t % interleave
-
-
-Number = Callable[[np.ndarray, int, int], np.ndarray]
-
-
-def _by(rank: Number = _rank, slot: Number = _slot) -> Callable[[Any, int, int], Answer]:
-    def place(tokens: Any, interleave: int, P: int) -> Answer:
-        t = np.asarray(tokens, np.int64)
-        return rank(t, interleave, P), slot(t, interleave, P)
-
-    return place
-
-
-truth = _by()
-MISTAKES = (
-    mistake("deals_single_tokens", _by(lambda t, size, P: t % P, lambda t, size, P: t // P)),
-    mistake("no_second_turn", _by(lambda t, size, P: t // size, lambda t, size, P: t % size)),
-    mistake("slot_in_the_sequence", _by(slot=lambda t, size, P: t)),
-    mistake("slot_in_the_piece", _by(slot=lambda t, size, P: t % size)),
-    mistake(
-        "counts_all_pieces", _by(slot=lambda t, size, P: t // size * size + t % size - t // size % P * size)
-    ),
-    mistake("piece_of_the_rank", _by(slot=lambda t, size, P: t // (size * P))),
-)
+def truth(tokens: Any, interleave: int, P: int) -> Answer:
+    """Return the rank and the slot of every token."""
+    t = np.asarray(tokens, np.int64)
+    return t // interleave % P, t // (interleave * P) * interleave + t % interleave
 
 
 def _answers(subject: Any, cases: Sequence[tuple[np.ndarray, int, int]]) -> Iterator[Answered]:
     for tokens, interleave, P in cases:
         inputs = torch.from_numpy(tokens), interleave, P
         right = truth(*inputs)
-        parts = expect_tuple(subject.call(*inputs), NAMES)
-        got = tuple(
-            expect_array(part, x.shape, name=name) for name, part, x in zip(NAMES, parts, right, strict=True)
-        )
+        got = expect_arrays(subject.call(*inputs), right, NAMES)
         shown = ", ".join(map(str, tokens[:12].tolist())) + (", …" if len(tokens) > 12 else "")
-        yield Answered(got, right, 0.0, inputs, NAMES, f"interleave={interleave}, P={P}, tokens {shown}")
+        text = f"interleave={interleave}, P={P}, tokens {shown}"
+        yield Answered(got, right, 0.0, names=NAMES, text=text)
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
@@ -69,7 +39,7 @@ def _check_first(subject: Any, rng: np.random.Generator) -> None:
     drawn = [
         (np.arange(2 * interleave * P + int(rng.integers(1, 500))), interleave, P) for interleave, P in dealt
     ]
-    compare_all(_answers(subject, drawn), MISTAKES)
+    compare_all(_answers(subject, drawn))
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
@@ -78,7 +48,7 @@ def _check_any(subject: Any, rng: np.random.Generator) -> None:
         (rng.integers(0, 1 << 20, 40), int(rng.integers(1, 70)), int(rng.integers(2, 70))) for _ in range(4)
     ]
     none = np.zeros(0, np.int64), int(rng.integers(1, 500)), 2
-    compare_all(_answers(subject, [*drawn, (rng.integers(0, 1000, 9), 16, 1), none]), MISTAKES)
+    compare_all(_answers(subject, [*drawn, (rng.integers(0, 1000, 9), 16, 1), none]))
 
 
 STAGE = Stage(
@@ -92,7 +62,7 @@ STAGE = Stage(
         r"$n = \lfloor t / \mathrm{interleave} \rfloor$, $\;\mathrm{rank} = n \bmod P$, "
         r"$\;\mathrm{slot} = \lfloor n / P \rfloor \cdot \mathrm{interleave} + (t \bmod \mathrm{interleave})$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("19.place"),
     checks=(
         Check("first", 1, "visible", "the first turns around the ranks", _check_first),
         Check("any", 1, "held-out", "tokens anywhere, one rank, no token", _check_any),

@@ -17,10 +17,8 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import NAMES, State, attend, random, rounding_bound
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e19_serving.place import truth as place
-
-mistake = mistakes_of("19.prefill")
 
 
 @dataclass(frozen=True)
@@ -63,88 +61,10 @@ def problem(
     return Problem(qs, ks, vs, positions, old_ks, old_vs, cached, text)
 
 
-def _over(rank: int, given: Problem, seen: np.ndarray) -> State:
-    k, v, _ = given.keys()
-    return attend(given.qs[rank], k, v, seen)
-
-
 def truth(rank: int, given: Problem) -> State:
     """Return (out, lse) of a rank's queries over all keys at or before them."""
-    return _over(rank, given, given.positions[rank].numpy()[:, None] >= given.keys()[2][None])
-
-
-def _chunk_alone(rank: int, given: Problem) -> State:
-    _, _, at = given.keys()
-    first = min(int(own.min()) for own in given.positions if len(own))
-    return _over(rank, given, (given.positions[rank].numpy()[:, None] >= at[None]) & (at >= first)[None])
-
-
-def _prefix_alone(rank: int, given: Problem) -> State:
-    _, _, at = given.keys()
-    first = min(int(own.min()) for own in given.positions if len(own))
-    return _over(rank, given, np.broadcast_to(at < first, (len(given.positions[rank]), len(at))))
-
-
-def _from_zero(rank: int, given: Problem) -> State:
-    """The chunk's positions count from 0 for the mask: of the prefix, early tokens only are seen."""
-    _, _, at = given.keys()
-    first = min(int(own.min()) for own in given.positions if len(own))
-    new = at >= first
-    return _over(
-        rank, given, given.positions[rank].numpy()[:, None] - first >= np.where(new, at - first, at)[None]
-    )
-
-
-def _not_causal(rank: int, given: Problem) -> State:
-    return _over(rank, given, np.ones((len(given.positions[rank]), len(given.keys()[2])), bool))
-
-
-def _own_prefix(rank: int, given: Problem) -> State:
-    """Of the prefix, each rank sees the part that it holds itself."""
-    _, _, at = given.keys()
-    first = min(int(own.min()) for own in given.positions if len(own))
-    mine = np.isin(at, given.cached[rank].numpy()) | (at >= first)
-    return _over(rank, given, (given.positions[rank].numpy()[:, None] >= at[None]) & mine[None])
-
-
-def _strict(rank: int, given: Problem) -> State:
-    return _over(rank, given, given.positions[rank].numpy()[:, None] > given.keys()[2][None])
-
-
-def _by_index(rank: int, given: Problem) -> State:
-    """The whole prefix; of the chunk, earlier ranks' keys, and of its own those at or before the query's index."""
-    seen = [np.ones((len(given.positions[rank]), len(old)), bool) for old in given.cached]
-    for other, own in enumerate(given.positions):
-        every = np.ones((len(given.positions[rank]), len(own)), bool)
-        seen.append(np.tril(every) if other == rank else every if other < rank else ~every)
-    return _over(rank, given, np.concatenate(seen, axis=1))
-
-
-def _by_index_in_each_block(rank: int, given: Problem) -> State:
-    """The whole prefix; of each rank's part of the chunk, the keys at or before the query's index in its own."""
-    seen = [np.ones((len(given.positions[rank]), len(old)), bool) for old in given.cached]
-    seen += [np.tri(len(given.positions[rank]), len(own), dtype=bool) for own in given.positions]
-    return _over(rank, given, np.concatenate(seen, axis=1))
-
-
-IN_VALUES = (
-    mistake("forgets_the_prefix", _chunk_alone),
-    mistake("forgets_the_chunk", _prefix_alone),
-    mistake("chunk_begins_at_zero", _from_zero),
-    mistake("sees_later_tokens", _not_causal),
-    mistake("sees_its_own_part_of_the_prefix", _own_prefix),
-    mistake("misses_its_own_token", _strict),
-    mistake("compares_indices", _by_index),
-    mistake("compares_indices_in_each_block", _by_index_in_each_block),
-)
-BEHAVES = (
-    mistake("assumes_equal_parts"),
-    mistake("mask_of_another_block"),
-    mistake("two_rings"),
-    mistake("sends_to_strangers"),
-)
-MISTAKES = (*IN_VALUES, *BEHAVES)
-NAMED = {each.name: each for each in MISTAKES}
+    k, v, at = given.keys()
+    return attend(given.qs[rank], k, v, given.positions[rank].numpy()[:, None] >= at)
 
 
 def _run(subject: Any, given: Problem) -> Any:
@@ -159,7 +79,7 @@ def _run(subject: Any, given: Problem) -> Any:
             name = "mask_of_another_block"
         else:
             raise
-        raise NAMED[name].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise STAGE.misconception(name).failure(f"{given.text}\n{crash.counterexample}") from None
 
 
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
@@ -171,11 +91,11 @@ def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
             raise Failure("There is a NaN in out.", text)
         right = truth(rank, given)
         bound = rounding_bound(given.qs[rank], k, v, right)
-        yield Answered(answer, right, bound, (rank, given), NAMES, text)
+        yield Answered(answer, right, bound, names=NAMES, text=text)
 
 
 def _verify(subject: Any, cases: Iterable[Problem]) -> None:
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), IN_VALUES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -205,7 +125,7 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     for prefix, layout in ((8, layouts.contiguous(8, 4)), (9, layouts.zigzag(7, 3))):
         given = problem(rng, prefix, layout, 2, 1)
         outcome = _run(subject, given)
-        compare_all(_answers(outcome.results, given), IN_VALUES)
+        compare_all(_answers(outcome.results, given))
         P, trace = layout.P, outcome.trace
         blocks = [
             sum(x[r].nbytes for x in (given.ks, given.vs, given.cached_ks, given.cached_vs)) for r in range(P)
@@ -213,12 +133,12 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
         for rank in range(P):
             if strangers := trace.peers(rank) - {(rank + 1) % P}:
                 text = f"{given.text}: rank {rank} sends to {', '.join(map(str, sorted(strangers)))}"
-                raise NAMED["sends_to_strangers"].failure(text)
+                raise STAGE.misconception("sends_to_strangers").failure(text)
             rounds, sent = trace.rounds(rank), trace.bytes_sent(rank)
             exact = sum(blocks[(rank - step) % P] for step in range(P - 1))
             text = f"{given.text}: rank {rank} made {rounds} exchanges of {sent:,} bytes; {P - 1} of {exact:,} are enough"
             if rounds == 2 * (P - 1) and sent == exact:
-                raise NAMED["two_rings"].failure(text)
+                raise STAGE.misconception("two_rings").failure(text)
             if rounds != P - 1 or sent != exact:
                 raise Failure("The exchanges or their bytes are not those of one ring.", text)
 
@@ -235,7 +155,7 @@ STAGE = Stage(
         r"$k = [k_{\mathrm{cached}}; k_{\mathrm{new}}]$, $p = [p_{\mathrm{cached}}; p_{\mathrm{new}}]$ on every rank; "
         r"visible if $p_{\mathrm{query}} \ge p_{\mathrm{key}}$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("19.prefill"),
     checks=(
         Check("values", 2, "visible", "contiguous chunks, without a prefix and with one", _check_values),
         Check("layouts", 1, "visible", "zig-zag and striped chunks, shared heads", _check_layouts),

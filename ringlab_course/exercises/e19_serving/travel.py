@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,60 +11,19 @@ from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.numbers import expect_number
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("19.travel")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("keys and values", "queries")
 Asked = tuple[int, int, int, int, int, int, int]
 """prefix, new, P, H, K, D, itemsize."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What is counted; the defaults are right."""
-
-    prefix: bool = True
-    chunk: bool = True
-    tensors: int = 2
-    kv_heads: bool = True
-    hops: int = -1
-    returns: bool = True
-    queries: bool = True
-    lse: bool = True
-    wide: bool = True
-    query_heads: bool = True
-
-    def __call__(self, prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
-        hops = P + self.hops
-        keys = (
-            (self.chunk * new + self.prefix * prefix)
-            // P
-            * self.tensors
-            * (K if self.kv_heads else H)
-            * D
-            * itemsize
-        )
-        heads = H if self.query_heads else K
-        back = heads * (D + self.lse) * (max(itemsize, 4) if self.wide else itemsize)
-        rows = new // P * (self.queries * heads * D * itemsize + self.returns * back)
-        return np.array([hops * keys, hops * rows], dtype=np.float64)
-
-
-truth = Rule()
-MISTAKES = (
-    mistake("forgets_the_prefix", Rule(prefix=False)),
-    mistake("forgets_the_chunk", Rule(chunk=False)),
-    mistake("keys_alone", Rule(tensors=1)),
-    mistake("repeats_kv_heads", Rule(kv_heads=False)),
-    mistake("one_hop_too_many", Rule(hops=0)),
-    mistake("forgets_the_way_back", Rule(returns=False)),
-    mistake("forgets_the_queries", Rule(queries=False)),
-    mistake("forgets_lse", Rule(lse=False)),
-    mistake("narrow_partials", Rule(wide=False)),
-    mistake("queries_of_kv_heads", Rule(query_heads=False)),
-)
-Cases = Callable[[np.random.Generator], list[Asked]]
+def truth(prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
+    """Return the bytes that a rank sends if keys and values travel, and if queries and their partials do."""
+    keys = (prefix + new) // P * 2 * K * D * itemsize
+    partials = H * (D + 1) * max(itemsize, 4)
+    rows = new // P * (H * D * itemsize + partials)
+    return np.array([(P - 1) * keys, (P - 1) * rows], dtype=np.float64)
 
 
 def _answers(subject: Any, cases: list[Asked]) -> Iterator[Answered]:
@@ -74,7 +32,7 @@ def _answers(subject: Any, cases: list[Asked]) -> Iterator[Answered]:
         got = np.array([expect_number(part) for part in parts])
         prefix, new, P, H, K, D, itemsize = asked
         text = f"prefix={prefix}, new={new}, P={P}, H={H}, K={K}, D={D}, {itemsize} bytes an element"
-        yield Answered(got, truth(*asked), 0.0, asked, (), text)
+        yield Answered(got, truth(*asked), 0.0, text=text)
 
 
 def _drawn(rng: np.random.Generator, itemsize: int, P: int | None = None) -> Asked:
@@ -85,7 +43,7 @@ def _drawn(rng: np.random.Generator, itemsize: int, P: int | None = None) -> Ask
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    compare_all(_answers(subject, [_drawn(rng, itemsize) for itemsize in (4, 2, 2)]), MISTAKES)
+    compare_all(_answers(subject, [_drawn(rng, itemsize) for itemsize in (4, 2, 2)]))
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
@@ -94,7 +52,7 @@ def _check_any(subject: Any, rng: np.random.Generator) -> None:
     one = prefix, new, 1, H, K, D, 2
     _, new, P, H, K, D, _ = _drawn(rng, 2)
     real = 8 * int(rng.integers(1000, 100_000)), 8 * int(rng.integers(10, 1000)), 8, 64, 8, 128, 2
-    compare_all(_answers(subject, [one, _drawn(rng, 8), (0, new, P, H, K, D, 2), real]), MISTAKES)
+    compare_all(_answers(subject, [one, _drawn(rng, 8), (0, new, P, H, K, D, 2), real]))
 
 
 STAGE = Stage(
@@ -107,7 +65,7 @@ STAGE = Stage(
         "new tokens, with the query heads, and for each a partial that goes back to its owner: out and lse, as wide as a state.",
         r"$(P-1)\frac{p + n}{P}\,2KDe$ and $(P-1)\frac{n}{P}\,H\,(De + (D+1)\max(e, 4))$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("19.travel"),
     checks=(
         Check("values", 1, "visible", "both, to the byte, in float32 and bfloat16", _check_values),
         Check("any", 1, "held-out", "one rank, float64, no prefix, sizes of a real model", _check_any),
