@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, expect_tuple
+from ringlab_course.checking.answers import expect_arrays
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("20.chunk")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("out", "state")
 BOUND = 1e-9
@@ -22,58 +19,16 @@ BOUND = 1e-9
 Answer = tuple[np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class How:
-    """How a chunk is computed; as it stands, rightly. Each field is a place where one can go wrong."""
-
-    enters: bool = True
-    decays_the_entering: bool = True
-    own_token: bool = True
-    after: int = 0
-    """A token's write is left with the decays of the tokens after it; −1: also its own; 1: without the reader's."""
-    future: bool = False
-    decays_the_writes: bool = True
-    keeps_the_old: bool = True
-    scale: bool = False
-    transposed: bool = False
-
-    def __call__(self, q: Any, k: Any, v: Any, decay: Any, state: Any) -> Answer:
-        """Return (out, state) of inputs (H, L, ·)."""
-        q, k, v, g, S = (np.asarray(x, np.float64) for x in (q, k, v, decay, state))
-        L = q.shape[1]
-        between = np.zeros((g.shape[0], L, L))
-        for i in range(L):
-            for j in range(L if self.future else i + 1):
-                low, high = sorted((i, j))
-                between[:, i, j] = np.exp(g[:, low + (self.after >= 0) : high + (self.after <= 0)].sum(1))
-        if not self.own_token:
-            between *= np.tri(L, L, -1)
-        since = np.exp(np.cumsum(g, axis=1))[..., None]
-        whole = since[:, -1:] if L else np.ones((g.shape[0], 1, 1))
-        S = S if self.enters else np.zeros_like(S)
-        left = np.exp(np.array([g[:, j + 1 :].sum(1) for j in range(L)]).reshape(L, len(g))).T[..., None]
-        if not self.decays_the_writes:
-            left = np.ones_like(left)
-        out = (since if self.decays_the_entering else 1.0) * (q @ S)
-        out = out + (between * (q @ k.swapaxes(1, 2))) @ v
-        new = (left * k).swapaxes(1, 2) @ v + (whole * S if self.keeps_the_old else 0.0)
-        return out * (q.shape[-1] ** -0.5 if self.scale else 1.0), new
+def truth(q: Any, k: Any, v: Any, decay: Any, state: Any) -> Answer:
+    """Return (out, state) of inputs (H, L, ·), token by token."""
+    q, k, v, g, S = (np.asarray(x, np.float64) for x in (q, k, v, decay, state))
+    out = np.zeros(v.shape)
+    for t in range(q.shape[1]):
+        S = np.exp(g[:, t, None, None]) * S + k[:, t, :, None] * v[:, t, None, :]
+        out[:, t] = (q[:, t, None, :] @ S)[:, 0]
+    return out, S
 
 
-RIGHT = How()
-MISTAKES = (
-    mistake("ignores_the_entering_state", How(enters=False)),
-    mistake("reads_an_undecayed_state", How(decays_the_entering=False)),
-    mistake("misses_its_own_token", How(own_token=False)),
-    mistake("decays_its_own_write", How(after=-1)),
-    mistake("reads_before_it_decays", How(after=1)),
-    mistake("sees_the_future", How(future=True)),
-    mistake("undecayed_writes", How(decays_the_writes=False)),
-    mistake("forgets_the_old_state", How(keeps_the_old=False)),
-    mistake("scales", How(scale=True)),
-    mistake("divides_by_decays"),
-)
-NAMED = {each.name: each for each in MISTAKES}
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -97,19 +52,16 @@ def inputs(
 
 def _answers(subject: Any, cases: Iterable[tuple[str, Inputs]]) -> Iterator[Answered]:
     for text, given in cases:
-        right = RIGHT(*given)
-        parts = expect_tuple(subject.call(*given), NAMES)
-        got = tuple(
-            expect_array(part, x.shape, name=name) for name, part, x in zip(NAMES, parts, right, strict=True)
-        )
+        right = truth(*given)
+        got = expect_arrays(subject.call(*given), right, NAMES)
         text = f"{given[0].shape[1]} tokens, {text}"
         if any(not np.isfinite(x).all() for x in got):
-            raise NAMED["divides_by_decays"].failure(text)
-        yield Answered(got, right, BOUND, given, NAMES, text)
+            raise STAGE.misconception("divides_by_decays").failure(text)
+        yield Answered(got, right, BOUND, names=NAMES, text=text)
 
 
 def _verify(subject: Any, cases: Iterable[tuple[str, Inputs]]) -> None:
-    compare_all(_answers(subject, cases), MISTAKES)
+    compare_all(_answers(subject, cases))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -141,7 +93,6 @@ def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     _verify(subject, [("decay and state", inputs(rng, L)) for L in (0, 1)])
 
 
-Run = Callable[[Any, np.random.Generator], None]
 STAGE = Stage(
     id="20.chunk",
     function="chunk",
@@ -154,7 +105,7 @@ STAGE = Stage(
         r"$E_{ij} = e^{g_{j+1} + \dots + g_i}$ for $j \le i$, $\;O = e^{g_1 + \dots + g_i}\,QS + (E \odot QK^\top) V$, "
         r"$\;S' = e^{g_1 + \dots + g_L} S + \sum_j e^{g_{j+1} + \dots + g_L} k_j v_j^\top$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("20.chunk"),
     checks=(
         Check("values", 2, "visible", "outputs and the state, with and without decay", _check_values),
         Check("strong", 1, "visible", "decays that forget everything", _check_strong),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,7 @@ from ringlab_course.checking.answers import expect_array
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e20_beyond_softmax.transition import RIGHT as TRANSITION
-
-mistake = mistakes_of("20.layer")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 BOUND = 1e-8
 
@@ -43,31 +40,21 @@ class Problem:
     def text(self) -> str:
         return f"P={len(self.qs)}, {', '.join(map(str, self.lengths))} tokens on the ranks"
 
-    def out(self, rank: int, state: np.ndarray) -> np.ndarray:
-        """Return a rank's outputs if this state enters it."""
-        q, k, v, g, b = (each[rank].numpy() for each in self.per_rank)
-        outs = []
-        for t in range(q.shape[1]):
-            q_t, k_t, v_t = (x[:, t, :, None] for x in (q, k, v))
-            state = np.exp(g[:, t, None, None]) * state
-            written = b[:, t, None, None] * (v_t - state.swapaxes(1, 2) @ k_t)
-            state = state + k_t @ written.swapaxes(1, 2)
-            outs.append((state.swapaxes(1, 2) @ q_t)[..., 0])
-        return np.stack(outs, axis=1) if outs else np.zeros(v.shape)
-
-    def after(self, ranks: Sequence[int]) -> np.ndarray:
-        """Return the state after these ranks' tokens, in this order, from zeros."""
-        H, _, D = self.qs[0].shape
-        state = np.zeros((H, D, self.vs[0].shape[-1]))
-        for rank in ranks:
-            A, B = TRANSITION(*(each[rank] for each in self.per_rank[1:]))
-            state = A @ state + B
-        return state
-
-    def sum_before(self, rank: int) -> np.ndarray:
-        """Return the sum of what the ranks before make of zeros, each alone."""
-        nothing = np.zeros((*self.ks[0].shape[::2], self.vs[0].shape[-1]))
-        return sum((self.after([before]) for before in range(rank)), nothing)
+    def outs(self) -> list[np.ndarray]:
+        """Return every rank's outputs: one pass over all tokens, from a state of zeros."""
+        state = np.zeros((*self.ks[0].shape[::2], self.vs[0].shape[-1]))
+        found = []
+        for own in zip(*self.per_rank, strict=True):
+            q, k, v, g, b = (each.numpy() for each in own)
+            out = np.zeros(v.shape)
+            for t in range(q.shape[1]):
+                q_t, k_t, v_t = (x[:, t, :, None] for x in (q, k, v))
+                state = np.exp(g[:, t, None, None]) * state
+                written = b[:, t, None, None] * (v_t - state.swapaxes(1, 2) @ k_t)
+                state = state + k_t @ written.swapaxes(1, 2)
+                out[:, t] = (state.swapaxes(1, 2) @ q_t)[..., 0]
+            found.append(out)
+        return found
 
 
 def problem(rng: np.random.Generator, lengths: Sequence[int], H: int = 2, D: int = 3, Dv: int = 2) -> Problem:
@@ -82,31 +69,15 @@ def problem(rng: np.random.Generator, lengths: Sequence[int], H: int = 2, D: int
     return Problem(drawn(D), ks, drawn(Dv), decays, betas)
 
 
-def _entered_by(ranks: Callable[[int, int], Sequence[int]]) -> Callable[[int, Problem], np.ndarray]:
-    return lambda rank, given: given.out(rank, given.after(ranks(rank, len(given.qs))))
-
-
-truth = _entered_by(lambda rank, P: range(rank))
-MISTAKES = (
-    mistake("starts_from_nothing", _entered_by(lambda rank, P: ())),
-    mistake("hears_the_rank_before_alone", _entered_by(lambda rank, P: range(max(rank - 1, 0), rank))),
-    mistake("own_tokens_twice", _entered_by(lambda rank, P: range(rank + 1))),
-    mistake("adds_contributions", lambda rank, given: given.out(rank, given.sum_before(rank))),
-    mistake("sends_its_tokens"),
-)
-NAMED = {each.name: each for each in MISTAKES}
-
-
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
-    for rank, answer in enumerate(results):
-        right = truth(rank, given)
+    for rank, (answer, right) in enumerate(zip(results, given.outs(), strict=True)):
         got = expect_array(answer, right.shape, name="out")
-        yield Answered((got,), (right,), BOUND, (rank, given), ("out",), f"{given.text}: rank {rank}")
+        yield Answered((got,), (right,), BOUND, names=("out",), text=f"{given.text}: rank {rank}")
 
 
 def _verify(subject: Any, *cases: Problem) -> None:
     ran = ((subject.run_ring(len(case.qs), *case.per_rank), case) for case in cases)
-    compare_all((each for outcome, case in ran for each in _answers(outcome.results, case)), MISTAKES)
+    compare_all((each for outcome, case in ran for each in _answers(outcome.results, case)))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -127,14 +98,14 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
     for length in (SHORT, LONG):
         given = problem(rng, [length] * P, H=2, D=4, Dv=4)
         outcome = subject.run_ring(P, *given.per_rank)
-        compare_all(_answers(outcome.results, given), MISTAKES)
+        compare_all(_answers(outcome.results, given))
         sent[length] = [outcome.trace.bytes_sent(rank) for rank in range(P)]
         if not sum(sent[length]):
             raise Failure("No rank can know the others' tokens without a message.", given.text)
     for rank, (short, long) in enumerate(zip(sent[SHORT], sent[LONG], strict=True)):
         if long > short:
             text = f"rank {rank} sent {short:,} bytes with {SHORT} tokens on each rank, {long:,} with {LONG}"
-            raise NAMED["sends_its_tokens"].failure(text)
+            raise STAGE.misconception("sends_its_tokens").failure(text)
 
 
 STAGE = Stage(
@@ -150,7 +121,7 @@ STAGE = Stage(
         "yours, and go through your tokens once more, from that state.",
         r"$(A_r, B_r) = \mathrm{transition}(k, v, g, \beta)$, $\;S = \mathrm{enter}(A_r, B_r)$, $\;O = \mathrm{recurrence}(q, k, v, g, \beta, S)$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("20.layer"),
     checks=(
         Check("values", 2, "visible", "outputs of every rank, P = 1, 2, 3, 4", _check_values),
         Check("ragged", 1, "visible", "stretches of different lengths, and empty ones", _check_ragged),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,7 @@ from ringlab_course.checking.answers import expect_array
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
-
-mistake = mistakes_of("20.scan")
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 BOUND = 1e-9
 HOP = 0.5
@@ -33,11 +31,11 @@ class Problem:
     def text(self) -> str:
         return f"P={len(self.As)}"
 
-    def after(self, ranks: Sequence[int]) -> np.ndarray:
-        """Return the state after these ranks, in this order, from zeros."""
+    def entering(self, rank: int) -> np.ndarray:
+        """Return the state that enters a rank: what all ranks before it make of zeros."""
         state = np.zeros(self.Bs[0].shape)
-        for rank in ranks:
-            state = self.As[rank].numpy() @ state + self.Bs[rank].numpy()
+        for A, B in zip(self.As[:rank], self.Bs[:rank], strict=True):
+            state = A.numpy() @ state + B.numpy()
         return state
 
 
@@ -48,78 +46,9 @@ def problem(rng: np.random.Generator, P: int, H: int = 1, D: int = 3, Dv: int = 
     return Problem([torch.from_numpy(x) for x in As], [torch.from_numpy(x) for x in Bs])
 
 
-Enter = Callable[[int, Problem], np.ndarray]
-Pair = tuple[np.ndarray, np.ndarray]
-"""(A, B) of a transition."""
-
-
-def _sum(rank: int, given: Problem) -> np.ndarray:
-    return sum((given.Bs[r].numpy() for r in range(rank)), np.zeros(given.Bs[0].shape))
-
-
-def _of(ranks: Callable[[int, int], Sequence[int]]) -> Enter:
-    return lambda rank, given: given.after(ranks(rank, len(given.As)))
-
-
 def rounds_of(P: int) -> int:
     """Return the rounds of a doubling scan: the logarithm of P to the base 2, rounded up."""
     return (P - 1).bit_length()
-
-
-def _heard(rank: int, P: int) -> Sequence[int]:
-    """The ranks before, as far as ⌊log₂ P⌋ rounds of doubling reach."""
-    return range(max(0, rank + 1 - (1 << (P.bit_length() - 1))), rank)
-
-
-def _swapped(rank: int, given: Problem) -> np.ndarray:
-    """The state that enters, if what came before is composed in the wrong order, and what is sent in the right one."""
-    P, whole = len(given.As), _pairs(given)
-    before: dict[int, Pair] = {}
-    for distance in (1 << power for power in range(rounds_of(P))):
-        arrived = {r: whole[r - distance] for r in range(distance, P)}
-        before |= {r: then(before[r], each) if r in before else each for r, each in arrived.items()}
-        whole |= {r: then(each, whole[r]) for r, each in arrived.items()}
-    return before[rank][1] if rank in before else np.zeros(given.Bs[0].shape)
-
-
-def _with_the_new_a(rank: int, given: Problem) -> np.ndarray:
-    """The state that enters, if what is sent on puts A together first, and B with the A that it has become."""
-    P, whole = len(given.As), _pairs(given)
-    before: dict[int, Pair] = {}
-    for distance in (1 << power for power in range(rounds_of(P))):
-        arrived = {r: whole[r - distance] for r in range(distance, P)}
-        before |= {r: then(each, before[r]) if r in before else each for r, each in arrived.items()}
-        for r, (A, B) in arrived.items():
-            new = whole[r][0] @ A
-            whole[r] = new, new @ B + whole[r][1]
-    return before[rank][1] if rank in before else np.zeros(given.Bs[0].shape)
-
-
-def _pairs(given: Problem) -> dict[int, Pair]:
-    return {r: (A.numpy(), B.numpy()) for r, (A, B) in enumerate(zip(given.As, given.Bs, strict=True))}
-
-
-def then(first: Pair, second: Pair) -> Pair:
-    """Return the composition of two transitions: the first, then the second."""
-    return second[0] @ first[0], second[0] @ first[1] + second[1]
-
-
-truth = _of(lambda rank, P: range(rank))
-MISTAKES = (
-    mistake("counts_its_own_tokens", _of(lambda rank, P: range(rank + 1))),
-    mistake("in_reverse_order", _of(lambda rank, P: range(rank)[::-1])),
-    mistake("swaps_what_enters", _swapped),
-    mistake("composes_with_the_new_a", _with_the_new_a),
-    mistake("rounds_down", _of(_heard)),
-    mistake("the_rank_before_alone", _of(lambda rank, P: range(max(rank - 1, 0), rank))),
-    mistake("adds_contributions", _sum),
-    mistake("goes_around", _of(lambda rank, P: [(rank + step) % P for step in range(1, P)])),
-    mistake("powers_of_two_alone"),
-    mistake("relays"),
-    mistake("one_round_too_many"),
-    mistake("gathers_all_transitions"),
-)
-NAMED = {each.name: each for each in MISTAKES}
 
 
 def _run(subject: Any, given: Problem) -> Any:
@@ -129,33 +58,36 @@ def _run(subject: Any, given: Problem) -> Any:
     except Crashed as crash:
         stuck = any(each in crash.message for each in ("Deadlock", "Unreceived", "PeerDied", "Mismatch"))
         if stuck and P & (P - 1):
-            raise NAMED["powers_of_two_alone"].failure(f"{given.text}\n{crash.counterexample}") from None
+            raise STAGE.misconception("powers_of_two_alone").failure(
+                f"{given.text}\n{crash.counterexample}"
+            ) from None
         raise
 
 
 def _answers(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
     for rank, answer in enumerate(results):
-        right = truth(rank, given)
+        right = given.entering(rank)
         got = expect_array(answer, right.shape, name="the state")
-        yield Answered((got,), (right,), BOUND, (rank, given), ("the state",), f"{given.text}: rank {rank}")
+        text = f"{given.text}: rank {rank}"
+        yield Answered((got,), (right,), BOUND, names=("the state",), text=text)
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
     cases = [problem(rng, P) for P in (1, 2, 4, 8)]
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), MISTAKES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
     """Numbers of ranks that are no power of two; and a rank whose tokens forget everything."""
     cases = [problem(rng, P, H=2) for P in (3, 5, 6, 7)]
     cases[-1].As[int(rng.integers(1, 4))].zero_()
-    compare_all((each for case in cases for each in _answers(_run(subject, case).results, case)), MISTAKES)
+    compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _right(subject: Any, given: Problem) -> Any:
     """The trace of a run whose values are right: only of such a run are messages counted."""
     outcome = _run(subject, given)
-    compare_all(_answers(outcome.results, given), MISTAKES)
+    compare_all(_answers(outcome.results, given))
     return outcome.trace
 
 
@@ -170,7 +102,7 @@ def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
         if end > enough + 1e-9:
             text = f"{given.text}: the last message arrives after {end:g} s, {enough:g} s are enough"
             name = "one_round_too_many" if end <= enough + HOP + 1e-9 and P > 4 else "relays"
-            raise NAMED[name].failure(text)
+            raise STAGE.misconception(name).failure(text)
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
@@ -184,7 +116,9 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
                     f"{given.text}: rank {rank} sent {sent:,} bytes, {rounds_of(P)} times {one:,} are enough"
                 )
                 everybody = sent >= (P - 1) * one
-                raise NAMED["gathers_all_transitions" if everybody else "one_round_too_many"].failure(text)
+                raise STAGE.misconception(
+                    "gathers_all_transitions" if everybody else "one_round_too_many"
+                ).failure(text)
 
 
 STAGE = Stage(
@@ -201,7 +135,7 @@ STAGE = Stage(
         r"$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2)$, associative, not commutative; "
         r"after round $i$ rank $r$ has ranks $r - 2^i + 1 \dots r$",
     ),
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("20.scan"),
     checks=(
         Check("values", 2, "visible", "the state that enters every rank, P = 1, 2, 4, 8", _check_values),
         Check("any", 1, "visible", "three ranks, five, six, seven", _check_any),
