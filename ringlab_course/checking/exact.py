@@ -35,9 +35,9 @@ def compare_exactly(cases: Iterable[Case], names: Sequence[str], read: Callable[
         if broken is not None:
             raise broken
         return
-    failure = Failure(_verdict(first, names), f"{first.text}\ngot {first.answer!r}, expected {first.truth!r}")
-    failure.read = read
-    raise failure
+    wrong = Failure(_verdict(first, names), f"{first.text}\ngot {first.answer!r}, expected {first.truth!r}")
+    wrong.read = read
+    raise wrong
 
 
 def _verdict(case: Case, names: Sequence[str]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +14,7 @@ from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.subject import Subject
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("00")
 
@@ -25,16 +24,11 @@ SPLIT_SIZES = ((1, 3, 2, 2), (2, 2, 3, 2), (2, 5, 3, 4))
 
 # --- 00.environment ---------------------------------------------------------------------------------
 
-WHOLE_VERSION = mistake("whole_version")
-VERSION_AS_TEXT = mistake("version_as_text")
-ANOTHER_PACKAGE = mistake("another_package")
-NO_DICT = mistake("no_dict")
-
 
 def _report(subject: Subject) -> dict[str, Any]:
     answer = subject.call()
     if not isinstance(answer, dict):
-        raise NO_DICT.failure(f"got {type(answer).__name__}")
+        raise mistake("no_dict").failure(f"got {type(answer).__name__}")
     if missing := sorted({"python", "torch"} - set(answer)):
         raise Failure("A key is missing in the dict.", f"missing: {', '.join(missing)}")
     return answer
@@ -44,11 +38,11 @@ def check_python(subject: Subject, rng: np.random.Generator) -> None:
     """The interpreter's (major, minor), asked for and not copied down."""
     got, expected = _report(subject)["python"], tuple(sys.version_info[:2])
     if isinstance(got, (str, float)):
-        raise VERSION_AS_TEXT.failure(f"python: {got!r}")
+        raise mistake("version_as_text").failure(f"python: {got!r}")
     if not isinstance(got, (tuple, list)):
         raise Failure("`python` should be a pair of integers.", f"got {type(got).__name__}")
     if len(got) > 2 and tuple(got[:2]) == expected:
-        raise WHOLE_VERSION.failure(f"python: {tuple(got)!r}")
+        raise mistake("whole_version").failure(f"python: {tuple(got)!r}")
     if tuple(got) != expected:
         raise Failure(
             "`python` is not the version that runs here.", f"got {tuple(got)!r}, expected {expected!r}"
@@ -59,7 +53,7 @@ def check_torch(subject: Subject, rng: np.random.Generator) -> None:
     """torch's version; a local part such as +cpu may stand or be missing."""
     got, expected = str(_report(subject)["torch"]).partition("+")[0], version("torch").partition("+")[0]
     if got in {version(name).partition("+")[0] for name in ("numpy", "ringlab")}:
-        raise ANOTHER_PACKAGE.failure(f"torch: {got!r}")
+        raise mistake("another_package").failure(f"torch: {got!r}")
     if got != expected:
         raise Failure(
             "`torch` is not the version that is installed here.", f"got {got!r}, expected {expected!r}"
@@ -75,45 +69,15 @@ def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
     return x.reshape(B, S, heads, width // heads).transpose(0, 2, 1, 3)
 
 
-def _reshaped_only(x: np.ndarray, heads: int) -> np.ndarray:
-    B, S, width = x.shape
-    return x.reshape(B, heads, S, width // heads)
-
-
-def _turned_too_early(x: np.ndarray, heads: int) -> np.ndarray:
-    B, S, width = x.shape
-    return x.swapaxes(1, 2).reshape(B, heads, S, width // heads)
-
-
-def _dealt(x: np.ndarray, heads: int) -> np.ndarray:
-    B, S, width = x.shape
-    return x.reshape(B, S, width // heads, heads).transpose(0, 3, 1, 2)
-
-
-def _first_sequence(x: np.ndarray, heads: int) -> np.ndarray:
-    return np.broadcast_to(split_heads(x, heads)[:1], split_heads(x, heads).shape)
-
-
-RESHAPED_ONLY = mistake("reshaped_only", _reshaped_only)
-TURNED_TOO_EARLY = mistake("turned_too_early", _turned_too_early)
-DEALT_HEADS = mistake("dealt_heads", _dealt)
-ONE_SEQUENCE = mistake("one_sequence", _first_sequence)
-TOKENS_FIRST = mistake("tokens_first")
-SPLIT_MISTAKES = (RESHAPED_ONLY, TURNED_TOO_EARLY, DEALT_HEADS, ONE_SEQUENCE, TOKENS_FIRST)
-
-
 def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tuple[int, ...]]) -> None:
     for B, S, H, D in sizes:
         x = rng.normal(size=(B, S, H * D))
         answer = subject.call(x, H)
         if S != H and getattr(answer, "shape", None) == (B, S, H, D):
-            raise TOKENS_FIRST.failure(
+            raise mistake("tokens_first").failure(
                 f"x {x.shape}, heads={H}: shape {(B, S, H, D)}, should be {(B, H, S, D)}"
             )
-        compare_with(
-            answer, split_heads(x, H), bound=1e-12, misconceptions=SPLIT_MISTAKES, inputs=(x, H),
-            case=f"x {x.shape} = (B, S, H·D), heads={H}",
-        )  # fmt: skip
+        compare_with(answer, split_heads(x, H), bound=1e-12, case=f"x {x.shape} = (B, S, H·D), heads={H}")
 
 
 def check_shape(subject: Subject, rng: np.random.Generator) -> None:
@@ -131,67 +95,9 @@ def check_batch(subject: Subject, rng: np.random.Generator) -> None:
 # --- 00.ring ----------------------------------------------------------------------------------------
 
 
-def _everywhere(value: np.ndarray, P: int) -> np.ndarray:
-    return np.stack([value] * P)
-
-
 def ring_sum(xs: Sequence[np.ndarray]) -> np.ndarray:
     """Return what every rank should hold, stacked: the sum over ranks."""
-    return _everywhere(np.sum(xs, axis=0), len(xs))
-
-
-def _forwards_the_total(xs: Sequence[np.ndarray]) -> np.ndarray:
-    totals = list(xs)
-    for _ in range(len(xs) - 1):
-        totals = [total + totals[rank - 1] for rank, total in enumerate(totals)]
-    return np.stack(totals)
-
-
-def _own_twice(xs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([np.sum(xs, axis=0) + x for x in xs])
-
-
-def _own_never(xs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([np.sum(xs, axis=0) - x for x in xs])
-
-
-def _neighbour_only(xs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([x + xs[rank - 1] for rank, x in enumerate(xs)])
-
-
-def _same_again(xs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([x + (len(xs) - 1) * xs[rank - 1] for rank, x in enumerate(xs)])
-
-
-def _shifts(number: int) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
-    """Return the sum after `number` shifts, whatever the number of ranks."""
-    return lambda xs: np.stack(
-        [sum(xs[(rank - step) % len(xs)] for step in range(number + 1)) for rank in range(len(xs))]
-    )
-
-
-def _one_missing(xs: Sequence[np.ndarray]) -> np.ndarray:
-    return _shifts(max(len(xs) - 2, 0))(xs)
-
-
-FORWARDS_THE_TOTAL = mistake("forwards_the_total", _forwards_the_total)
-OWN_TWICE = mistake("own_twice", _own_twice)
-OWN_NEVER = mistake("own_never", _own_never)
-NEIGHBOUR_ONLY = mistake("neighbour_only", _neighbour_only)
-SAME_AGAIN = mistake("same_again", _same_again)
-ONE_SHIFT_TOO_MANY = mistake("one_shift_too_many")
-ONE_MISSING = mistake("one_shift_missing", _one_missing)
-FIXED_NUMBER = mistake("fixed_number_of_shifts", _shifts(3))
-RING_MISTAKES = (
-    NEIGHBOUR_ONLY,
-    SAME_AGAIN,
-    FORWARDS_THE_TOTAL,
-    OWN_TWICE,
-    OWN_NEVER,
-    ONE_MISSING,
-    FIXED_NUMBER,
-    *(replace(FIXED_NUMBER, name=f"{n}_shifts_always", imitate=_shifts(n)) for n in (2, 4, 7)),
-)
+    return np.stack([np.sum(xs, axis=0)] * len(xs))
 
 
 def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
@@ -201,23 +107,19 @@ def _run_sum(subject: Subject, xs: Sequence[np.ndarray]) -> Any:
 
 
 def _check_sum(subject: Subject, rng: np.random.Generator, world_sizes: Sequence[int]) -> None:
-    answered = (_answered(subject, _values(rng, P)) for P in world_sizes)
-    compare_all(answered, RING_MISTAKES)
+    drawn = [_values(rng, P) for P in world_sizes]
+    compare_all(_summed(_run_sum(subject, xs), xs) for xs in drawn)
 
 
 def _values(rng: np.random.Generator, P: int) -> list[np.ndarray]:
     return [np.round(rng.normal(size=(1, 2)), 2) for _ in range(P)]
 
 
-def _answered(subject: Subject, xs: Sequence[np.ndarray]) -> Answered:
-    return _summed(_run_sum(subject, xs), xs)
-
-
 def _summed(outcome: Any, xs: Sequence[np.ndarray]) -> Answered:
     parts = [expect_array(r, (1, 2), name=f"rank {rank}") for rank, r in enumerate(outcome.results)]
     values = ", ".join(f"rank {rank}: {x.ravel()[0]:g} …" for rank, x in enumerate(xs))
     case = f"P={len(xs)}; the values are {values} (below, the first index is the rank)"
-    return Answered(np.stack(parts), ring_sum(xs), 1e-12, (xs,), ("the sum",), case)
+    return Answered(np.stack(parts), ring_sum(xs), 1e-12, names=("the sum",), text=case)
 
 
 def check_sum(subject: Subject, rng: np.random.Generator) -> None:
@@ -236,12 +138,12 @@ def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
         xs = _values(rng, P)
         outcome = _run_sum(subject, xs)
         try:
-            compare_all([_summed(outcome, xs)], ())
+            compare_all([_summed(outcome, xs)])
         except Failure as failure:
             raise Failure("The shifts count once the sum is right.", failure.counterexample) from None
         rounds = outcome.trace.rounds(0)
         if rounds == P:
-            raise ONE_SHIFT_TOO_MANY.failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
+            raise mistake("one_shift_too_many").failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
         if rounds != P - 1:
             raise Failure("The number of shifts is not P − 1.", f"P={P}: {rounds} shifts, should be {P - 1}")
 
@@ -264,7 +166,7 @@ EXERCISE = Exercise(
                 "`sys.version_info` is a tuple with five entries. You need the first two.",
                 '`{"python": (sys.version_info.major, …), "torch": …}`',
             ),
-            misconceptions=(WHOLE_VERSION, VERSION_AS_TEXT, ANOTHER_PACKAGE, NO_DICT),
+            misconceptions=misconceptions_of("00.environment"),
         ),
         Stage(
             id="00.axes",
@@ -279,7 +181,7 @@ EXERCISE = Exercise(
                 "Split the last axis into two axes first; then exchange two axes. A reshape alone cannot exchange axes.",
                 "$y_{b,h,s,d} = x_{b,\\,s,\\,hD+d}$",
             ),
-            misconceptions=SPLIT_MISTAKES,
+            misconceptions=misconceptions_of("00.axes"),
         ),
         Stage(
             id="00.ring",
@@ -296,7 +198,7 @@ EXERCISE = Exercise(
                 "Keep two variables: one travels, one grows. Only the one that travels goes into ring.shift.",
                 "$\\text{total}_r = \\sum_{t=0}^{P-1} x_{(r-t) \\bmod P}$",
             ),
-            misconceptions=(*RING_MISTAKES, ONE_SHIFT_TOO_MANY),
+            misconceptions=misconceptions_of("00.ring"),
         ),
     ),
 )  # fmt: skip
