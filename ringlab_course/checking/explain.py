@@ -6,6 +6,8 @@ the check finds a fault that it cannot name, the stage's wrong answers are calle
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +133,10 @@ def _programs(stage: Stage) -> Iterator[tuple[tuple[str, str], InProcessSubject]
 
 
 def _gives(subject: InProcessSubject, calls: Sequence[Call], failure: Failure) -> bool:
-    with np.errstate(all="ignore"):
+    with (
+        np.errstate(all="ignore"),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):  # one of the mistakes is to print
         return all(
             _same(_read(call.answer, failure), _read(_answer(subject, call), failure), failure.allowed)
             for call in calls

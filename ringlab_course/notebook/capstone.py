@@ -73,7 +73,7 @@ def target(namespace: Mapping[str, Any]) -> Any:
     Its layouts are those of the learner's `owned`. Raises: CourseError where one of the five is missing.
     """
     from ringlab.conformance import Target
-    from ringlab_course.exercises.e21_capstone.parts_mistakes import OWNERS
+    from ringlab_course.exercises.e21_capstone.parts import OWNERS
 
     missing = [name for name in FUNCTIONS if not callable(namespace.get(name))]
     if missing:

@@ -15,7 +15,7 @@ from ringlab.layout import contiguous, striped, zigzag
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
-from ringlab_course.exercises.e21_capstone import parts_mistakes as parts
+from ringlab_course.exercises.e21_capstone import parts
 from ringlab_course.exercises.e21_capstone.ring import _expect_less_work, hidden_tiles
 from ringlab_course.exercises.e21_capstone.suite import (
     BACKWARD,

@@ -136,3 +136,11 @@ def test_what_else_it_may_be_is_said_only_where_no_mistake_fits() -> None:
     failure.otherwise = Failure("some other", "", "some_other")
     assert name(noted(strict, (HERE, HERE)), "origin", failure) == "strict"
     assert name(noted(lambda q, k, window=None: q, (HERE, HERE)), failure=failure) == "some_other"
+
+
+def test_what_a_mistake_prints_is_not_shown_to_who_made_another(capsys) -> None:
+    found = run_in_process(
+        load_stage("00.environment"), {"environment": lambda: {"python": (1, 2), "torch": ""}}
+    )
+    assert not any(check.ok or check.misconception for check in found.checks)
+    assert capsys.readouterr().out == ""

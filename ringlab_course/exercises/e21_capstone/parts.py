@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import expect_array, expect_tuple, to_numpy
+from ringlab_course.checking.answers import expect_array, expect_arrays, expect_tuple, to_numpy
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, blame_groups, compare_all
 from ringlab_course.checking.failures import Failure
@@ -18,21 +18,33 @@ from ringlab_course.checking.positions import (
     expect_owned_once,
     first_difference,
     judge,
-    mistake_in,
     same_shares,
 )
-from ringlab_course.exercises.e21_capstone.parts_mistakes import (
-    BLOCK,
-    MERGE,
-    OWNED,
-    OWNERS,
-    owned,
-    visible,
-)
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("out", "lse")
-OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
-OF_MERGE = {mistake.name: mistake for mistake in MERGE}
+OWNERS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "contiguous": lambda S, P: _piece(S, P),
+    "striped": lambda S, P: np.arange(S) % P,
+    "zigzag": lambda S, P: np.minimum(_piece(S, 2 * P), 2 * P - 1 - _piece(S, 2 * P)),
+}
+"""The layouts that 21.owned asks for: the rank of every token."""
+
+
+def _piece(S: int, pieces: int) -> np.ndarray:
+    return np.arange(S) // max(1, -(-S // pieces))
+
+
+def owned(layout: str, S: int, P: int) -> list[np.ndarray]:
+    """Return the right positions of every rank."""
+    owner = OWNERS[layout](S, P)
+    return [np.flatnonzero(owner == rank) for rank in range(P)]
+
+
+def visible(rows: Any, keys: Any, causal: bool) -> np.ndarray:
+    """Return what queries at `rows` see of keys at `keys`."""
+    q, k = np.asarray(rows), np.asarray(keys)
+    return q[:, None] >= k[None, :] if causal else np.ones((len(q), len(k)), dtype=bool)
 
 
 def _shares(answer: Any, P: int) -> list[np.ndarray]:
@@ -52,8 +64,6 @@ def _shares(answer: Any, P: int) -> list[np.ndarray]:
 
 
 def _explain(answered: list[Question], wrong: Question) -> Failure:
-    if mistake := mistake_in(answered, OWNED, same_shares):
-        return mistake.failure(wrong.example)
     try:
         expect_owned_once(wrong.got, wrong.inputs[1], wrong.example.split(":")[0])
     except Failure as failure:
@@ -134,19 +144,16 @@ def _attended(subject: Any, inputs: tuple[Any, ...]) -> Answered:
     q, k, v, rows, keys, causal, scale = inputs
     right = attend(q, k, v, visible(rows, keys, causal), scale)
     answer, text = subject.call(*inputs), _told(inputs)
-    out, lse = (
-        expect_array(part, r.shape, name=name)
-        for part, r, name in zip(expect_tuple(answer, NAMES), right, NAMES, strict=True)
-    )
+    out, lse = expect_arrays(answer, right, NAMES)
     blind = np.isneginf(right[1])
     broken = np.isnan(out).any(-1) | np.isnan(lse)
     if (broken & blind).any():
-        raise OF_BLOCK["nan_in_blind_rows"].failure(text)
+        raise BLOCK_STAGE.misconception("nan_in_blind_rows").failure(text)
     if (np.isfinite(lse) & blind).any() and not np.isneginf(lse).any():
-        raise OF_BLOCK["mean_of_what_is_hidden"].failure(text)
+        raise BLOCK_STAGE.misconception("mean_of_what_is_hidden").failure(text)
     if broken.any() or np.isposinf(lse).any():
-        raise OF_BLOCK["overflows"].failure(text)
-    return Answered(answer, right, _block_bound(inputs, right), inputs, NAMES, text)
+        raise BLOCK_STAGE.misconception("overflows").failure(text)
+    return Answered(answer, right, _block_bound(inputs, right), names=NAMES, text=text)
 
 
 def _block_bound(inputs: tuple[Any, ...], right: tuple[np.ndarray, np.ndarray]) -> float:
@@ -156,7 +163,7 @@ def _block_bound(inputs: tuple[Any, ...], right: tuple[np.ndarray, np.ndarray]) 
 
 
 def _attend(subject: Any, cases: Iterable[tuple[Any, ...]]) -> None:
-    compare_all((_attended(subject, inputs) for inputs in cases), BLOCK)
+    compare_all(_attended(subject, inputs) for inputs in cases)
 
 
 def _check_block(subject: Any, rng: np.random.Generator) -> None:
@@ -199,15 +206,15 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
         answered = _attended(subject, _block(rng, (1, 2), (0, 2, 3), True, D=4, size=size))
         lse = expect_array(answered.answer[1], answered.truth[1].shape, name="lse")
         if np.isneginf(lse).any():  # every query here sees a key: its sum of exponentials fell to zero
-            raise OF_BLOCK["overflows"].failure(answered.text)
-        compare_all([answered], BLOCK)
+            raise BLOCK_STAGE.misconception("overflows").failure(answered.text)
+        compare_all([answered])
     for lower in (2e3, 1.6e4):
         inputs = _block(rng, (0, 2), (1, 2, 0), True, D=4, lower=lower)
         try:
             _attend(subject, [inputs])
         except Failure as failure:
             if failure.misconception is None:
-                raise OF_BLOCK["finite_mask"].failure(failure.counterexample) from None
+                failure.otherwise = BLOCK_STAGE.misconception("finite_mask").failure(failure.counterexample)
             raise
 
 
@@ -224,12 +231,12 @@ def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
         name = "state_in_bf16" if dtype is torch.float32 else "state_forced_to_float32"
         if found != [str(dtype).removeprefix("torch.")] * 2:
             told = f"q, k, v {given[0].dtype}: out is {found[0]}, lse {found[1]}".replace("torch.", "")
-            raise OF_BLOCK[name].failure(told)
+            raise BLOCK_STAGE.misconception(name).failure(told)
     _attend(subject, [inputs])  # what is wrong in float32 too is not for want of digits
     try:
         _attend(subject, [narrow])
     except Failure as failure:
-        raise OF_BLOCK["state_in_bf16"].failure(failure.counterexample) from None
+        raise BLOCK_STAGE.misconception("state_in_bf16").failure(failure.counterexample) from None
 
 
 def _partials(rng: np.random.Generator, *lses: Sequence[float]) -> tuple[torch.Tensor, ...]:
@@ -247,20 +254,19 @@ def _joined(subject: Any, inputs: tuple[torch.Tensor, ...]) -> Answered:
     right = merged((wide[0], wide[1]), (wide[2], wide[3]))
     answer = subject.call(*inputs)
     text = f"lse {inputs[1].flatten().tolist()} and {inputs[3].flatten().tolist()}"
-    parts = expect_tuple(answer, NAMES)
-    got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, NAMES, strict=True)]
+    got = expect_arrays(answer, right, NAMES)
     broken = np.isnan(got[0]).any(-1) | np.isnan(got[1])
     unseen = np.isneginf(wide[1]) | np.isneginf(wide[3])
     if (broken & unseen).any():
-        raise OF_MERGE["nan_where_nothing_was_seen"].failure(text)
+        raise MERGE_STAGE.misconception("nan_where_nothing_was_seen").failure(text)
     if broken.any() or np.isinf(got[1][~np.isneginf(right[1])]).any():
-        raise OF_MERGE["exp_of_lse"].failure(text)
+        raise MERGE_STAGE.misconception("exp_of_lse").failure(text)
     bound = 8 * EPS * max(8.0, largest(wide[1]), largest(wide[3])) / min(1.0, largest(right[0]) or 1.0)
-    return Answered(answer, right, bound, inputs, NAMES, text)
+    return Answered(answer, right, bound, names=NAMES, text=text)
 
 
 def _join(subject: Any, cases: Iterable[tuple[torch.Tensor, ...]]) -> None:
-    compare_all((_joined(subject, inputs) for inputs in cases), MERGE)
+    compare_all(_joined(subject, inputs) for inputs in cases)
 
 
 def _check_merge(subject: Any, rng: np.random.Generator) -> None:
@@ -290,13 +296,17 @@ def _check_far(subject: Any, rng: np.random.Generator) -> None:
     _join(subject, [_partials(rng, *pair) for pair in pairs])
 
 
-def _stage(
-    id: str, function: str, title: str, hints: tuple[str, str, str], checks: Any, mistakes: Any
-) -> Stage:
-    return Stage(id=id, function=function, title=title, hints=hints, checks=checks, misconceptions=mistakes)
+def _stage(id: str, function: str, title: str, hints: tuple[str, str, str], checks: Any) -> Stage:
+    return Stage(
+        id=id,
+        function=function,
+        title=title,
+        hints=hints,
+        checks=checks,
+        misconceptions=misconceptions_of(id),
+    )
 
 
-Run = Callable[[Any, np.random.Generator], None]
 OWNED_STAGE = _stage(
     "21.owned", "owned", "Who owns which token",
     (
@@ -310,7 +320,6 @@ OWNED_STAGE = _stage(
         Check("ragged", 1, "visible", "any length, also fewer tokens than ranks", _check_ragged),
         Check("any", 1, "held-out", "lengths of hundreds, up to 13 ranks", _check_any),
     ),
-    OWNED,
 )  # fmt: skip
 BLOCK_STAGE = _stage(
     "21.block", "attend_block", "One block",
@@ -327,7 +336,6 @@ BLOCK_STAGE = _stage(
         Check("large", 1, "stress", "scores of thousands, and below −10,000", _check_large),
         Check("dtypes", 1, "held-out", "computed in float32 at least, in float64 for float64", _check_dtypes),
     ),
-    BLOCK,
 )  # fmt: skip
 MERGE_STAGE = _stage(
     "21.merge", "merge", "Two partial results",
@@ -341,5 +349,4 @@ MERGE_STAGE = _stage(
         Check("empty", 1, "visible", "a part that has seen nothing changes nothing", _check_empty),
         Check("far", 1, "stress", "lse of hundreds, and far apart", _check_far),
     ),
-    MERGE,
 )  # fmt: skip

@@ -26,7 +26,7 @@ from ringlab.conformance.target.claims import Claims
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.faults import Ended, Faults
-from ringlab_course.exercises.e21_capstone.parts_mistakes import OWNERS
+from ringlab_course.exercises.e21_capstone.parts import OWNERS
 
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 WIDE, TOKENS = 8192, 16
