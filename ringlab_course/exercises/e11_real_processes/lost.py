@@ -18,40 +18,22 @@ from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import EXCHANGES_AFTER_A_DEATH, Ended, Faults
 from ringlab_course.checking.numbers import State, attend, fold, rounding_bound
+from ringlab_course.checking.overlap import MISTAKES as ANY_RINGS
 from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, shards
 from ringlab_course.checking.positions import reason as broke_off
-from ringlab_course.checking.ring_mistakes import FORWARD
 from ringlab_course.checking.wrong_answers import mistakes_of
 
-mistake = mistakes_of("11.lost")
-
-OF_ANY_RING = {each.name: each for each in FORWARD}
-
-LOST = (
-    mistake("gives_up"),
-    mistake("claims_the_missing"),
-    mistake("hides_what_it_has"),
-    mistake("merges_what_never_came"),
-    mistake("throws_away"),
-    mistake("drops_the_block_in_hand"),
-    mistake("goes_on_after_the_death"),
-    mistake("stops_with_the_first"),
-    mistake("meets_at_a_barrier"),
-    mistake("swallows_every_error"),
-    mistake("swallows_a_mismatch"),
-    mistake("swallows_a_timeout"),
-    mistake("scales_the_part"),
-    mistake("names_steps"),
-    mistake("names_the_other_way"),
-    mistake("another_order"),
-    mistake("forgets_the_own_block"),
-    *(
-        OF_ANY_RING[name]
-        for name in ("forgets_last_block", "sends_own_block_again", "never_uses_the_visitor", "sends_p_times", "does_not_unpack",
-                     "keeps_every_block", "leaves_the_ring", "never_waits", "splits_the_exchange", "gathers_everything", "sends_too_many_bytes",
-                     "repeats_heads_on_the_wire")
-    ),
+OWN = (
+    "gives_up", "claims_the_missing", "hides_what_it_has", "merges_what_never_came", "throws_away", "drops_the_block_in_hand",
+    "goes_on_after_the_death", "stops_with_the_first", "meets_at_a_barrier", "swallows_every_error", "swallows_a_mismatch",
+    "swallows_a_timeout", "scales_the_part", "names_steps", "names_the_other_way", "another_order", "forgets_the_own_block",
 )  # fmt: skip
+OF_ANY_RING = (
+    "forgets_last_block", "sends_own_block_again", "never_uses_the_visitor", "sends_p_times", "does_not_unpack",
+    "keeps_every_block", "leaves_the_ring", "never_waits", "splits_the_exchange", "gathers_everything", "sends_too_many_bytes",
+    "repeats_heads_on_the_wire",
+)  # fmt: skip
+"""Mistakes whose texts stand in exercise 05."""
 
 
 NAMES = ("out", "lse", "seen")
@@ -64,9 +46,6 @@ def _over(case: Shards, rank: int, origins: Sequence[int]) -> State:
     return fold(attend(case.qs[rank], case.ks[origin], case.vs[origin]) for origin in origins)
 
 
-MISTAKES = {mistake.name: mistake for mistake in LOST}
-
-
 def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
     try:
         return subject.run_ring(case.world_size, case.qs, case.ks, case.vs, faults=faults)
@@ -74,7 +53,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
         name = broke_off(crash, ragged=False, causal=False)
         if name is None:
             raise
-        raise MISTAKES[name].failure(f"{case.text}\n{crash.counterexample}") from None
+        raise STAGE.misconception(name).failure(f"{case.text}\n{crash.counterexample}") from None
 
 
 def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
@@ -101,7 +80,7 @@ def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list
     order = [(rank - step) % P for step in range(P)]
     example = f"{text}: rank {rank} returned seen={seen}, it held the blocks of {order[:count]}"
     if has_nan(*parts):
-        raise MISTAKES["merges_what_never_came"].failure(example)
+        raise STAGE.misconception("merges_what_never_came").failure(example)
     inside = _inside(case, rank, parts)
     if inside is None:
         _expect_values(case, rank, parts, order[:count], example)
@@ -109,7 +88,8 @@ def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list
         raise _misnamed(case, rank, seen, order, len(inside or ())).failure(example)
     if len(seen) < count:
         name = "throws_away" if len(seen) == 1 < count - 1 else "drops_the_block_in_hand"
-        raise MISTAKES["forgets_last_block" if count == P and not _dead(text) else name].failure(example)
+        name = "forgets_last_block" if count == P and not _dead(text) else name
+        raise STAGE.misconception(name).failure(example)
     return seen
 
 
@@ -138,32 +118,29 @@ def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], exa
         _near(case, rank, parts, _over(case, rank, [*held, *[held[-1]] * more]))
         for more in range(1, case.world_size - len(held) + 1)
     ):
-        raise MISTAKES["goes_on_after_the_death"].failure(example)
+        raise STAGE.misconception("goes_on_after_the_death").failure(example)
     right = _over(case, rank, held)
     scaled = right[0] * case.world_size / len(held), right[1]
     if len(held) < case.world_size and _near(case, rank, parts, scaled):
-        raise MISTAKES["scales_the_part"].failure(example)
+        raise STAGE.misconception("scales_the_part").failure(example)
     keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
     bound = rounding_bound(case.qs[rank], keys, values, right)
-    inputs = (rank, case.qs, case.ks, case.vs, None)
-    compare_with(
-        parts, right, bound=bound, misconceptions=FORWARD, inputs=inputs, names=NAMES[:2], case=example
-    )
+    compare_with(parts, right, bound=bound, names=NAMES[:2], case=example)
 
 
 def _misnamed(case: Shards, rank: int, seen: list[int], order: list[int], count: int) -> Misconception:
     """Return the mistake in naming the first `count` blocks of `order`."""
     P = case.world_size
     if seen == list(range(count)) and (count == P or sorted(seen) != sorted(order[:count])):
-        return MISTAKES["names_steps"]
+        return STAGE.misconception("names_steps")
     if seen == [(rank + step) % P for step in range(count)]:
-        return MISTAKES["names_the_other_way"]
+        return STAGE.misconception("names_the_other_way")
     if sorted(seen) == sorted(order[:count]):
-        return MISTAKES["another_order"]
+        return STAGE.misconception("another_order")
     if seen and seen == order[1:count]:
-        return MISTAKES["forgets_the_own_block"]
+        return STAGE.misconception("forgets_the_own_block")
     missing = set(seen) - set(order[:count])
-    return MISTAKES["claims_the_missing" if missing else "hides_what_it_has"]
+    return STAGE.misconception("claims_the_missing" if missing else "hides_what_it_has")
 
 
 def _check_nobody_dies(subject: Any, rng: np.random.Generator) -> None:
@@ -193,10 +170,12 @@ def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
                 else "gives_up"
             )
             if EXCHANGES_AFTER_A_DEATH in answer.text:
-                raise MISTAKES["goes_on_after_the_death"].failure(f"{text}, rank {rank}\n{answer.text}")
+                raise STAGE.misconception("goes_on_after_the_death").failure(
+                    f"{text}, rank {rank}\n{answer.text}"
+                )
             if answer.error != "PeerDiedError":
                 raise Failure(f"A survivor ended with {answer.error}.", f"{text}, rank {rank}\n{answer.text}")
-            raise MISTAKES[lost].failure(f"{text}, rank {rank} ended with it\n{answer.text}")
+            raise STAGE.misconception(lost).failure(f"{text}, rank {rank} ended with it\n{answer.text}")
     _expect_own_steps(results, counts, P, text)
     for rank, count in counts.items():
         _expect(case, rank, results[rank], count, text)
@@ -208,7 +187,7 @@ def _expect_own_steps(results: Sequence[Any], counts: dict[int, int], P: int, te
     lengths = {len(ranks) for ranks in seen.values()}
     if len(set(counts.values())) > 1 and len(lengths) == 1 and 1 < min(lengths) < max(counts.values()):
         far = max(counts, key=lambda rank: counts[rank])
-        raise MISTAKES["stops_with_the_first"].failure(
+        raise STAGE.misconception("stops_with_the_first").failure(
             f"{text}: every rank returned {min(lengths)} blocks, rank {far} held {counts[far]}"
         )
 
@@ -254,7 +233,7 @@ def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
         else:
             if given is bad_k and _all_whole(given, results):
                 continue  # it asks how long the blocks are, and has no error to let through
-        raise MISTAKES[name].failure(f"{given.text}, and a rank returned all the same")
+        raise STAGE.misconception(name).failure(f"{given.text}, and a rank returned all the same")
 
 
 def _all_whole(case: Shards, results: Sequence[Any]) -> bool:
@@ -286,7 +265,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
                 _expect(case, rank, outcome.results[rank], P, case.text)
         peaks.append(max(report.peak_bytes for report in outcome.memory))
     if peaks[1] > peaks[0] + case.block_bytes(0):
-        raise MISTAKES["keeps_every_block"].failure(
+        raise STAGE.misconception("keeps_every_block").failure(
             f"4 tokens on every rank, a K/V block of {case.block_bytes(0):,} bytes: "
             f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=6"
         )
@@ -307,7 +286,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("nothing_seen", "attend"),
     hints=HINTS,
-    misconceptions=LOST,
+    misconceptions=(*map(mistakes_of("11.lost"), OWN), *(ANY_RINGS[name] for name in OF_ANY_RING)),
     checks=(
         Check("nobody_dies", 2, "visible", "all blocks are in, and named in their order", _check_nobody_dies),
         Check("killed", 3, "visible", "a rank dies: the others return what they held", _check_killed),

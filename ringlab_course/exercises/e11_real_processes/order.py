@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.contract import Check, Misconception, Stage
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.exercises.e11_real_processes.texts import ORDER
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
-MISTAKES = {mistake.name: mistake for mistake in ORDER}
 HOP = 0.5
 """Virtual seconds of a message."""
 
@@ -39,7 +38,7 @@ def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         if name is None:
             raise
         stuck, _, _ = crash.counterexample.partition("\nremedy:")  # the remedy is what this stage forbids
-        raise MISTAKES[name].failure(f"{text}\n{stuck}") from None
+        raise STAGE.misconception(name).failure(f"{text}\n{stuck}") from None
 
 
 def reason(crash: Crashed, P: int) -> str | None:
@@ -81,7 +80,9 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         same = [o for o, x in enumerate(xs) if result.shape == x.shape and torch.equal(result.to(x.dtype), x)]
         whose.append(same[0] if same else None)
         if result.dtype != xs[0].dtype:
-            raise MISTAKES["receives_another_form"].failure(f"{text}: {result.dtype} on rank {rank}")
+            raise STAGE.misconception("receives_another_form").failure(
+                f"{text}: {result.dtype} on rank {rank}"
+            )
     if whose != [(rank - 1) % P for rank in range(P)]:
         got = ", ".join(
             f"rank {r} returned the x of {'nobody' if o is None else f'rank {o}'}"
@@ -89,7 +90,7 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         )
         name = next((name for name, made in _MADE.items() if whose == made(P)), None)
         failure: Callable[[str], Failure] = (
-            MISTAKES[name].failure
+            STAGE.misconception(name).failure
             if name
             else lambda example: Failure("A rank returns another x than the previous rank's.", example)
         )
@@ -138,9 +139,9 @@ def _check_one_way(subject: Any, rng: np.random.Generator) -> None:
             both = [e for e in events if e.to is not None and e.source is not None]
             example = f"P={P}: rank {rank} made {len(sends)} sends and {len(receives)} receives"
             if len(sends) > 1 or len(receives) > 1:
-                raise MISTAKES["more_messages_than_needed"].failure(example)
+                raise STAGE.misconception("more_messages_than_needed").failure(example)
             if both:
-                raise MISTAKES["posts_both_at_once"].failure(f"{example}, in one exchange")
+                raise STAGE.misconception("posts_both_at_once").failure(f"{example}, in one exchange")
 
 
 def _check_three_hops(subject: Any, rng: np.random.Generator) -> None:
@@ -149,7 +150,7 @@ def _check_three_hops(subject: Any, rng: np.random.Generator) -> None:
         end = max((e.done for e in trace.exchanges()), default=0.0)
         if end > 3 * HOP + 1e-9:
             example = f"P={P}: the last rank is done after the time of {end / HOP:g} messages, 3 are possible"
-            raise MISTAKES["one_after_another"].failure(example)
+            raise STAGE.misconception("one_after_another").failure(example)
 
 
 HINTS = (
@@ -168,7 +169,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("send", "receive"),
     hints=HINTS,
-    misconceptions=tuple[Misconception, ...](ORDER),
+    misconceptions=misconceptions_of("11.order"),
     checks=(
         Check("values", 3, "visible", "every rank gets its neighbour's x, P = 2 to 5", _check_values),
         Check("alone", 1, "visible", "one rank alone", _check_alone),

@@ -18,11 +18,22 @@ from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.numbers import NAMES
+from ringlab_course.checking.overlap import MISTAKES as ANY_RINGS
 from ringlab_course.checking.overlap import expect_overlap
 from ringlab_course.checking.positions import Shards, answered_ranks, shards
-from ringlab_course.exercises.e11_real_processes.texts import UNEVEN
+from ringlab_course.checking.wrong_answers import mistakes_of
 
-MISTAKES = {mistake.name: mistake for mistake in UNEVEN}
+OWN = (
+    "length_unknown", "length_of_another_block", "leaves_with_nothing", "swaps_keys_and_values", "pads_to_the_longest",
+    "talks_too_much", "counts_padding",
+)  # fmt: skip
+OF_ANY_RING = (
+    "forgets_last_block", "forgets_own_block", "never_uses_the_visitor", "sends_own_block_again", "counts_to_three",
+    "sends_p_times", "gathers_everything", "keeps_every_block", "does_not_unpack", "never_waits", "posts_after_computing",
+    "waits_before_computing", "overlaps_some_steps", "computes_unseen", "cuts_the_computation", "one_buffer",
+    "writes_what_is_sent", "reads_before_waiting", "looks_at_the_clock",
+)  # fmt: skip
+"""Mistakes whose texts stand in exercises 05 and 06."""
 TALK = 64
 """Bytes that a rank may send per rank to make lengths known."""
 
@@ -53,7 +64,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
         name = reason(crash, [q.shape[-2] for q in case.qs])
         if name is None:
             raise
-        raise MISTAKES[name].failure(f"{case.text}\n{crash.counterexample}") from None
+        raise STAGE.misconception(name).failure(f"{case.text}\n{crash.counterexample}") from None
 
 
 def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
@@ -61,7 +72,7 @@ def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
     for rank, result in enumerate(outcome.results):
         parts = expect_tuple(result, NAMES)
         if has_nan(*parts):
-            raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
+            raise STAGE.misconception("reads_before_waiting").failure(f"{case.text}: rank {rank}")
     yield from answered_ranks(case, outcome.results)
 
 
@@ -74,7 +85,7 @@ def _verify(subject: Any, *cases: Shards, faults: Faults | None = None) -> list[
             outcomes.append(_run(subject, case, faults))
             yield from _answers(case, outcomes[-1])
 
-    compare_all(answers(), UNEVEN)
+    compare_all(answers())
     return outcomes
 
 
@@ -121,11 +132,11 @@ def _expect_neighbours(trace: Trace, text: str) -> None:
     for rank in range(P):
         peers, rounds = trace.peers(rank), trace.rounds(rank)
         if peers - {(rank + 1) % P}:
-            raise MISTAKES["gathers_everything"].failure(
+            raise STAGE.misconception("gathers_everything").failure(
                 f"{text}: rank {rank} sends blocks to {sorted(peers)}"
             )
         if rounds == P:
-            raise MISTAKES["sends_p_times"].failure(
+            raise STAGE.misconception("sends_p_times").failure(
                 f"{text}: rank {rank} sent {rounds} blocks, {P - 1} are needed"
             )
         if rounds != P - 1:
@@ -144,7 +155,7 @@ def _expect_bytes(case: Shards, trace: Trace) -> None:
         example = f"{case.text}: rank {rank} sent {sent:,} bytes, K and V take {exact:,} and lengths at most {talk:,}"
         if sent > exact + talk:
             padded = (P - 1) * longest <= sent <= (P - 1) * longest + talk
-            raise MISTAKES["pads_to_the_longest" if padded else "talks_too_much"].failure(example)
+            raise STAGE.misconception("pads_to_the_longest" if padded else "talks_too_much").failure(example)
         if sent < exact:
             raise Failure("Fewer bytes travel than K and V hold.", example)
 
@@ -174,7 +185,7 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
             raise
         except Failure as failure:
             _verify(subject, plain)
-            raise MISTAKES[name].failure(f"{text}\n{failure.counterexample}") from None
+            raise STAGE.misconception(name).failure(f"{text}\n{failure.counterexample}") from None
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
@@ -183,7 +194,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     outcomes = _verify(subject, few, many)
     peaks = [max(report.peak_bytes for report in outcome.memory) for outcome in outcomes]
     if peaks[1] > peaks[0] + many.block_bytes(0):
-        raise MISTAKES["keeps_every_block"].failure(
+        raise STAGE.misconception("keeps_every_block").failure(
             f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
             f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=6"
         )
@@ -204,7 +215,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("nothing_seen", "attend"),
     hints=HINTS,
-    misconceptions=UNEVEN,
+    misconceptions=(*map(mistakes_of("11.uneven"), OWN), *(ANY_RINGS[name] for name in OF_ANY_RING)),
     checks=(
         Check("values", 2, "visible", "equal shards: out and lse of full attention", _check_values),
         Check(
