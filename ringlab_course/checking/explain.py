@@ -62,6 +62,9 @@ class Noted:
     def run_ring(self, *args: Any, **keywords: Any) -> Any:
         return self._note("run_ring", args, keywords, self.subject.run_ring)
 
+    def alone(self, module: str, functions: Sequence[str]) -> Noted:
+        return Noted(self.subject.alone(module, functions), self.calls)
+
     def _note(
         self, method: str, args: Sequence[Any], keywords: Mapping[str, Any], ask: Callable[..., Any]
     ) -> Any:
