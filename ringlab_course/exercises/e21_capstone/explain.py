@@ -1,140 +1,100 @@
-"""From the suite's finding to the learner's message: the mistake by its name, and the smallest run that shows it.
-
-Wrong rings are imitated in float64 on the shards of a run, each with one thing changed.
-"""
+"""From the suite's finding to the learner's message: the mistake by its name, and the smallest run that shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringlab import oracle
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.report.findings import Finding
 from ringlab.conformance.run.run import Ran, Run
-from ringlab_course.checking.backward import Gradients, Problem, sum_over
+from ringlab_course.checking.answers import resembles
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
-from ringlab_course.checking.numbers import State, attend, merged
-from ringlab_course.exercises.e21_capstone.suite import BACKWARD, Learners, given, inputs, positions_of
-
-See = Callable[["Held", int, int], np.ndarray]
+from ringlab_course.checking.in_process import InProcessSubject
+from ringlab_course.checking.loading import load_stage
+from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, wrong_answers
+from ringlab_course.exercises.e21_capstone.suite import BACKWARD, Learners, claims, positions_of
 
 
 @dataclass(frozen=True)
-class Held:
-    """The shards of a run, with the positions of their tokens."""
+class Wrong:
+    """A wrong answer whose runs can be compared with the learner's.
 
-    run: Run
-
-    @cached_property
-    def positions(self) -> list[np.ndarray]:
-        """The global positions of each rank's tokens."""
-        return [own.numpy() for own in positions_of(self.run)]
-
-    @cached_property
-    def shards(self) -> list[tuple[np.ndarray, ...]]:
-        """(q, k, v) of each rank, in float64."""
-        whole = [oracle.float64(x) for x in inputs(self.run)[:3]]
-        return [tuple(x[:, :, own] for x in whole) for own in self.positions]
-
-    def shape(self, rank: int, owner: int) -> tuple[int, int]:
-        """Return how many queries of `rank` meet how many keys of `owner`."""
-        return len(self.positions[rank]), len(self.positions[owner])
-
-    def visible(self, rank: int, owner: int) -> np.ndarray:
-        """Return what the rank's queries may see of the owner's keys."""
-        if not self.run.causal:
-            return np.ones(self.shape(rank, owner), dtype=bool)
-        return self.positions[rank][:, None] >= self.positions[owner][None, :]
-
-
-def right(held: Held, rank: int, owner: int) -> np.ndarray:
-    """Return the mask as it should be."""
-    return held.visible(rank, owner)
-
-
-def under_mask(see: See) -> See:
-    """Return `see` where there is a mask; without one all is seen."""
-    return lambda held, rank, owner: (see if held.run.causal else right)(held, rank, owner)
-
-
-def fold(parts: Iterable[State], join: Callable[[State, State], State], empty: State) -> State:
-    """Return all partials joined, beginning with none."""
-    total = empty
-    for number, part in enumerate(parts):
-        total = part if number == 0 else join(total, part)
-    return total
-
-
-def ring(
-    see: See = right,
-    here: Callable[[int, int, int], int] = lambda rank, owner, P: owner,
-    steps: Callable[[int], range] = range,
-    join: Callable[[State, State], State] = merged,
-    scale: float | None = None,
-    heads: Callable[[np.ndarray, int], np.ndarray] = lambda x, group: np.repeat(x, group, axis=1),
-) -> Callable[..., State]:
-    """Return an imitation: (rank, held) → (out, lse).
-
-    see: the mask that is used for the block of `owner`. here: whose K/V really lie there. steps: the steps
-    whose block is used. heads: K/V heads spread over the query heads.
+    `adapted` gives a ring of another exercise the arguments of this stage's; `causal` is the mask that it can be run with,
+    None if either.
     """
 
-    def imitate(rank: int, held: Held) -> State:
-        P, q = held.run.P, held.shards[rank][0]
-        group = held.run.H // held.run.K
-        parts = []
-        for step in steps(P):
-            owner = (rank - step) % P
-            there = here(rank, owner, P)
-            if len(held.positions[there]) != len(held.positions[owner]):
-                raise ValueError("blocks of other lengths, and this mistake breaks off")
-            k, v = (heads(x, group) for x in held.shards[there][1:])
-            parts.append(attend(q, k, v, see(held, rank, owner), scale))
-        return fold(parts, join, (np.zeros(q.shape), np.full(q.shape[:-1], -np.inf)))
+    answer: WrongAnswer
+    adapted: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    causal: bool | None = None
 
-    return imitate
+    @property
+    def name(self) -> str:
+        return str(self.answer.misconception)
+
+    def runs_with(self, run: Run) -> bool:
+        """Return whether it can be run with the mask of this run."""
+        return self.causal in (None, run.causal)
 
 
-def without_scale(rank: int, held: Problem) -> Gradients:
-    """Return gradients whose dS lacks the scale: dQ and dK are 1/scale times too large."""
-    dq, dk, dv = (sum_over(parts, n, x[rank]) for n, x, parts in _sums(rank, held))
-    scale = held.qs[rank].shape[-1] ** -0.5
-    return dq / scale, dk / scale, dv
+@lru_cache(maxsize=4096)
+def _made(wrong: Wrong, names: tuple[str, ...], run: Run) -> Ran:
+    """Return what comes of a run of a wrong answer."""
+    stage = load_stage("21.backward" if names == BACKWARD else "21.forward")
+    own = load_stage(wrong.answer.stage)
+    space = namespace_of(wrong.answer.source, f"<{wrong.answer.submission}>")
+    if wrong.adapted is not None:
+        space = {stage.function: wrong.adapted(space[own.function])}
+    (ran,) = Learners(InProcessSubject(stage, space), names, claims(names)).made([run])
+    return ran
 
 
-def _sums(rank: int, held: Problem) -> list[tuple[int, Any, Any]]:
-    own, met = held.parts[rank], [parts[rank] for parts in held.parts]
-    return [(0, held.qs, own), (1, held.ks, met), (2, held.vs, met)]
+def wrong_rings(names: tuple[str, ...], own: Collection[str], borrowed: Collection[str]) -> list[Wrong]:
+    """Return the wrong answers of these mistakes: edits of the stage itself, and those of exercise 05 or 09.
+
+    What is borrowed is the ring without stretches that learners have written before; it meets the same runs.
+    """
+    if names == BACKWARD:
+        lenders = [("09.couriers", _without_a_window, None)]
+    else:
+        lenders = [("05.forward", _without_a_mask, False), ("05.causal", _with_positions, True)]
+    home = "21.backward" if names == BACKWARD else "21.forward"
+    found = [Wrong(each) for each in wrong_answers("21") if each.stage == home and each.misconception in own]
+    for stage, adapted, causal in lenders:
+        found += [
+            Wrong(each, adapted, causal)
+            for each in wrong_answers(stage[:2])
+            if each.stage == stage and each.misconception in borrowed
+        ]
+    return found
 
 
-def mean_of_heads(rank: int, held: Problem) -> Gradients:
-    """Return gradients whose dK and dV are means over the query heads that share a K/V head."""
-    dq, dk, dv = (sum_over(parts, n, x[rank]) for n, x, parts in _sums(rank, held))
-    group = held.qs[rank].shape[1] // held.ks[rank].shape[1]
-    return dq, dk / group, dv / group
+def _without_a_mask(program: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ring, q, k, v, positions, causal, scale: program(ring, q, k, v)
 
 
-def problem(run: Run) -> Problem:
-    """Return the run as exercise 09 has it, for its imitations of wrong backward rings."""
-    q, k, v, dout = inputs(run)
-    owned = positions_of(run)
-    cut = [[x.index_select(2, own) for own in owned] for x in (dout, q, k, v, *given(run))]
-    return Problem(*cut, owned, str(run))
+def _with_positions(program: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ring, q, k, v, positions, causal, scale: program(ring, q, k, v, positions)
+
+
+def _without_a_window(program: Callable[..., Any]) -> Callable[..., Any]:
+    def ring_backward(ring, dout, q, k, v, out, lse, positions, causal, scale):  # type: ignore[no-untyped-def]
+        return program(ring, dout, q, k, v, out, lse, positions, None)
+
+    return ring_backward
 
 
 def answered(ran: Ran, names: tuple[str, ...]) -> list[Answered]:
     """Return what every rank answered in a run beside what it should have, as mistakes are compared with it."""
     run = ran.run
     true, bounds = expected(run.plain)
-    inputs_of = problem(run) if names == BACKWARD else Held(run)
     found = []
     for rank, own in enumerate(positions_of(run)):
         index: np.ndarray = own.numpy()
@@ -144,7 +104,7 @@ def answered(ran: Ran, names: tuple[str, ...]) -> list[Answered]:
             bounds[name] * _scale(getattr(true, name)) / _scale(part)
             for name, part in zip(names, truth, strict=True)
         )
-        found.append(Answered(got, truth, bound, (rank, inputs_of), names, f"{run}: rank {rank}"))
+        found.append(Answered(got, truth, bound, names=names, text=f"{run}: rank {rank}"))
     return found
 
 
@@ -186,9 +146,10 @@ GROUPED = (
 class Explainer:
     """Explains what the suite found about one of the two rings."""
 
-    mistakes: tuple[Misconception, ...]
     named: Mapping[str, Misconception]
-    compared: tuple[Misconception, ...]
+    compared: Callable[[], list[Wrong]]
+    of_groups: Collection[str]
+    """The mistakes that show where query heads share K/V heads alone."""
 
     def failure(self, learners: Learners, finding: Finding) -> Failure:
         """Return what to tell of a check that failed: the mistake, if it is one that is known."""
@@ -218,22 +179,31 @@ class Explainer:
     def _by_values(self, learners: Learners) -> tuple[Failure | None, bool]:
         """The failure of a known mistake that gives the same values in all small runs; whether these are right."""
         small_are_right = True
-        for runs, mistakes in ((GROUPED, _groups(self.mistakes)), (SMALL, self.compared)):
+        for runs, of_groups in ((GROUPED, True), (SMALL, False)):
             wanted = [run for run in runs if run.causal or learners.names != BACKWARD]
             rans = [ran for ran in learners.made(wanted) if ran.trouble is None]
             try:
-                compare_all((case for ran in rans for case in answered(ran, learners.names)), mistakes)
+                compare_all(case for ran in rans for case in answered(ran, learners.names))
             except Failure as failure:
                 small_are_right = False
-                if failure.misconception is not None:
-                    return self.named[failure.misconception].failure(failure.counterexample), False
+                suspects = [each for each in self.compared() if (each.name in self.of_groups) == of_groups]
+                fitting = {each.name for each in suspects if _fits(each, rans, learners.names)}
+                if len(fitting) == 1:
+                    return self.named[fitting.pop()].failure(failure.counterexample), False
         return None, small_are_right
 
 
-def _groups(mistakes: tuple[Misconception, ...]) -> tuple[Misconception, ...]:
-    return tuple(
-        mistake for mistake in mistakes if mistake.name in ("heads_in_turn", "averages_shared_heads")
-    )
+def _fits(wrong: Wrong, rans: Sequence[Ran], names: tuple[str, ...]) -> bool:
+    """Return whether the wrong answer gives the same in every run that it can be run with."""
+    like = [ran for ran in rans if wrong.runs_with(ran.run)]
+    return bool(like) and all(_alike(ran, _made(wrong, names, ran.run), names) for ran in like)
+
+
+def _alike(ran: Ran, other: Ran, names: tuple[str, ...]) -> bool:
+    if other.trouble is not None:
+        return False
+    pairs = zip(answered(ran, names), answered(other, names), strict=True)
+    return all(resembles(each.answer, made.answer, each.bound) for each, made in pairs)
 
 
 def _troubled(learners: Learners, finding: Finding) -> Ran | None:

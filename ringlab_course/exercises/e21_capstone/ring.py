@@ -11,24 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.conformance.checks.check import Check as SuiteCheck
 from ringlab.conformance.checks.measuring import expected
+from ringlab.conformance.checks.check import Check as SuiteCheck
 from ringlab.conformance.run.run import Ran, Run, join
-from ringlab_course.checking.backward_mistakes import COMPARED
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.numbers import State
 from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e21_capstone.explain import (
-    Explainer,
-    Held,
-    is_wrong,
-    mean_of_heads,
-    ring,
-    under_mask,
-    without_scale,
-)
+from ringlab_course.exercises.e21_capstone.explain import Explainer, is_wrong, wrong_rings
 from ringlab_course.exercises.e21_capstone.suite import (
     BACKWARD,
     FORWARD,
@@ -45,66 +35,21 @@ _as_in_05 = mistakes_of("05")
 _as_in_09 = mistakes_of("09.couriers")
 
 
-def _adds(a: State, b: State) -> State:
-    return a[0] + b[0], np.logaddexp(a[1], b[1])
-
-
-def _halves(a: State, b: State) -> State:
-    return (a[0] + b[0]) / 2, np.logaddexp(a[1], b[1])
-
-
-def _all(held: Held, rank: int, owner: int) -> np.ndarray:
-    return np.ones(held.shape(rank, owner), dtype=bool)
-
-
-def _local(held: Held, rank: int, owner: int) -> np.ndarray:
-    return np.tri(*held.shape(rank, owner), dtype=bool)
-
-
-def _by_rank(held: Held, rank: int, owner: int) -> np.ndarray:
-    return _local(held, rank, owner) if rank == owner else np.full(held.shape(rank, owner), owner < rank)
-
-
-def _strict(held: Held, rank: int, owner: int) -> np.ndarray:
-    return held.positions[rank][:, None] > held.positions[owner][None, :]
-
-
-def _future(held: Held, rank: int, owner: int) -> np.ndarray:
-    return held.positions[rank][:, None] <= held.positions[owner][None, :]
-
-
-def _plus_step(held: Held, rank: int, owner: int) -> np.ndarray:
-    other = (2 * rank - owner) % held.run.P
-    seen = held.visible(rank, other)
-    if seen.shape != held.shape(rank, owner):
-        raise ValueError("another block's mask does not fit, and this mistake breaks off")
-    return seen
-
-
-def _own_only(held: Held, rank: int, owner: int) -> np.ndarray:
-    return held.visible(rank, owner) if rank == owner else _all(held, rank, owner)
-
-
-VALUES = (
-    mistake("adds_blocks", ring(join=_adds)),
-    mistake("halves_at_each_merge", ring(join=_halves)),
-    mistake("no_scale", ring(scale=1.0)),
-    mistake("heads_in_turn", ring(heads=lambda x, group: np.tile(x, (1, group, 1, 1)))),
-    _as_in_05("forgets_last_block", ring(steps=lambda P: range(P - 1))),
-    _as_in_05("forgets_own_block", ring(steps=lambda P: range(1, P))),
-    _as_in_05("never_uses_the_visitor", ring(here=lambda rank, owner, P: rank)),
-    _as_in_05(
-        "sends_own_block_again", ring(here=lambda rank, owner, P: rank if owner == rank else (rank - 1) % P)
-    ),
-    mistake("computes_with_the_next", ring(here=lambda rank, owner, P: owner if (rank - owner) % P == P - 1 else (owner - 1) % P)),
-    _as_in_05("no_mask", ring(see=under_mask(_all))),
-    _as_in_05("local_mask", ring(see=under_mask(_local))),
-    _as_in_05("assumes_contiguous", ring(see=under_mask(_by_rank))),
-    _as_in_05("strictly_before", ring(see=under_mask(_strict))),
-    _as_in_05("sees_the_future", ring(see=under_mask(_future))),
-    _as_in_05("origin_plus_step", ring(see=under_mask(_plus_step))),
-    _as_in_05("masks_own_block_only", ring(see=under_mask(_own_only))),
+OWN_VALUES = (
+    "adds_blocks", "halves_at_each_merge", "no_scale", "heads_in_turn", "computes_with_the_next",
 )  # fmt: skip
+AS_IN_05 = (
+    "forgets_last_block", "forgets_own_block", "never_uses_the_visitor", "sends_own_block_again", "no_mask", "local_mask",
+    "assumes_contiguous", "strictly_before", "sees_the_future", "origin_plus_step", "masks_own_block_only",
+)  # fmt: skip
+AS_IN_09 = (
+    "goes_the_other_way", "ends_at_the_neighbour", "one_hop_too_far", "gradients_stay", "owner_alone", "last_rank_alone",
+    "drops_own_block", "couriers_start_empty", "drops_last_block", "counts_to_three", "dq_of_the_last_block",
+    "counts_what_was_sent", "averages_the_ranks", "swaps_dk_and_dv", "scales_dq_again", "lse_of_the_block", "no_delta",
+    "narrow_couriers", "no_mask", "local_mask", "assumes_contiguous", "strictly_before", "sees_the_future", "origin_plus_step",
+    "never_uses_the_visitor", "sends_own_block_again",
+)  # fmt: skip
+"""Mistakes in values whose texts, and whose wrong rings, stand in exercises 05 and 09."""
 SHARED = (
     mistake("does_not_unpack"),
     mistake("assumes_equal_lengths"),
@@ -131,18 +76,21 @@ SHARED = (
     mistake("cleans_hidden_tiles"),
 )  # fmt: skip
 FORWARD_MISTAKES = (
-    *VALUES,
+    *map(mistake, OWN_VALUES),
+    *map(_as_in_05, AS_IN_05),
     *SHARED,
     mistake("narrow_state"),
 )
-WITHOUT_SCALE = mistakes_of("21.backward")("dscores_without_scale", without_scale)
+BACKWARD_OWN = ("averages_shared_heads", "dscores_without_scale")
 _ONCE = "dQ has the factor 1/√D, or the given scale, twice. Apply it once."
 BACKWARD_MISTAKES = (
-    *(replace(each, message=_ONCE) if each.name == "scales_dq_again" else each for each in COMPARED),
+    *(
+        replace(each, message=_ONCE) if each.name == "scales_dq_again" else each
+        for each in map(_as_in_09, AS_IN_09)
+    ),
     *(replace(each, message=f"Backward: {each.message}") for each in SHARED),
     replace(_as_in_09("narrow_couriers"), name="narrow_sums"),
-    mistakes_of("21.backward")("averages_shared_heads", mean_of_heads),
-    WITHOUT_SCALE,
+    *map(mistakes_of("21.backward"), BACKWARD_OWN),
 )
 FORWARD_NAMED = {each.name: each for each in FORWARD_MISTAKES}
 BACKWARD_NAMED = {each.name: each for each in BACKWARD_MISTAKES}
@@ -151,8 +99,14 @@ BACKWARD_NAMED = {each.name: each for each in BACKWARD_MISTAKES}
 Verify = Callable[[Any, np.random.Generator], None]
 STRANGE = ("token-fold", "chunk-3", "chunk-5-folded")
 EXPLAINERS = {
-    FORWARD: Explainer(FORWARD_MISTAKES, FORWARD_NAMED, VALUES),
-    BACKWARD: Explainer(BACKWARD_MISTAKES, BACKWARD_NAMED, (*COMPARED, WITHOUT_SCALE)),
+    FORWARD: Explainer(
+        FORWARD_NAMED, lambda: wrong_rings(FORWARD, OWN_VALUES, AS_IN_05), of_groups={"heads_in_turn"}
+    ),
+    BACKWARD: Explainer(
+        BACKWARD_NAMED,
+        lambda: wrong_rings(BACKWARD, BACKWARD_OWN, AS_IN_09),
+        of_groups={"averages_shared_heads"},
+    ),
 }
 
 
