@@ -23,6 +23,9 @@ from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, wro
 from ringlab_course.exercises.e21_capstone.suite import BACKWARD, Learners, claims, positions_of
 
 
+Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 @dataclass(frozen=True)
 class Wrong:
     """A wrong answer whose runs can be compared with the learner's.
@@ -32,7 +35,7 @@ class Wrong:
     """
 
     answer: WrongAnswer
-    adapted: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    adapted: Adapt | None = None
     causal: bool | None = None
 
     @property
@@ -61,6 +64,7 @@ def wrong_rings(names: tuple[str, ...], own: Collection[str], borrowed: Collecti
 
     What is borrowed is the ring without stretches that learners have written before; it meets the same runs.
     """
+    lenders: list[tuple[str, Adapt, bool | None]]
     if names == BACKWARD:
         lenders = [("09.couriers", _without_a_window, None)]
     else:
@@ -85,7 +89,7 @@ def _with_positions(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_a_window(program: Callable[..., Any]) -> Callable[..., Any]:
-    def ring_backward(ring, dout, q, k, v, out, lse, positions, causal, scale):  # type: ignore[no-untyped-def]
+    def ring_backward(ring, dout, q, k, v, out, lse, positions, causal, scale):
         return program(ring, dout, q, k, v, out, lse, positions, None)
 
     return ring_backward
