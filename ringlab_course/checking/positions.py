@@ -16,8 +16,8 @@ from ringlab import oracle
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
-from ringlab_course.checking.numbers import NAMES, random, rounding_bound
-from ringlab_course.checking.ring_mistakes import CAUSAL, FORWARD, truth
+from ringlab_course.checking.numbers import NAMES, State, attend, random, rounding_bound
+from ringlab_course.checking.wrong_answers import misconceptions_of
 
 if TYPE_CHECKING:
     import torch
@@ -162,8 +162,8 @@ def _positions(part: Any, rank: int) -> np.ndarray:
     return part.astype(np.int64)
 
 
-MISTAKES = {mistake.name: mistake for mistake in FORWARD}
-CRASHES = {mistake.name: mistake for mistake in (*CAUSAL, *FORWARD)}
+MISTAKES = {each.name: each for stage in ("05.causal", "05.forward") for each in misconceptions_of(stage)}
+"""The mistakes that any ring can show in what it sends and in how it breaks off, and others of exercise 05."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Shards:
             )
             if name is None:
                 raise
-            raise CRASHES[name].failure(f"{self.text}\n{crash.counterexample}") from None
+            raise MISTAKES[name].failure(f"{self.text}\n{crash.counterexample}") from None
 
     def block_bytes(self, origin: int) -> int:
         """The bytes of one K/V block: K and V, K/V heads only."""
@@ -248,6 +248,18 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
 def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
     """Raise the Failure of the first rank whose (out, lse) are wrong; a named mistake explains all ranks."""
     compare_all(answered_ranks(case, results), misconceptions)
+
+
+def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any = None) -> State:
+    """Return what rank `rank` should return, in float64: its queries against all keys, or those at or before them.
+
+    `positions` are those of the tokens, one array per rank.
+    """
+    k, v = (np.concatenate([oracle.float64(x) for x in xs], axis=-2) for xs in (ks, vs))
+    if positions is None:
+        return attend(qs[rank], k, v)
+    keys = np.concatenate([np.asarray(each) for each in positions])
+    return attend(qs[rank], k, v, np.asarray(positions[rank])[:, None] >= keys)
 
 
 def answered_ranks(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:

@@ -20,7 +20,7 @@ BORROWED = {
     "merge": "from ringlab.merge import Partial, merge\ndef f(x): return merge(Partial(x, x[..., 0]), Partial(x, x[..., 0])).out",
     "schedules": "import ringlab.schedules.ring as r\ndef f(x): return r.anything[0]",
     "contracts": "from ringlab_course.checking.loading import load_exercise\ndef f(x): return load_exercise('01')",
-    "an exercise": "from ringlab_course.exercises.e05_emulated_ring import ring\ndef f(x): return ring.anything(x)",
+    "an exercise": "from ringlab_course.exercises.e05_emulated_ring import forward\ndef f(x): return forward.anything(x)",
     "conformance": "from ringlab.conformance import check\ndef f(x): return check(x)",
     "a layout": "from ringlab import striped\ndef f(x): return striped(4, 2).P",
     "SDPA": "import torch.nn.functional as F\ndef f(x): return F.scaled_dot_product_attention(x, x, x)",

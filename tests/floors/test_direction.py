@@ -71,10 +71,10 @@ def test_an_exercise_imports_its_own_folder_and_what_is_below(folder: str) -> No
 @pytest.mark.parametrize(
     "source",
     [
-        "from ringlab_course.exercises.e05_emulated_ring.ring import STAGE",
+        "from ringlab_course.exercises.e05_emulated_ring.forward import STAGE",
         "from ringlab_course.exercises import e05_emulated_ring",
-        "import ringlab_course.exercises.e05_emulated_ring.ring as ring",
-        "def late():\n    from ..e05_emulated_ring import ring",
+        "import ringlab_course.exercises.e05_emulated_ring.forward as ring",
+        "def late():\n    from ..e05_emulated_ring import forward",
         "from ringlab_course.notebook import predictions",
     ],
 )

@@ -17,11 +17,13 @@ from ringlab_course.checking.answers import compare_with, expect_array, expect_t
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import largest, rounding, roundings
-from ringlab_course.exercises.e01_naive_attention import mistakes
+from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.exercises.e01_naive_attention import plain
 
 if TYPE_CHECKING:
-    from ringlab_course.checking.contract import Misconception
     from ringlab_course.checking.subject import Subject
+
+mistake = mistakes_of("01")
 
 NAMES = ("out", "lse")
 
@@ -67,7 +69,7 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
     """Queries and keys in order, from the same position on."""
     sizes = (2, 3), (4, 4)  # unequal first: a transposed mask shows in its shape
-    _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes], mistakes.CAUSAL)
+    _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes])
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
@@ -79,7 +81,7 @@ def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
         ([0, 1, 6, 7], [2, 3, 4, 5]),
         (np.sort(_some(rng, 20, 3)), np.sort(_some(rng, 20, 5))),
     ]
-    _compare_masks(subject, rng, cases, mistakes.CAUSAL)
+    _compare_masks(subject, rng, cases)
 
 
 def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
@@ -90,13 +92,13 @@ def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
         ([0, 1], [0, 1], 1),
         (_some(rng, 20, 4), _some(rng, 20, 6), int(rng.integers(2, 9))),
     ]
-    _compare_masks(subject, rng, cases, mistakes.WINDOW)
+    _compare_masks(subject, rng, cases)
 
 
 def check_mask_any(subject: Subject, rng: np.random.Generator) -> None:
     """Any positions, in any order."""
     cases = [(_some(rng, 64, queries), _some(rng, 64, keys)) for queries, keys in ((5, 4), (17, 31), (40, 9))]
-    _compare_masks(subject, rng, cases, mistakes.CAUSAL)
+    _compare_masks(subject, rng, cases)
 
 
 def check_attention_small(subject: Subject, rng: np.random.Generator) -> None:
@@ -174,10 +176,9 @@ def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
         q, k, v = (_normal(rng, 1, heads, length, D) for heads, length in ((H, 1), (K, Lk), (K, Lk)))
         measured, copy = subject.measure(q, k, v), H * Lk * D * k.itemsize
         sizes = f"B=1, H={H}, K={K}, Lq=1, Lk={Lk}, D={D}"
-        _expect_attention(measured.answer, q, k, v, None, mistakes.GROUPED, sizes)
+        _expect_attention(measured.answer, q, k, v, None, sizes)
         if measured.peak_bytes >= copy // 2:
-            mistake = next(m for m in mistakes.GROUPED if m.name == "copies_for_every_head")
-            raise mistake.failure(
+            raise mistake("copies_for_every_head").failure(
                 f"{sizes}: {measured.peak_bytes / 1e6:.1f} MB at once; k has {k.nbytes / 1e6:.1f} MB, and a copy for "
                 f"every query head would have {copy / 1e6:.1f} MB"
             )
@@ -197,27 +198,25 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> None:
     truth = softmax_truth(scores)
     orders = _orders(scores.shape[-1])
-    plain = ((mistakes.softmax(scores[..., order]), (truth[0][..., order], truth[1])) for order in orders)
+    results = ((plain.softmax(scores[..., order]), (truth[0][..., order], truth[1])) for order in orders)
     answer = expect_tuple(subject.call(scores), ("weights", "lse"))
     compare_with(
         answer,
         truth,
-        bound=_bounds(plain, truth, scores.shape[-1]),
-        misconceptions=mistakes.SOFTMAX,
-        inputs=(scores,),
+        bound=_bounds(results, truth, scores.shape[-1]),
         names=("weights", "lse"),
         case=f"{note}scores of shape {scores.shape}",
     )
 
 
-def _bounds(plain: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: int) -> list[float]:
-    """Return the errors allowed to out (or weights) and lse: twice the worst of `plain`, pairs (result, truth).
+def _bounds(results: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: int) -> list[float]:
+    """Return the errors allowed to out (or weights) and lse: twice the worst of `results`, pairs (result, truth).
 
     None is below four units in the last place of lse, as adding the maximum rounds it. np.logaddexp rounds it
     at every key by up to half a unit, and these add up like a random walk. e^(score − lse) is an honest weight,
     and as wrong as lse.
     """
-    worst = [[relative_error(*part) for part in zip(*pair, strict=True)] for pair in plain]
+    worst = [[relative_error(*part) for part in zip(*pair, strict=True)] for pair in results]
     least = roundings(truth, max(4.0, math.sqrt(keys) / 2) * max(8.0, largest(truth[1])))
     return [max(low, *(2 * error for error in errors)) for low, *errors in zip(least, *worst, strict=True)]
 
@@ -242,11 +241,9 @@ def _compare_masks(
     subject: Subject,
     rng: np.random.Generator,
     cases: Iterable[tuple[Any, ...]],
-    known: tuple[Misconception, ...],
 ) -> None:
     """Compare on (queries, keys) or (queries, keys, window); each case is somewhere in a long text."""
-    answered = (_mask_case(subject, int(rng.integers(1000)), *case) for case in cases)
-    compare_all(answered, known)
+    compare_all(_mask_case(subject, int(rng.integers(1000)), *case) for case in cases)
 
 
 def _mask_case(subject: Subject, start: int, queries: Any, keys: Any, window: int | None = None) -> Answered:
@@ -256,15 +253,14 @@ def _mask_case(subject: Subject, start: int, queries: Any, keys: Any, window: in
     case += "" if window is None else f", window {window}"
     answer, shape = subject.call(queries, keys, **keywords), (len(queries), len(keys))
     if shape[0] != shape[1] and getattr(answer, "shape", ()) == shape[::-1]:
-        mistake = next(m for m in mistakes.CAUSAL if m.name == "transposed")
-        raise mistake.failure(f"{case}: shape {answer.shape}, should be {shape}")
+        raise mistake("transposed").failure(f"{case}: shape {answer.shape}, should be {shape}")
     answer = expect_array(answer, shape, name="the mask")
     if answer.dtype != np.bool_:
         raise Failure(
             "The mask should be boolean: True where a query may see a key.", f"{case}: dtype {answer.dtype}"
         )
     truth = _mask_truth(queries, keys, window)
-    return Answered(answer.astype(float), truth, 0.0, (queries, keys), ("mask",), case, keywords)
+    return Answered(answer.astype(float), truth, 0.0, names=("mask",), text=case)
 
 
 def _mask_truth(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np.ndarray:
@@ -286,9 +282,6 @@ def _compare_capped(
         subject.call(q, k, v, **keywords),
         truth,
         bound=rounding(truth, 4 * largest(scores)),  # tanh is no steeper than its argument
-        misconceptions=mistakes.CAP,
-        inputs=(q, k, v),
-        keywords=keywords,
         names=NAMES,
         case=f"cap={cap:g}, {'no' if mask is None else 'causal'} mask, L={n}, D=8",
     )
@@ -312,23 +305,17 @@ def _compare_attention(
         _normal(rng, B, K, Lk, D),
         _normal(rng, B, K, Lk, D),
     )
-    known = mistakes.GROUPED if subject.function == "grouped_attention" else mistakes.ATTENTION
     case = f"{note}B={B}, H={H}, K={K}, Lq={Lq}, Lk={Lk}, D={D}"
-    _expect_attention(subject.call(q, k, v, mask=mask), q, k, v, mask, known, case)
+    _expect_attention(subject.call(q, k, v, mask=mask), q, k, v, mask, case)
 
 
-def _expect_attention(
-    answer: Any, q: Any, k: Any, v: Any, mask: Any, known: tuple[Misconception, ...], case: str
-) -> None:
+def _expect_attention(answer: Any, q: Any, k: Any, v: Any, mask: Any, case: str) -> None:
     truth = oracle.attention(q, k, v, mask=mask)
-    plain = ((_reordered(q, k, v, mask, order), truth) for order in _orders(k.shape[2]))
+    results = ((_reordered(q, k, v, mask, order), truth) for order in _orders(k.shape[2]))
     compare_with(
         answer,
         truth,
-        bound=_bounds(plain, truth, k.shape[2]),
-        misconceptions=known,
-        inputs=(q, k, v),
-        keywords={"mask": mask},
+        bound=_bounds(results, truth, k.shape[2]),
         names=NAMES,
         case=case,
     )
@@ -339,7 +326,7 @@ def _reordered(q: Any, k: Any, v: Any, mask: Any, order: np.ndarray) -> tuple[np
     seen = mask if mask is None else mask[..., order]
     dims = np.random.default_rng(int(order[0])).permutation(q.shape[-1])
     scale = np.float32(q.shape[-1] ** -0.5)
-    return mistakes.grouped(
+    return plain.attention(
         (q * scale)[..., dims], k[:, :, order][..., dims], v[:, :, order], mask=seen, scale=1.0
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Check, Exercise, Stage
-from ringlab_course.exercises.e01_naive_attention import checks, mistakes
+from ringlab_course.checking.wrong_answers import misconceptions_of
+from ringlab_course.exercises.e01_naive_attention import checks
 
 SOFTMAX = Stage(
     id="01.softmax",
@@ -14,7 +15,7 @@ SOFTMAX = Stage(
         "Subtract each row's own maximum before exp, and add it to lse again. What is that maximum in a row of -inf?",
         "$m = \\max_j s_j$ (0 if $-\\infty$), $w_j = e^{s_j-m} / \\sum_i e^{s_i-m}$, $\\mathrm{lse} = m + \\ln\\sum_i e^{s_i-m}$",
     ),
-    misconceptions=mistakes.SOFTMAX,
+    misconceptions=misconceptions_of("01.softmax"),
     checks=(
         Check("small", 2, "visible", "weights and lse of a few scores", checks.check_softmax_small),
         Check(
@@ -37,7 +38,7 @@ CAUSAL = Stage(
         "Compare positions, not indices: turn one of the two vectors into a column and let NumPy broadcast.",
         "$\\mathrm{mask}_{ij} = [\\,0 \\le \\mathrm{query}_i - \\mathrm{key}_j < \\mathrm{window}\\,]$; without a window, no upper bound",
     ),
-    misconceptions=(*mistakes.CAUSAL, *mistakes.WINDOW),
+    misconceptions=misconceptions_of("01.causal"),
     checks=(
         Check(
             "origin",
@@ -62,7 +63,7 @@ ATTENTION = Stage(
         "Set the scores of hidden pairs to -inf before softmax. Your own softmax does the rest, also for a row that sees no key.",
         "$s = qk^\\top/\\sqrt D$, capped if asked$,\\quad s_{ij} = -\\infty$ where hidden$,\\quad \\mathrm{out} = \\mathrm{softmax}(s)\\,v$",
     ),
-    misconceptions=(*mistakes.ATTENTION, *mistakes.CAP),
+    misconceptions=misconceptions_of("01.attention"),
     checks=(
         Check("small", 2, "visible", "one head, a few tokens", checks.check_attention_small),
         Check("heads", 1, "visible", "batch and heads stay apart", checks.check_attention_heads),
@@ -93,7 +94,7 @@ GROUPED = Stage(
         "for its heads, (K, H/K).",
         "query head $h$ uses key/value head $\\lfloor h / (H/K) \\rfloor$",
     ),
-    misconceptions=mistakes.GROUPED,
+    misconceptions=misconceptions_of("01.grouped"),
     checks=(
         Check("pairs", 2, "visible", "4 query heads share 2 key/value heads", checks.check_grouped_pairs),
         Check(

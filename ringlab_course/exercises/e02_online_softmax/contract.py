@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Check, Exercise, Stage
-from ringlab_course.exercises.e02_online_softmax import checks, mistakes
+from ringlab_course.checking.wrong_answers import misconceptions_of
+from ringlab_course.exercises.e02_online_softmax import checks
 
 MERGE = Stage(
     id="02.merge",
@@ -16,7 +17,7 @@ MERGE = Stage(
         "$\\mathrm{lse} = \\ln \\sum_i e^{\\mathrm{lse}_i},\\quad \\mathrm{out} = \\sum_i \\mathrm{out}_i e^{\\mathrm{lse}_i - "
         "\\mathrm{lse}}$, and $(0, -\\infty)$ where $\\mathrm{lse} = -\\infty$",
     ),
-    misconceptions=mistakes.MERGE,
+    misconceptions=misconceptions_of("02.merge"),
     checks=(
         Check(
             "worked",
@@ -58,7 +59,7 @@ UPDATE = Stage(
         "$m' = \\max(m, \\max_j s_j),\\ \\mathrm{total}' = \\mathrm{total}\\, e^{m-m'} + \\sum_j e^{s_j-m'},\\ "
         "\\mathrm{acc}' = \\mathrm{acc}\\, e^{m-m'} + \\sum_j e^{s_j-m'} v_j$",
     ),
-    misconceptions=mistakes.UPDATE,
+    misconceptions=misconceptions_of("02.update"),
     checks=(
         Check("first", 1, "visible", "the first block", checks.check_first),
         Check("rise", 2, "visible", "the maximum rises: what is old shrinks", checks.check_rise),
@@ -80,7 +81,7 @@ STREAM = Stage(
         "$(m, \\mathrm{total}, \\mathrm{acc}) = (-\\infty, 0, 0) \\to \\dots,\\quad \\mathrm{out} = "
         "\\mathrm{acc}/\\mathrm{total},\\quad \\mathrm{lse} = m + \\ln \\mathrm{total}$",
     ),
-    misconceptions=mistakes.STREAM,
+    misconceptions=misconceptions_of("02.stream"),
     checks=(
         Check("small", 2, "visible", "out and lse, whatever the block", checks.check_stream_small),
         Check("ragged", 1, "visible", "a last block that is shorter", checks.check_stream_ragged),

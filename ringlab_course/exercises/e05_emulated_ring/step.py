@@ -1,4 +1,4 @@
-"""Checks of 05.step, one step of the ring: block and merge; its common mistakes, imitated in float64."""
+"""Checks of 05.step, one step of the ring: block and merge."""
 
 from __future__ import annotations
 
@@ -15,66 +15,9 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import NAMES, State, attend, merged, random, rounding_bound
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("05.step")
-
-
-def _averages(q, k, v, out, lse, mask=None) -> State:
-    here = attend(q, k, v, mask)
-    return (oracle.float64(out) + here[0]) / 2, np.logaddexp(oracle.float64(lse), here[1])
-
-
-def _adds(q, k, v, out, lse, mask=None) -> State:
-    here = attend(q, k, v, mask)
-    return oracle.float64(out) + here[0], np.logaddexp(oracle.float64(lse), here[1])
-
-
-def _old_without_weight(q, k, v, out, lse, mask=None) -> State:
-    right = merged((np.zeros(np.shape(out)), oracle.float64(lse)), attend(q, k, v, mask))
-    return oracle.float64(out) + right[0], right[1]
-
-
-def _drops_state(q, k, v, out, lse, mask=None) -> State:
-    return attend(q, k, v, mask)
-
-
-def _no_scale(q, k, v, out, lse, mask=None) -> State:
-    return merged((oracle.float64(out), oracle.float64(lse)), attend(q, k, v, mask, scale=1.0))
-
-
-def _no_mask(q, k, v, out, lse, mask=None) -> State:
-    return merged((oracle.float64(out), oracle.float64(lse)), attend(q, k, v))
-
-
-def _inverted(q, k, v, out, lse, mask=None) -> State:
-    here = attend(q, k, v, None if mask is None else ~np.asarray(mask))
-    return merged((oracle.float64(out), oracle.float64(lse)), here)
-
-
-def _wrong_groups(q, k, v, out, lse, mask=None) -> State:
-    group = q.shape[1] // k.shape[1]
-    k, v = (np.tile(oracle.float64(x), (1, group, 1, 1)) for x in (k, v))
-    return merged((oracle.float64(out), oracle.float64(lse)), attend(q, k, v, mask))
-
-
-STEP = (
-    mistake("averages_partials", _averages),
-    mistake("adds_partials", _adds),
-    mistake("old_without_weight", _old_without_weight),
-    mistake("drops_the_state", _drops_state),
-    mistake("forgets_the_scale", _no_scale),
-    mistake("nan_in_blind_rows"),
-    mistake("mask_inverted", _inverted),
-    mistake("ignores_the_mask", _no_mask),
-    mistake("finite_mask"),
-    mistake("ignores_groups", _wrong_groups),
-    mistake("overflows"),
-    mistake("low_precision_state"),
-)
-
-
-MISTAKES = {mistake.name: mistake for mistake in STEP}
 
 
 @dataclass(frozen=True)
@@ -109,8 +52,7 @@ def _case(
 
 
 def _compare(subject: Any, cases: Iterable[Case]) -> None:
-    """Compare all cases; a mistake is named only if it explains them all."""
-    compare_all((_answered(subject, case) for case in cases), STEP)
+    compare_all(_answered(subject, case) for case in cases)
 
 
 def _answered(subject: Any, case: Case) -> Answered:
@@ -121,9 +63,8 @@ def _answered(subject: Any, case: Case) -> Answered:
     parts = expect_tuple(subject.call(*case.inputs), NAMES)
     got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, NAMES, strict=True)]
     _expect_numbers(got, right, case)
-    return Answered(
-        parts, right, rounding_bound(case.q, case.k, case.v, right), case.inputs, NAMES, case.text
-    )
+    bound = rounding_bound(case.q, case.k, case.v, right)
+    return Answered(parts, right, bound, names=NAMES, text=case.text)
 
 
 def _expect_numbers(got: list[np.ndarray], right: State, case: Case) -> None:
@@ -135,14 +76,14 @@ def _expect_numbers(got: list[np.ndarray], right: State, case: Case) -> None:
         else np.broadcast_to(~case.mask.numpy().any(-1), broken.shape)
     )
     if (broken & blind).any():
-        raise MISTAKES["nan_in_blind_rows"].failure(case.text)
+        raise mistake("nan_in_blind_rows").failure(case.text)
     unseen = np.isneginf(right[1]) & np.isfinite(got[1])
     group = case.q.shape[1] // case.v.shape[1]
     mean = oracle.float64(case.v).mean(-2, keepdims=True).repeat(group, axis=1)
     if (unseen & (got[1] < -1e3) & np.isclose(got[0], mean, rtol=1e-4, atol=1e-6).all(-1)).any():
-        raise MISTAKES["finite_mask"].failure(case.text)
+        raise mistake("finite_mask").failure(case.text)
     if broken.any() or (np.isposinf(got[1])).any():
-        raise MISTAKES["overflows"].failure(case.text)
+        raise mistake("overflows").failure(case.text)
 
 
 def _check_first_block(subject: Any, rng: np.random.Generator) -> None:
@@ -184,12 +125,12 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
         case = replace(case, q=q, k=k, v=v, text="bfloat16 q, k and v")
         answered = _answered(subject, case)
         if any(getattr(part, "dtype", None) is torch.bfloat16 for part in answered.answer):
-            raise MISTAKES["low_precision_state"].failure(case.text)
+            raise mistake("low_precision_state").failure(case.text)
         try:
-            compare_all([answered], ())
+            compare_all([answered])
         except Failure as failure:
             if _rounded_once(answered.answer, answered.truth):
-                raise MISTAKES["low_precision_state"].failure(failure.counterexample) from None
+                raise mistake("low_precision_state").failure(failure.counterexample) from None
             raise
 
 
@@ -212,7 +153,7 @@ STAGE = Stage(
     may_change=("out", "lse"),
     title="One step: attend to the block that is here, merge",
     hints=HINTS,
-    misconceptions=STEP,
+    misconceptions=misconceptions_of("05.step"),
     checks=(
         Check("first_block", 1, "visible", "the first block alone", _check_first_block),
         Check("merge", 2, "visible", "a block merged into what was seen before", _check_merge),

@@ -23,14 +23,14 @@ from ringlab_course.checking.positions import (
     narrow,
     shards,
 )
-from ringlab_course.checking.ring_mistakes import FORWARD
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
-MISTAKES = {each.name: each for each in FORWARD}
+mistake = mistakes_of("05.forward")
 
 
 def _compare(subject: Any, cases: Iterable[Shards]) -> None:
-    """Run and compare all cases; a mistake is named only if it explains every rank of every case."""
-    compare_all((each for case in cases for each in answered_ranks(case, case.run(subject).results)), FORWARD)
+    """Run all cases, and compare every rank of every case."""
+    compare_all(each for case in cases for each in answered_ranks(case, case.run(subject).results))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -50,7 +50,7 @@ def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
         case = shards(rng, [2] * P, 1, 1, 2)
         outcome = case.run(subject)
         expect_neighbours(outcome.trace, case.text)
-        compare_ranks(case, outcome.results, FORWARD)
+        compare_ranks(case, outcome.results)
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
@@ -61,9 +61,9 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
             expect_bytes(case, outcome.trace, case.qs[0].shape[1] // case.ks[0].shape[1])
         except Failure as failure:
             if _one_hop_too_many(case, outcome.trace):
-                raise MISTAKES["sends_p_times"].failure(failure.counterexample) from None
+                raise mistake("sends_p_times").failure(failure.counterexample) from None
             raise
-        compare_ranks(case, outcome.results, FORWARD)
+        compare_ranks(case, outcome.results)
 
 
 def _one_hop_too_many(case: Shards, trace: Any) -> bool:
@@ -96,8 +96,8 @@ def _compare_finite(subject: Any, cases: Iterable[Shards]) -> None:
         results = case.run(subject).results
         for rank, result in enumerate(results):
             if not is_finite(*expect_tuple(result, NAMES)):
-                raise MISTAKES["overflowing_ring"].failure(f"{case.text}: rank {rank}")
-        compare_ranks(case, results, FORWARD)
+                raise mistake("overflowing_ring").failure(f"{case.text}: rank {rank}")
+        compare_ranks(case, results)
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
@@ -108,23 +108,25 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
         for result, q in zip(results, case.qs, strict=True):
             _expect_wide(expect_tuple(result, NAMES), q, case.text)
         try:
-            compare_ranks(case, results, FORWARD)
+            compare_ranks(case, results)
         except Failure as failure:
-            if failure.misconception is None and all(map(_rounded_each_step, answered_ranks(case, results))):
-                raise MISTAKES["low_precision_ring"].failure(failure.counterexample) from None
+            if failure.misconception is None and all(
+                _rounded_each_step(one, P) for one in answered_ranks(case, results)
+            ):
+                raise mistake("low_precision_ring").failure(failure.counterexample) from None
             raise
 
 
 def _expect_wide(parts: tuple[Any, ...], q: torch.Tensor, text: str) -> None:
     if any(getattr(part, "dtype", None) is torch.bfloat16 for part in parts):
-        raise MISTAKES["low_precision_ring"].failure(f"{text}: out or lse is bfloat16")
+        raise mistake("low_precision_ring").failure(f"{text}: out or lse is bfloat16")
     for part, shape, name in zip(parts, (q.shape, q.shape[:-1]), NAMES, strict=True):
         expect_array(part, shape, name=name, dtype="float32")
 
 
-def _rounded_each_step(one: Answered) -> bool:
+def _rounded_each_step(one: Answered, steps: int) -> bool:
     """Whether the answer is as wrong as rounding out and lse to bfloat16 in every step, by 2⁻⁸ of their size, makes it."""
-    steps, largest = len(one.inputs[1]), float(np.abs(one.truth[1]).max())
+    largest = float(np.abs(one.truth[1]).max())
     return relative_error(one.answer, one.truth) <= steps * 2.0**-7 * max(1.0, largest)
 
 
@@ -149,12 +151,12 @@ def _expect_constant(subject: Any, rng: np.random.Generator, D: int, spare: int)
     runs = [case.run(subject) for case in (few, many)]
     peaks = [max(report.peak_bytes for report in run.memory) for run in runs]
     if peaks[1] > peaks[0] + spare * many.block_bytes(0):
-        raise MISTAKES["keeps_every_block"].failure(
+        raise mistake("keeps_every_block").failure(
             f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
             f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=8"
         )
     for case, run in zip((few, many), runs, strict=True):
-        compare_ranks(case, run.results, FORWARD)
+        compare_ranks(case, run.results)
 
 
 def _check_killed(subject: Any, rng: np.random.Generator) -> None:
@@ -166,15 +168,14 @@ def _check_killed(subject: Any, rng: np.random.Generator) -> None:
         example = f"{case.text}: rank {rank} dies before its exchange {exchange}"
         if not isinstance(results[rank], Ended) or results[rank] != Ended("Killed"):
             raise Failure("A rank makes fewer exchanges than there are blocks to fetch.", example)
-        for right in answered_ranks(case, results):
+        for other, right in enumerate(answered_ranks(case, results)):
             if not isinstance(right.answer, Ended):
-                other = right.inputs[0]
                 _expect_whole(right, f"{example}, and rank {other} returned as if it had not")
 
 
 def _expect_whole(one: Answered, example: str) -> None:
     if not is_close(expect_tuple(one.answer, NAMES), one.truth, one.bound):
-        raise MISTAKES["goes_on_without_the_dead"].failure(example)
+        raise mistake("goes_on_without_the_dead").failure(example)
 
 
 HINTS = (
@@ -192,7 +193,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("ring_step",),
     hints=HINTS,
-    misconceptions=FORWARD,
+    misconceptions=misconceptions_of("05.forward"),
     checks=(
         Check(
             "values",
