@@ -148,7 +148,13 @@ class Problem:
     @cached_property
     def parts(self) -> Parts:
         """What every rank adds to the gradients of every block."""
-        return parts_of(self)
+        return [
+            [self._pair(rank, owner) for owner in range(self.world_size)] for rank in range(self.world_size)
+        ]
+
+    def _pair(self, rank: int, owner: int) -> Gradients:
+        of_rank, of_owner = (self.douts[rank], self.qs[rank]), (self.ks[owner], self.vs[owner])
+        return pair(*of_rank, *of_owner, self.lses[rank], self.deltas[rank], self.mask(rank, owner))
 
     @cached_property
     def _sizes(self) -> tuple[Gradients, float]:
@@ -171,36 +177,6 @@ def seen(rows: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> n
     """True where a query at one of these positions sees a key: at or before its own, and within the window."""
     distance = rows.numpy()[:, None] - keys.numpy()[None, :]
     return (distance >= 0) & (distance < (math.inf if window is None else window))
-
-
-def parts_of(
-    problem: Problem, see: Any = None, here: Any = None, lse: Any = None, delta: float = 1.0
-) -> Parts:
-    """The parts, if rank sees of the owner's block what see(rank, owner) says, and what lies there is here(rank, owner)'s.
-
-    `lse(rank, owner)` gives another lse than the final one; `delta` is a factor of delta.
-    """
-    see = see or problem.mask
-    P = problem.world_size
-    rows = []
-    for rank in range(P):
-        of_rank = problem.douts[rank], problem.qs[rank]
-        row = []
-        for owner in range(P):
-            there = here(rank, owner) if here else owner
-            total = lse(rank, owner) if lse else problem.lses[rank]
-            row.append(
-                pair(
-                    *of_rank,
-                    problem.ks[there],
-                    problem.vs[there],
-                    total,
-                    delta * problem.deltas[rank],
-                    see(rank, owner),
-                )
-            )
-        rows.append(row)
-    return rows
 
 
 def problem(

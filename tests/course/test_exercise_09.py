@@ -15,7 +15,7 @@ from ringlab import layout as layouts
 from ringlab_course.checking.backward import problem, sum_over
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
-from ringlab_course.exercises.e09_backward_ring import contract as e09_traffic
+from ringlab_course.exercises.e09_backward_ring import traffic
 from tests.course.submissions_of import namespace, submission
 
 RIGHT = namespace(submission("09/right_plain"))
@@ -61,7 +61,7 @@ def test_the_bytes_that_are_asked_for_are_those_of_the_package(dtype, S):
     for rank in range(4):
         sent = [event.bytes_sent for event in trace.exchanges(rank)]
         measured = [sum(sent[:3]), sum(sent[3:])]
-        assert e09_traffic.truth(layout.lengths, rank, 2, 2, 4, q.element_size()).tolist() == measured
+        assert traffic.truth(layout.lengths, rank, 2, 2, 4, q.element_size()).tolist() == measured
 
 
 def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but_time():

@@ -25,12 +25,7 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.growth import measured
-from ringlab_course.exercises.e03_tiled_attention.texts import (
-    BACKWARD_MISTAKES,
-    BACKWARD_VARIANTS,
-    FORWARD_MISTAKES,
-    FORWARD_VARIANTS,
-)
+from ringlab_course.checking.wrong_answers import mistakes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,11 +78,10 @@ class Case(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The forward or the backward: its results, its mistakes, the queries' side of its inputs."""
+    """The forward or the backward: its stage, the names of its results."""
 
+    stage: str
     names: tuple[str, ...]
-    mistakes: tuple[Misconception, ...]
-    imitations: tuple[Misconception, ...]
 
     @property
     def backward(self) -> bool:
@@ -96,12 +90,12 @@ class Pass(NamedTuple):
 
     def named(self, name: str) -> Misconception:
         """Return the misconception called `name`."""
-        return next(m for m in self.mistakes if m.name == name)
+        return mistakes_of(self.stage)(name)
 
 
 THERE, BACK = (
-    Pass(FORWARD, FORWARD_MISTAKES, FORWARD_VARIANTS),
-    Pass(BACKWARD, BACKWARD_MISTAKES, BACKWARD_VARIANTS),
+    Pass("03.forward", FORWARD),
+    Pass("03.backward", BACKWARD),
 )
 
 
@@ -163,29 +157,23 @@ def answered(which: Pass, call: Callable[..., Any], inputs: list[Tensor], case: 
         raise
 
 
-def values(which: Pass, *cases: Case, about: tuple[str, ...] | None = None) -> Run:
-    """Return a check that compares values on these cases, given from the smallest to the largest.
-
-    `about` names the mistakes that these cases tell from all others; without it, they tell all apart.
-    """
-    known = [m for m in which.imitations if about is None or m.name in about]
+def values(which: Pass, *cases: Case) -> Run:
+    """Return a check that compares values on these cases, given from the smallest to the largest."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         def all_cases() -> Iterator[Answered]:
             for case in cases:
                 given = drawn(which, case, rng)
                 answer = answered(which, subject.call, given.tensors, case)
-                yield Answered(
-                    *(answer, given.truth, given.bound, given.tensors, which.names, case.label), case.how
-                )
+                yield Answered(answer, given.truth, given.bound, names=which.names, text=case.label)
 
-        compare_all(all_cases(), known)
+        compare_all(all_cases())
 
     return run
 
 
 def mixed(which: Pass) -> Run:
-    """Return a check that compares values on random sizes, with several batches and heads; it names nothing."""
+    """Return a check that compares values on random sizes, with several batches and heads."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         cases = []
@@ -193,7 +181,7 @@ def mixed(which: Pass) -> Run:
             M, more, tile, D = (int(rng.integers(*span)) for span in ((9, 30), (1, 20), (1, 12), (1, 9)))
             scale = float(rng.uniform(0.2, 1.5))
             cases.append(Case(M, M + more, tile, D, causal, H=6, K=3 - causal, B=2, scale=scale))
-        values(which, *cases, about=())(subject, rng)
+        values(which, *cases)(subject, rng)
 
     return run
 

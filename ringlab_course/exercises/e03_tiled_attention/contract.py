@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringlab_course.checking.contract import Check, Exercise, Stage
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e03_tiled_attention.checks import (
     BACK,
     THERE,
@@ -14,12 +15,6 @@ from ringlab_course.exercises.e03_tiled_attention.checks import (
     precision,
     skips,
     values,
-)
-from ringlab_course.exercises.e03_tiled_attention.texts import (
-    BACKWARD_HINTS,
-    BACKWARD_MISTAKES,
-    FORWARD_HINTS,
-    FORWARD_MISTAKES,
 )
 
 WHOLE_TILES = (Case(2, 4, 2, 2), Case(4, 2, 2, 2), Case(6, 9, 3, 4))
@@ -37,7 +32,6 @@ GROUPS = (
     Case(3, 5, 2, 2, True, H=6, K=3, B=2),
     Case(4, 6, 3, 2, True, H=6, K=2),
 )
-ABOUT_HEADS = ("first_head", "heads_dealt", "group_averaged", "last_of_the_group")
 LARGE = (Case(4, 6, 2, 2, reach=900), Case(12, 16, 4, 4, True, reach=900))
 
 
@@ -64,7 +58,7 @@ def checks_of(which: Pass) -> tuple[Check, ...]:
         Check(
             "causal", 2, "visible", "causal: the queries are the last M tokens", values(which, *LAST_TOKENS)
         ),
-        Check("heads", 1, "visible", "grouped heads", values(which, *GROUPS, about=ABOUT_HEADS)),
+        Check("heads", 1, "visible", "grouped heads", values(which, *GROUPS)),
         Check("precision", 1, "visible", f"{state} for bfloat16 inputs", precision(which)),
         Check("memory", 1, "visible", "peak memory grows like S", memory_exponent(which), kind="cost"),
         Check("live-set", 1, "visible", f"{live}, and no copies of K and V", live_set(which), kind="cost"),
@@ -73,12 +67,34 @@ def checks_of(which: Pass) -> tuple[Check, ...]:
     )
 
 
+FORWARD_HINTS = (
+    "At which position of the sequence is query i? Which is the last key that a tile of queries sees, and which "
+    "is the last key that all of its queries see?",
+    "Start each query tile from out 0 and lse −inf, in float32 at least, and merge every visited tile into it. With "
+    "`causal`, stop after the last key that the tile's last query sees; mask by position. For grouped heads give the "
+    "query heads that share a key head an axis of their own, (B, K, H/K, M, D), and let K and V broadcast along it. "
+    "A row of a cut tile may see no key of it: its part is out 0 and lse −inf, and must not become NaN.",
+    r"Query $i$ is at position $p_i = N - M + i$ and sees $j \le p_i$. For one tile $S = \text{scale}\cdot QK^\top$, "
+    r"$L' = \log\sum_j e^{S_{ij}}$, $O' = e^{S-L'}V$, or $O' = 0$ where $L' = -\infty$; then "
+    r"$L_{new} = \log(e^{L}+e^{L'})$ and $O_{new} = e^{L-L_{new}}\,O + e^{L'-L_{new}}\,O'$.",
+)
+
+BACKWARD_HINTS = (
+    "Which number per query row is enough to compute any tile of P again? And how many query heads use one entry of "
+    "K: what does that make of its gradient?",
+    "delta is one sum per query row, taken before the loops. Inside, per tile: scores again (masked as in the "
+    "forward), P from the final lse, dP, dS; then three products, each added to its slice of dQ, dK or dV.",
+    r"$P = e^{S - \mathrm{lse}}$, $\delta = \mathrm{rowsum}(dO \circ O)$, $dS = P\circ(dO\,V^\top - \delta)$, "
+    r"$dQ \mathrel{+}= \text{scale}\cdot dS\,K$; over the query heads $h$ that share a key head, "
+    r"$dK \mathrel{+}= \text{scale}\cdot \sum_h dS_h^\top Q_h$ and $dV \mathrel{+}= \sum_h P_h^\top dO_h$.",
+)
+
 FORWARD_STAGE = Stage(
     id="03.forward",
     function="tiled_forward",
     title="Attention by tiles",
     hints=FORWARD_HINTS,
-    misconceptions=FORWARD_MISTAKES,
+    misconceptions=misconceptions_of("03.forward"),
     checks=(
         *checks_of(THERE),
         Check(
@@ -86,7 +102,7 @@ FORWARD_STAGE = Stage(
             1,
             "visible",
             "large scores overflow nothing",
-            values(THERE, *LARGE, about=("no_maximum",)),
+            values(THERE, *LARGE),
         ),
     ),
 )
@@ -96,7 +112,7 @@ BACKWARD_STAGE = Stage(
     function="tiled_backward",
     title="The backward from lse and delta",
     hints=BACKWARD_HINTS,
-    misconceptions=BACKWARD_MISTAKES,
+    misconceptions=misconceptions_of("03.backward"),
     checks=checks_of(BACK),
 )
 

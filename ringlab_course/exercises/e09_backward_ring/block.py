@@ -1,9 +1,9 @@
-"""Checks of 09.delta and 09.block: one number per row, and the gradients from one block; their common mistakes."""
+"""Checks of 09.delta and 09.block: one number per row, and the gradients from one block."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,130 +12,16 @@ import torch
 
 from ringlab import oracle
 from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
-from ringlab_course.checking.backward import NAMES, Gradients, allowed, pair, sizes_of, split, weights_of
+from ringlab_course.checking.backward import NAMES, allowed, pair, sizes_of
 from ringlab_course.checking.contract import Check, Misconception, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.numbers import random
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("09")
 
 
-def _over(axis: int) -> Callable[..., np.ndarray]:
-    return lambda dout, out: (oracle.float64(dout) * oracle.float64(out)).sum(axis)
-
-
-DELTA = (
-    mistake("sums_over_tokens", _over(-2)),
-    mistake("sums_over_heads", _over(1)),
-    mistake("takes_the_mean", lambda dout, out: (oracle.float64(dout) * oracle.float64(out)).mean(-1)),
-    mistake("only_dout", lambda dout, out: oracle.float64(dout).sum(-1)),
-    mistake("delta_in_bfloat16"),
-)
-
-
-def _pair(
-    *, delta: float = 1.0, scores: float = 1.0, dq: float = 1.0, dk: float = 1.0
-) -> Callable[..., Gradients]:
-    """The right gradients but for factors: of delta, and powers of 1/√D in the scores, in dQ and in dK."""
-
-    def imitate(dout, q, k, v, lse, row_delta, mask=None) -> Gradients:
-        unit = q.shape[-1] ** -0.5
-        found = pair(dout, q, k, v, lse, delta * oracle.float64(row_delta), mask, unit**scores)
-        return found[0] * unit ** (dq - scores), found[1] * unit ** (dk - scores), found[2]
-
-    return imitate
-
-
-def _own_lse(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    own = oracle.attention(q, k, v, mask=None if mask is None else np.asarray(mask)).lse
-    return pair(dout, q, k, v, own, delta, mask)
-
-
-def _own_delta(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    """Σ_j W_ij dW_ij over the keys of this block alone."""
-    seen = None if mask is None else np.asarray(mask)
-    q64, k64, v64, lse64, dout64 = map(oracle.float64, (q, k, v, lse, dout))
-    weights = weights_of(q64, k64, lse64, seen, q.shape[-1] ** -0.5)
-    dweights = split(dout64, k64) @ v64[:, :, None].swapaxes(-1, -2)
-    return pair(dout, q, k, v, lse, (weights * dweights).sum(-1).reshape(lse64.shape), mask)
-
-
-def _swapped(*inputs: Any) -> Gradients:
-    dq, dk, dv = pair(*inputs)
-    return dq, dv, dk
-
-
-def _no_mask(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    return pair(dout, q, k, v, lse, delta)
-
-
-def _inverted(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    return pair(dout, q, k, v, lse, delta, None if mask is None else ~np.asarray(mask))
-
-
-def _mean(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    dq, dk, dv = pair(dout, q, k, v, lse, delta, mask)
-    group = q.shape[1] // k.shape[1]
-    return dq, dk / group, dv / group
-
-
-def _tiled_groups(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    """Query head h with K/V head h mod K."""
-    K, group = k.shape[1], q.shape[1] // k.shape[1]
-    k, v = (np.tile(oracle.float64(x), (1, group, 1, 1)) for x in (k, v))
-    dq, dk, dv = pair(dout, q, k, v, lse, delta, mask)
-    return dq, _folded(dk, group, K), _folded(dv, group, K)
-
-
-def _mixed_groups(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    """Query head h with K/V head h mod K, and what it adds to the gradients of K/V head h // (H / K)."""
-    group = q.shape[1] // k.shape[1]
-    tiled = (np.tile(oracle.float64(x), (1, group, 1, 1)) for x in (k, v))
-    dq, dk, dv = pair(dout, q, *tiled, lse, delta, mask)
-    return dq, split(dk, k).sum(2), split(dv, k).sum(2)
-
-
-def _folded(x: np.ndarray, group: int, K: int) -> np.ndarray:
-    return x.reshape(x.shape[0], group, K, *x.shape[2:]).sum(1)
-
-
-def _first_head(dout, q, k, v, lse, delta, mask=None) -> Gradients:
-    group = q.shape[1] // k.shape[1]
-    dq, _, _ = pair(dout, q, k, v, lse, delta, mask)
-    _, dk, dv = pair(*(x[:, ::group] for x in (dout, q)), k, v, *(x[:, ::group] for x in (lse, delta)), mask)
-    return dq, dk, dv
-
-
-BLOCK = (
-    mistake("lse_of_the_block", _own_lse),
-    mistake("no_delta", _pair(delta=0.0)),
-    mistake("plus_delta", _pair(delta=-1.0)),
-    mistake("delta_of_the_block", _own_delta),
-    mistake("unscaled_dq", _pair(dq=0.0)),
-    mistake("unscaled_dk", _pair(dk=0.0)),
-    mistake("unscaled", _pair(dq=0.0, dk=0.0)),
-    mistake("no_scale", _pair(scores=0.0, dq=0.0, dk=0.0)),
-    mistake("unscaled_scores", _pair(scores=0.0)),
-    mistake("scale_without_root", _pair(scores=2.0, dq=2.0, dk=2.0)),
-    mistake("scales_twice", _pair(dq=2.0)),
-    mistake("scales_dk_twice", _pair(dk=2.0)),
-    mistake("swaps_dk_and_dv", _swapped),
-    mistake("ignores_the_mask", _no_mask),
-    mistake("mask_inverted", _inverted),
-    mistake("mean_over_the_group", _mean),
-    mistake("wrong_groups", _tiled_groups),
-    mistake("mixes_the_groups", _mixed_groups),
-    mistake("first_head_of_the_group", _first_head),
-    mistake("nan_in_blind_rows"),
-    mistake("overflows"),
-    mistake("block_in_bfloat16"),
-)
-
-
-OF_DELTA = {mistake.name: mistake for mistake in DELTA}
-OF_BLOCK = {mistake.name: mistake for mistake in BLOCK}
 ROUNDED = 2.0**-4
 """Rounding to bfloat16 (2⁻⁸ at a time) may cause an error below this; a larger one has another cause."""
 
@@ -146,13 +32,13 @@ def _delta_case(subject: Any, dout: torch.Tensor, out: torch.Tensor) -> Answered
     size = float((np.abs(left) * np.abs(right)).sum(-1).max())
     bound = 4 * float(np.finfo(np.float32).eps) * out.shape[-1] ** 0.5 * size / (np.abs(truth).max() or 1.0)
     text = f"shape {tuple(out.shape)}, dout {str(dout.dtype).removeprefix('torch.')}"
-    return Answered(subject.call(dout, out), truth, bound, (dout, out), ("delta",), text)
+    return Answered(subject.call(dout, out), truth, bound, names=("delta",), text=text)
 
 
 def _check_delta(subject: Any, rng: np.random.Generator) -> None:
     shapes = ((1, 1, 1, 2), (1, 1, 3, 3), (2, 3, 4, 5))
     cases = (_delta_case(subject, random(rng, *shape), random(rng, *shape)) for shape in shapes)
-    compare_all(cases, DELTA)
+    compare_all(cases)
 
 
 def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
@@ -161,16 +47,14 @@ def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     cases = [_delta_case(subject, random(rng, *shape).bfloat16(), random(rng, *shape)) for shape in shapes]
     for case in cases:
         expect_array(case.answer, case.truth.shape, name="delta")
-    _compare_narrow(cases, DELTA, OF_DELTA["delta_in_bfloat16"])
+    _compare_narrow(cases, mistake("delta_in_bfloat16"))
 
 
-def _compare_narrow(
-    cases: Sequence[Answered], known: Sequence[Misconception], rounded: Misconception
-) -> None:
+def _compare_narrow(cases: Sequence[Answered], rounded: Misconception) -> None:
     """Raise `rounded` for a 16-bit result or an error as small as bfloat16's; otherwise what is wrong."""
     narrow = next((text for case in cases if (text := _returned_narrow(case))), None)
     try:
-        compare_all(cases, known)
+        compare_all(cases)
     except Failure as failure:
         small = all(relative_error(case.answer, case.truth) < ROUNDED for case in cases)
         if failure.misconception is None and (narrow or small):
@@ -255,12 +139,12 @@ def _answered(subject: Any, case: Case) -> Answered:
     ]
     if any(np.isnan(part).any() for part in got):
         blind = not np.isfinite(case.lse.numpy()).all()
-        raise OF_BLOCK["nan_in_blind_rows" if blind else "overflows"].failure(case.text)
-    return Answered(parts, truth, allowed(truth, sizes, terms), case.inputs, NAMES, case.text)
+        raise mistake("nan_in_blind_rows" if blind else "overflows").failure(case.text)
+    return Answered(parts, truth, allowed(truth, sizes, terms), names=NAMES, text=case.text)
 
 
 def _verify(subject: Any, *cases: Case) -> None:
-    compare_all((_answered(subject, case) for case in cases), BLOCK)
+    compare_all(_answered(subject, case) for case in cases)
 
 
 def _bool(*rows: str) -> torch.Tensor:
@@ -307,9 +191,9 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     except Crashed as crash:
         if re.search(r"dtype|BFloat16|scalar type", crash.counterexample):
             text = f"{cases[0].text}\n{crash.counterexample}"
-            raise OF_BLOCK["block_in_bfloat16"].failure(text) from None
+            raise mistake("block_in_bfloat16").failure(text) from None
         raise
-    _compare_narrow(answered, BLOCK, OF_BLOCK["block_in_bfloat16"])
+    _compare_narrow(answered, mistake("block_in_bfloat16"))
 
 
 DELTA_STAGE = Stage(
@@ -323,7 +207,7 @@ DELTA_STAGE = Stage(
         "And which dtype should the product have if dO is bfloat16?",
         r"$\delta_i = \sum_d dO_{id}\,O_{id}$",
     ),
-    misconceptions=DELTA,
+    misconceptions=misconceptions_of("09.delta"),
     checks=(
         Check("rows", 1, "visible", "rowsum(dO ⊙ O)", _check_delta),
         Check("bfloat16", 1, "visible", "a bfloat16 dO: delta is still float32", _check_delta_bfloat16),
@@ -343,7 +227,7 @@ BLOCK_STAGE = Stage(
         r"$W = e^{S-L}$, $\;dS = W\circ(dO\,V^\top - \delta)$, $\;dQ = \tfrac{1}{\sqrt D}\,dS\,K$, "
         r"$\;dK_g = \tfrac{1}{\sqrt D}\sum_{h\to g} dS_h^\top Q_h$, $\;dV_g = \sum_{h\to g} W_h^\top dO_h$",
     ),
-    misconceptions=BLOCK,
+    misconceptions=misconceptions_of("09.block"),
     checks=(
         Check("values", 2, "visible", "dQ, dK and dV from the final lse", _check_values),
         Check("masked", 2, "visible", "rows that see part of the block, none of it, or no key at all", _check_masked),

@@ -1,4 +1,4 @@
-"""Checks of 09.couriers: the values of the backward ring, its messages, work, memory and overlap; its common mistakes."""
+"""Checks of 09.couriers: the values of the backward ring, its messages, work, memory and overlap."""
 
 from __future__ import annotations
 
@@ -10,42 +10,13 @@ import numpy as np
 from ringlab import layout as layouts
 from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
 from ringlab_course.checking.backward import NAMES, Problem, problem
-from ringlab_course.checking.backward_mistakes import COMPARED, WINDOWS
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("09.couriers")
-
-BEHAVES = (
-    mistake("reads_before_waiting"),
-    mistake("overflowing_ring"),
-    mistake("writes_what_is_sent"),
-    mistake("one_buffer"),
-    mistake("does_not_unpack"),
-    mistake("never_waits"),
-    mistake("leaves_the_ring"),
-    mistake("assumes_equal_lengths"),
-    mistake("reshapes_nothing"),
-    mistake("gathers_everything"),
-    mistake("sends_kv_home"),
-    mistake("sends_to_itself"),
-    mistake("starts_after_the_owner"),
-    mistake("repeats_heads_on_the_wire"),
-    mistake("widens_the_blocks"),
-    mistake("keeps_every_block"),
-    mistake("splits_the_exchange"),
-    mistake("computes_unseen"),
-    mistake("computes_what_nobody_sees"),
-    mistake("nothing_hidden"),
-    mistake("waits_for_the_courier"),
-)
-IN_VALUES = (*COMPARED, *WINDOWS)
-MISTAKES = (*IN_VALUES, *BEHAVES)
-NAMED = {each.name: each for each in MISTAKES}
-
 
 COURIER = 4
 """Bytes of one element of dK or dV on its way, float32."""
@@ -64,7 +35,7 @@ def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:
             name = "reshapes_nothing"
         if name is None:
             raise
-        raise NAMED[name].failure(f"{given.text}\n{crash.counterexample}") from None
+        raise mistake(name).failure(f"{given.text}\n{crash.counterexample}") from None
 
 
 def _answers(outcome: Any, given: Problem) -> Iterator[Answered]:
@@ -77,20 +48,20 @@ def _answers(outcome: Any, given: Problem) -> Iterator[Answered]:
             expect_array(part, x.shape, name=name) for name, part, x in zip(NAMES, parts, right, strict=True)
         ]
         if any(np.isnan(part).any() for part in got):
-            raise NAMED["reads_before_waiting"].failure(text)
-        yield Answered(tuple(got), right, given.bound(rank), (rank, given), NAMES, text)
+            raise mistake("reads_before_waiting").failure(text)
+        yield Answered(tuple(got), right, given.bound(rank), names=NAMES, text=text)
 
 
 def _verify(subject: Any, cases: Iterable[Problem], faults: Faults | None = None) -> None:
     """Compare (dq, dk, dv) of every rank with the oracle's, the smallest case first."""
     runs = ((run(subject, case, faults), case) for case in cases)
-    compare_all((answered for ran in runs for answered in _answers(*ran)), IN_VALUES)
+    compare_all(answered for ran in runs for answered in _answers(*ran))
 
 
 def _right(subject: Any, given: Problem) -> Any:
     """The outcome of a run whose values are right: only of such a run are messages, work and memory counted."""
     outcome = run(subject, given)
-    compare_all(_answers(outcome, given), IN_VALUES)
+    compare_all(_answers(outcome, given))
     return outcome
 
 
@@ -143,7 +114,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
         _verify(subject, cases)
     except Failure as failure:
         if failure.misconception == "reads_before_waiting":
-            raise NAMED["overflowing_ring"].failure(failure.counterexample) from None
+            raise mistake("overflowing_ring").failure(failure.counterexample) from None
         raise
 
 
@@ -157,10 +128,10 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
                 expect_array(part, like.shape, name=name, dtype="float32")
         answers = list(_answers(outcome, given))
         try:
-            compare_all(answers, IN_VALUES)
+            compare_all(answers)
         except Failure as failure:
             if failure.misconception is None and _rounded_on_the_way(answers):
-                raise NAMED["narrow_couriers"].failure(failure.counterexample) from None
+                raise mistake("narrow_couriers").failure(failure.counterexample) from None
             raise
 
 
@@ -220,7 +191,7 @@ def expect_work(trace: Any, given: Problem) -> None:
         example = (
             f"{given.text}: rank {rank} sees keys of {needed} of {P} blocks, but made {made} computations"
         )
-        raise NAMED["computes_what_nobody_sees" if made > needed else "computes_unseen"].failure(example)
+        raise mistake("computes_what_nobody_sees" if made > needed else "computes_unseen").failure(example)
 
 
 def expect_next(trace: Any, given: Problem) -> None:
@@ -229,7 +200,7 @@ def expect_next(trace: Any, given: Problem) -> None:
     for rank in range(P):
         if strangers := trace.peers(rank) - {(rank + 1) % P}:
             example = f"{given.text}: rank {rank} sends to {', '.join(map(str, sorted(strangers)))}"
-            raise NAMED["gathers_everything"].failure(example)
+            raise mistake("gathers_everything").failure(example)
 
 
 def expect_rounds(trace: Any, given: Problem) -> None:
@@ -240,7 +211,7 @@ def expect_rounds(trace: Any, given: Problem) -> None:
         rounds = trace.rounds(rank)
         example = f"{given.text}: rank {rank} made {rounds} exchanges, {fewest} to {most} are enough"
         if rounds > most:
-            raise NAMED["splits_the_exchange"].failure(example)
+            raise mistake("splits_the_exchange").failure(example)
         if rounds < fewest:
             raise Failure("There are fewer exchanges than hops of a courier: it makes P.", example)
 
@@ -258,7 +229,7 @@ def expect_bytes(trace: Any, given: Problem) -> None:
     """K/V make P − 1 hops as they came, dK/dV make P in float32, and nothing else travels."""
     if given.world_size == 1:
         if sent := trace.bytes_sent(0):
-            raise NAMED["sends_to_itself"].failure(f"{given.text}: it sent {sent:,} bytes to itself")
+            raise mistake("sends_to_itself").failure(f"{given.text}: it sent {sent:,} bytes to itself")
         return
     P, group = given.world_size, given.qs[0].shape[1] // given.ks[0].shape[1]
     narrow = given.ks[0].element_size() < COURIER
@@ -284,7 +255,7 @@ def expect_bytes(trace: Any, given: Problem) -> None:
             f"{blocks + couriers:,} together"
         )
         if (name := named.get(sent)) is not None:
-            raise NAMED[name].failure(example)
+            raise mistake(name).failure(example)
         more = "More" if sent > blocks + couriers else "Fewer"
         raise Failure(
             f"{more} bytes travel than K and V need for P − 1 hops, and dK and dV in float32 for P.", example
@@ -303,7 +274,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
         peaks.append(max(report.peak_bytes for report in _right(subject, given).memory))
     block = given.ks[0].nbytes + given.vs[0].nbytes
     if peaks[1] > peaks[0] + 2 * block:
-        raise NAMED["keeps_every_block"].failure(
+        raise mistake("keeps_every_block").failure(
             f"4 tokens on every rank, a K/V block of {block:,} bytes: peak {peaks[0]:,} bytes with P=4, {peaks[1]:,} with P=9"
         )
 
@@ -322,7 +293,7 @@ def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
             f"{given.text}: done after {max(ends):g} s, {P} s of them computing; {P + 0.5:g} s are enough. "
             f"Rank 0 waits for {sum(waited)} of its {len(waited)} exchanges"
         )
-        raise NAMED["nothing_hidden" if all(waited) else "waits_for_the_courier"].failure(example)
+        raise mistake("nothing_hidden" if all(waited) else "waits_for_the_courier").failure(example)
 
 
 HINTS = (
@@ -343,7 +314,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("row_delta", "block_backward"),
     hints=HINTS,
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("09.couriers"),
     checks=(
         Check("values", 2, "visible", "dQ, dK and dV of every rank, contiguous, P = 1, 2, 3", _check_values),
         Check("window", 2, "visible", "a window, and blocks of which a rank sees nothing", _check_window),
