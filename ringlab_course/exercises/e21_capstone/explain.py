@@ -22,7 +22,6 @@ from ringlab_course.checking.loading import load_stage
 from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, wrong_answers
 from ringlab_course.exercises.e21_capstone.suite import BACKWARD, Learners, claims, positions_of
 
-
 Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

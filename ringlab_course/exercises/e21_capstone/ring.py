@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.checks.check import Check as SuiteCheck
+from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import Ran, Run, join
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, reason
