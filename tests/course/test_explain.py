@@ -144,3 +144,10 @@ def test_what_a_mistake_prints_is_not_shown_to_who_made_another(capsys) -> None:
     )
     assert not any(check.ok or check.misconception for check in found.checks)
     assert capsys.readouterr().out == ""
+
+
+def test_a_mistake_that_prints_is_not_heard(capsys) -> None:
+    stage = load_stage("00.environment")
+    calls = noted(lambda: None, (), stage=stage)
+    assert explain.explained(Failure("None"), stage, "python", calls).misconception == "no_dict"
+    assert capsys.readouterr().out == ""
