@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from ringlab_course.checking.answers import resembles, to_numpy
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.loading import exercise_ids, load_stage
+from ringlab_course.checking.loading import exercise_ids
 from ringlab_course.checking.subject import Measured
 from ringlab_course.checking.wrong_answers import namespace_of, right_answers, used_by, wrong_answers
 
@@ -97,42 +97,46 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
     if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
         return None
-    fitting: dict[str, bool] = {}
-    for (misconception, finder), subject in _programs(stage):
-        if _gives(subject, calls, failure):
-            if not misconception:
-                return None
-            fitting[misconception] = fitting.get(misconception, False) or finder == check_id
-    likely = [name for name, expected in fitting.items() if expected] or [*fitting]
-    return likely[0] if len(likely) == 1 else None
+    if not (programs := _programs(stage)):
+        return None
+    right, *wrong = programs
+    own = [program for program in wrong if program.check == check_id]
+    others = [program for program in wrong if program.check != check_id]
+    for likely in (own, others):
+        fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
+        if fitting:
+            alone = len(fitting) == 1 and not _gives(right.subject, calls, failure)
+            return fitting.pop() if alone else None
+    return None
+
+
+@dataclass(frozen=True)
+class _Program:
+    """An answer of the course's own: its mistake, "" for a right answer, and the check that finds it."""
+
+    mistake: str
+    check: str
+    subject: InProcessSubject
 
 
 @cache
-def _sources(stage_id: str) -> tuple[tuple[str, str, str], ...]:
-    """The first right answer to a stage, and each wrong one: the name of its mistake, the check that finds it, and its code."""
-    exercise = stage_id[:2]
-    if exercise not in exercise_ids():  # a stage of somebody else's
+def _programs(stage: Stage) -> tuple[_Program, ...]:
+    """Return the first right answer to a stage and the wrong ones with a mistake; none for a stage of somebody else's."""
+    exercise = stage.id[:2]
+    if exercise not in exercise_ids():
         return ()
-    stage = load_stage(stage_id)
     right = used_by((stage.function, *stage.helpers), next(iter(right_answers(exercise).values())))
-    wrong = [w for w in wrong_answers(exercise) if w.stage == stage_id]
-    return ("", "", right), *(
-        (w.misconception, w.check, source) for w in wrong if w.misconception for source in w.sources
-    )
-
-
-@cache
-def _namespace(source: str, name: str) -> dict[str, Any]:
-    space = namespace_of(source, name)
-    space["print"] = lambda *_, **__: None  # one of the mistakes is to print
-    return space
-
-
-def _programs(stage: Stage) -> Iterator[tuple[tuple[str, str], InProcessSubject]]:
-    """Yield each answer of `_sources` as something that can be called, with its mistake and the check that finds it."""
-    for number, (name, check, source) in enumerate(_sources(stage.id)):
-        space = _namespace(source, f"<answer {number} to {stage.id}>")
-        yield (name, check), InProcessSubject(stage, space)
+    wrong = [w for w in wrong_answers(exercise) if w.stage == stage.id and w.misconception]
+    answers = [
+        ("", "", right),
+        *((w.misconception or "", w.check, source) for w in wrong for source in w.sources),
+    ]
+    made = []
+    for number, (mistake, check, source) in enumerate(answers):
+        space = namespace_of(source, f"<answer {number} to {stage.id}>")
+        space["print"] = lambda *_, **__: None  # one of the mistakes is to print
+        made.append(_Program(mistake, check, InProcessSubject(stage, space)))
+    return tuple(made)
 
 
 def _gives(subject: InProcessSubject, calls: Sequence[Call], failure: Failure) -> bool:

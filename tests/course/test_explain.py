@@ -115,12 +115,12 @@ def test_variants_of_a_mistake_are_tried_too(monkeypatch) -> None:
     assert "<" in first.source
     varied = [replace(w, variants=("<", "!=")) if w is first else w for w in wrong]
     monkeypatch.setattr(explain, "wrong_answers", lambda each: varied if each == exercise else ())
-    explain._sources.cache_clear()
+    explain._programs.cache_clear()
     try:
         calls = noted(lambda q, k, window=None: q[:, None] != k, (HERE, HERE))
         assert name(calls) == "strict"
     finally:
-        explain._sources.cache_clear()
+        explain._programs.cache_clear()
 
 
 def test_answers_that_the_check_reads_alike_are_alike() -> None:
