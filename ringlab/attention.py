@@ -6,8 +6,9 @@ validate   this rank's arguments, with every default filled in                `r
 agree      with all ranks on the call; an error of one rank raises on all     `ringlab.rank_agreement`
 plan       a name for the call; the trace keeps the block backend             `ringlab.blocks`
 run        blocks arrive, and rows attend to them                             `ringlab.schedules`
-save       what backward needs; it loads that, agrees, runs, and returns      `_RingAttention`
-           gradients that nobody can differentiate again
+save       what backward needs                                                `_RingAttention`
+
+Backward, in `_RingAttention.backward`: load what was saved, agree, run, and return gradients that nobody can differentiate again.
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -230,6 +231,7 @@ class _RingAttention(torch.autograd.Function):
         with torch.no_grad():
             agree_on(call, f"backward through {call.name}", given.device)
         gradients = run_backward(call, saved, given, dlse)
+        # One for each argument of `apply`: call, anchor, then q, k, v and the weights.
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
 

@@ -58,7 +58,10 @@ class RingGradientReturn:
 def sum_gradients(
     k: BlockTensor, v: BlockTensor, gradients: list[Gradient], totals: tuple[BlockTensor, ...] | None
 ) -> tuple[BlockTensor, BlockTensor]:
-    """Return (dk, dv) of a block in the state dtype: `gradients` added to `totals`, which are written, if some have arrived."""
+    """Return (dk, dv) of a block in the state dtype: the sums of `gradients`, added in place to `totals` where these are given.
+
+    Of k and v only shape and dtype are read.
+    """
     dk, dv = (RunningSum(k), RunningSum(v)) if totals is None else map(RunningSum, (k, v), totals)
     add_gradients((dk, dv), gradients)
     return dk.value(), dv.value()

@@ -1,8 +1,8 @@
 """Tensors that travel from rank to rank, and sums that follow them and then go home.
 
-A route is its `offsets`: how many ranks after the owner, modulo P, each rank in turn is, the owner first. (0, 1, 2) goes two
-ranks ahead, (0, P − 1, P − 2) two ranks back, and (0, 3, 6) in steps of three. All ranks take the same route at once, so
-that after step i each holds the tensors of the rank that is offsets[i] behind it.
+A route is its `offsets`: offsets[i] says how many ranks past their owner, modulo P, the tensors are at stop i; offsets[0] is 0.
+(0, 1, 2) goes two ranks ahead, (0, P − 1, P − 2) two ranks back, and (0, 3, 6) in steps of three. All ranks take the same route
+at once, so that at stop i each holds the tensors of the rank that is offsets[i] behind it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def circulate(
 
 
 class Couriers:
-    """Tensors that follow a traveller one step behind, change at every stop, and go home after the last.
+    """A courier is a sum that follows a K/V block one step behind, grows at every stop, and goes home after the last.
 
-    At each stop: `arrived`, then `send_on` with what has become of it; after the last stop `own`. Only what has arrived is
-    given up and its memory used again: what a rank sends from the first stop, a block may have returned.
+    On one rank, this object receives and sends whichever courier is here. At each stop: `arrived`, then `send_on` with the
+    grown sum; after the last stop, `own` is the sum of this rank's own block. Tensors sent from the first stop may be a block
+    backend's own result, which others may still hold: only their memory is neither handed over nor used again.
     """
 
     def __init__(self, call: AttentionCall, offsets: Sequence[int], tag: str) -> None:
@@ -62,7 +63,7 @@ class Couriers:
         self.sent: Tensors | None = None
 
     def arrived(self) -> Tensors | None:
-        """Return what follows the traveller that is here, once it has arrived; None at the first stop."""
+        """Return the courier of the block that is here, once it has arrived; None at the first stop."""
         if self.work is None:
             return None
         tensors = self.work.wait()
@@ -71,7 +72,7 @@ class Couriers:
         return tensors
 
     def send_on(self, *tensors: Shaped[Tensor, "B _ _ _"]) -> None:
-        """Send `tensors` after the traveller; after the last stop, send them to their owner."""
+        """Send `tensors` after their block; after the last stop, send them to their owner."""
         ring, offsets, step = self.call.ring, self.offsets, self.step
         self.sent, self.step = tensors, step + 1
         if step + 1 < len(offsets):
@@ -81,18 +82,21 @@ class Couriers:
                 *tensors, into=into, release_after_send=step > 0, stride=stride, tag=f"{self.tag} {step}"
             )
             if step == 0:
-                self.sent = None
-        elif offsets[step] % ring.world_size:
+                self.sent = None  # not ours to use again
+        elif offsets[step] % ring.world_size:  # else they are at home already
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
-        """Return what this rank's own traveller has gathered, once it has come home."""
-        tensors = self.arrived() or self.sent
+        """Return the complete courier of this rank's own block, once it has come home."""
+        tensors = self.arrived() or self.sent  # `sent` where it never left: no other rank sees the block
         assert tensors is not None
         return tensors
 
     def _send_home(self, tensors: Tensors, release_after_send: bool) -> Work:
-        """Send what is complete to its owner, which is the next rank if the traveller went all the way around."""
+        """Send the complete courier to its owner, and receive this rank's own from the rank that is offsets[-1] ahead.
+
+        The owner is the next rank if the block went all the way around.
+        """
         ring, last = self.call.ring, self.offsets[-1]
         into = self.buffers.reserve(ring.rank, *tensors)
         post = ring.comm.hand_over if release_after_send else ring.comm.exchange

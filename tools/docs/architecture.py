@@ -49,15 +49,17 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | Backward, with the saved out and lse | Where, in `ringlab/` |
 | --- | --- |
 | `_RingAttention.backward` compares the ranks' calls again, if `validate` | `attention.py` |
-| `_RingAttention.backward` calls the schedule's `backward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
+| `run_backward` calls the schedule's `backward`; `RingSchedule`, the default, inherits it from `BlockSchedule` | `attention.py`, `schedules/block_schedule.py` |
 | `row_delta` computes delta = rowsum(dout·out) for all of this rank's rows | `schedules/block_schedule.py` |
+| `RingSchedule.gradient_return` makes the `RingGradientReturn`, which holds the `Couriers` | `schedules/ring.py` |
 | `RingSchedule.arriving_blocks` brings the K/V blocks again, in the same order | `schedules/ring.py` |
 | `differentiate_block` hands over each block with its tiles | `schedules/call.py` |
 | `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
 | `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
 | `RingGradientReturn.add_block` takes the sums that have arrived, has `sum_gradients` add dk and dv to them, and sends them on | `schedules/ring.py` |
-| `Couriers._send_home` sends the complete sums of the last block to its owner | `schedules/route.py` |
+| `Couriers.arrived` and `Couriers.send_on` receive and send the sums, one step behind their block; from the last stop they go home to the owner | `schedules/route.py` |
 | `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops, or fewer if the mask hides all blocks at some distance | `schedules/ring.py` |
+| `run_backward` gives each gradient its dtype, and `_RingAttention.backward` returns dk in the place of k | `attention.py` |
 
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
 `blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `block="triton"` is
