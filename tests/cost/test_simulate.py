@@ -148,7 +148,7 @@ class ByBytes(Costs):
         self.layout, self.time, self.network = layout, time, network
 
     def compute(self, rank: int, label: str, args: tuple[Any, ...]) -> float:
-        parts = tiles(self.layout, rank, args[1], SIZES.causal)
+        parts = tiles(self.layout, rank, args[2], SIZES.causal)
         return self.time.seconds(parts, SIZES, self.layout.length(rank), False)
 
     def message(self, source: int, to: int, nbytes: int) -> float:

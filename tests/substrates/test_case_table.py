@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringlab import VirtualCluster, launch
+from ringlab import VirtualCluster
 from ringlab.blocks import available as blocks
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import (
@@ -186,6 +186,8 @@ def jobs_for(world_size: int) -> list[Job]:
 def test_processes(world_size: int) -> None:
     """On gloo the results are right, and with one thread each they are the virtual cluster's bit for bit."""
     jobs = jobs_for(world_size)
+    from ringlab import launch  # tests/gpu imports this file where cloudpickle is missing
+
     outcome = launch(attend_all, world_size, jobs, threads=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
