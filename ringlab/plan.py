@@ -270,7 +270,10 @@ def _sorted(full: list[Tile], diagonal: list[Tile], largest: int | None) -> tupl
 
 @lru_cache(maxsize=4096)
 def _many_runs_tiles(layout: Layout, rank: int, origin: int, largest: int | None) -> tuple[Tile, ...]:
-    """Return the tiles of `_pair_tiles`, computed for all pairs of runs at once: for ranks of many runs."""
+    """Return the same tiles as `_pair_tiles`, computed for all pairs of runs at once.
+
+    This is faster when ranks have many runs.
+    """
     q_runs, k_runs = layout.runs(rank), layout.runs(origin)
     step = layout.step
     q_length, k_length = (np.array([run.length for run in runs]) for runs in (q_runs, k_runs))

@@ -104,7 +104,7 @@ def _unsupported(block: Block, tensors: tuple[Tensor, ...]) -> str | None:
 
 
 def _remedy(tensors: tuple[Tensor, ...]) -> str:
-    """Return a remedy for a block that does not support these: the name of one that does, if there is one."""
+    """Return what to do when a block does not support `tensors`: use a block that does, or else convert them."""
     for name in ("native", "blockwise"):
         if _unsupported(_named(name), tensors) is None:
             return f"use block='{name}'"

@@ -35,7 +35,7 @@ class BackwardRows:
     through_lse: bool = False
 
     def part(self, rows: slice) -> BackwardRows:
-        """Return some of the rows; views."""
+        """Return the rows in the slice `rows`, as views of these tensors."""
         start, length = rows.start, rows.stop - rows.start
         return replace(
             self,

@@ -482,7 +482,11 @@ def _layer(time: StepTime) -> Group:
 
 
 def _parts(time: StepTime) -> list[str]:
-    """The step in words; in a pipeline the rounds of its slowest stage, which may be the one with the logits."""
+    """Return the parts of a step's time in words.
+
+    For a pipeline, they begin with the time of all rounds in its slowest stage, which may be the one that computes the
+    logits.
+    """
     rounds = f"{time.rounds} rounds × " if time.rounds > 1 else ""
     if time.pipeline is not None:
         parts = [f"{rounds}the slowest stage {duration(time.rounds * time.round_s)}"]

@@ -617,7 +617,10 @@ class Files:
         return {**written, "ranks": shown}
 
     def publish(self, report: dict[str, Any]) -> None:
-        """Write the result with its cost and the machine. Raises: CostError if the file cannot be written."""
+        """Write the result, with the time and memory that this run took and a description of the machine.
+
+        Raises: CostError if the file cannot be written.
+        """
         if self.output is None:
             return
         from ringlab.bench.device import machine

@@ -133,7 +133,11 @@ class Hardware:
 
     @property
     def label(self) -> str:
-        """Return the name as a sentence shows it: H100, TPU-V4; words and users' own names stay as they are."""
+        """Return the name as written in running text.
+
+        Built-in names with a digit are upper-cased (H100, TPU-V4); other built-in names and user-defined names are
+        unchanged.
+        """
         spelled = self.name in hardware_names() and any(map(str.isdigit, self.name))
         return self.name.upper() if spelled else self.name
 

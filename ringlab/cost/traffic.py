@@ -350,8 +350,9 @@ def block_s(sizes: Attention, tokens: float, flops_per_s: float, *, backward: bo
 def hop_s(
     sizes: Attention, tokens: float, bytes_per_s: float, latency_s: float = 0.0, *, backward: bool = False
 ) -> float:
-    """Return the seconds of one hop of a block of `tokens` tokens; backward, with its dK and dV in float32.
+    """Return the seconds that one hop takes for a block of `tokens` tokens.
 
+    With `backward=True` the block travels with its dK and dV in float32.
     bytes_per_s counts ONE direction of the link: half of the figure that data sheets print for NVLink.
     Raises: CostError for tokens or rates that are not above zero.
     """

@@ -143,7 +143,10 @@ def linear_attention(
 
 
 class _LinearAttention(torch.autograd.Function):
-    """The differentiable part. It saves the states that enter this rank's elements, and its inputs."""
+    """The differentiable part of linear attention.
+
+    For backward it saves its own inputs and the states that enter this rank's elements.
+    """
 
     @staticmethod
     def forward(

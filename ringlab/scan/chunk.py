@@ -145,7 +145,8 @@ class Chunk:
         dsince = (dout * self.since * (q @ state)).sum(-1)
         dsince[..., -1] += (self.whole * state * dleft).sum((-1, -2))
         dv, dbeta = dwritten, None
-        if self.coupling is not None and beta is not None:  # what the tokens read before they wrote
+        if self.coupling is not None and beta is not None:
+            # gradients through what each token reads from the state before it writes (delta rule)
             held = self.since * (k @ state)
             dcoupling = -(dwritten @ written.mT).tril(-1)
             left_over = v - held - (self.between * (k @ k.mT)).tril(-1) @ written

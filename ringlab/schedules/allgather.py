@@ -47,7 +47,10 @@ class AllGatherSchedule(BlockSchedule):
 
 
 class ReduceScatterReturn:
-    """`GradientReturn` after the last block: sends each block's gradients to its owner, and sums those that arrive."""
+    """A `GradientReturn` that sends nothing until the last block is done.
+
+    Then it sends each block's gradients to the block's owner, and sums those that arrive.
+    """
 
     def __init__(self, call: AttentionCall) -> None:
         self.call = call

@@ -104,7 +104,7 @@ def attend(
 ) -> None:
     """Make the new tokens of `rank` attend to the tokens of `origin`."""
     rules = PLAIN_RULES
-    if call.rules.requirements:  # a soft cap, which reads no positions
+    if call.rules.requirements:  # the only possible requirement here is a soft cap, which needs no positions
         rules = call.rules.of_tile(np.empty(0, np.int64), np.empty(0, np.int64))
     steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v, rules)
     steps.attend(call.tiles(origin, rank), keys.k, keys.v, rules)

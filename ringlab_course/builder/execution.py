@@ -124,7 +124,8 @@ def _is_widget(output: Any) -> bool:
 def _normal(output: Any, count: int) -> Any:
     if "execution_count" in output:
         output["execution_count"] = count
-    if output.output_type == "error":  # paths and colours; the name and the text say enough
+    if output.output_type == "error":
+        # the traceback contains paths and colour codes; keep only the error's name and message
         output["traceback"] = [f"{output.ename}: {output.evalue}"]
     data = output.get("data", {})
     if "image/png" in data:

@@ -62,8 +62,8 @@ class Guard:
 
     def __init__(self, limits: OffLimits) -> None:
         self._limits = limits
-        # By id: hashing a code object takes longer than many functions do, and a class may refuse to be hashed. What
-        # has an id here is kept, so its id stays its own.
+        # Keyed by id, because hashing a code object takes longer than running many functions, and a class may be
+        # unhashable. The values hold references to the objects, so no id is reused.
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._builtins: dict[tuple[str | int, str], tuple[object, str]] = {}
 

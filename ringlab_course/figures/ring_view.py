@@ -191,7 +191,8 @@ def draw_ring(ax: Axes, frame: Frame, *, blocks: bool = True) -> None:
 def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
     """Draw which rank met whose K/V, and in which step; `upto` leaves later steps out.
 
-    A cell's number is its step; ×n marks a pair computed n times, an empty cell one never computed.
+    A cell's number is its step. ×n marks a pair that was computed n times. An empty cell means that the pair was never
+    computed, or last in a step after `upto`.
     """
     steps, times = when(trace), coverage(trace)
     P = trace.world_size
@@ -285,7 +286,7 @@ TRAVEL = (
 
 
 def _away(places: Sequence[Any], rank: int, source: int) -> tuple[float, float]:
-    """Return the way back from a rank to the source of its block, in pixels from the top left."""
+    """Return the offset in pixels from a rank to the rank that sent its block (x to the right, y down)."""
     return places[source][0] - places[rank][0], places[rank][1] - places[source][1]
 
 

@@ -259,6 +259,6 @@ def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> 
 
 
 def describe_shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> str:
-    """Return each way in words."""
+    """Return the alternative text of `shares`: each way to share a cache, in words."""
     parts = [f"{name}: {len(set(each))} different parts on {len(each)} ranks" for name, each in grids.items()]
     return f"Which part of a cache of heads and tokens each rank holds. {'; '.join(parts)}."

@@ -83,7 +83,7 @@ def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job
 
 
 def describe(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job]) -> str:
-    """Return in words which lines do the same job: the alternative text of `figure`."""
+    """Return the alternative text of `figure`, which says which lines do the same job."""
     texts = [_plain(source).splitlines() for source in sources]
     said = []
     for number, job in enumerate(jobs, 1):

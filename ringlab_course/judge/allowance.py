@@ -76,7 +76,7 @@ class Meter:
         self._ended = 0.0
 
     def add(self, worker: WorkerProcess) -> None:
-        """Count what grows from now on."""
+        """Start to count `worker`; only growth after this call counts."""
         self._since[worker] = self._read(worker)
 
     def remove(self, worker: WorkerProcess) -> None:

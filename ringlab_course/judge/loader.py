@@ -268,7 +268,7 @@ def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
 
 
 def _constants(statements: Iterable[_Statement]) -> set[str]:
-    """Names that are given numbers, texts and the like, and nothing that has to be computed."""
+    """Return the names that are only ever assigned values that read no other name, such as numbers and strings."""
     values: dict[str, bool] = {}
     for each in statements:
         literal = isinstance(each.node, ast.Assign) and not each.reads

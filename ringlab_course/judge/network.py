@@ -282,7 +282,8 @@ class Network:
         elif frame.kind == "begin":
             rank.computing = read_label(frame, len(rank.events))
             self.kept += FORM_BYTES
-            rank.inside -= rank.worker.clock()  # it waits for this answer
+            # the worker is blocked until this reply, so its clock stands still while we read it
+            rank.inside -= rank.worker.clock()
             self._send(rank, "begun")
         elif frame.kind == "end":
             self._computed(rank)

@@ -195,7 +195,10 @@ class WorkerProcess:
         return WorkerDied(needed, got)
 
     def receive(self, deadline: Deadline) -> Frame:
-        """Return the next frame. Raises: Overdue, WorkerDied, ProtocolError; SandboxError when its server has ended."""
+        """Return the next frame.
+
+        Raises: Overdue, WorkerDied, ProtocolError; SandboxError if the server that started the worker has ended.
+        """
         grace: Deadline | None = None
         while not self.frames:
             left = deadline.left()
@@ -264,10 +267,10 @@ class WorkerProcess:
         return held(self.processes())[1]
 
     def goes_on(self) -> bool:
-        """Return whether a thread that the submission has started computes, although no call is under way.
+        """Return whether a thread started by the submission is still computing although no call is running.
 
-        Threads that wait, such as those of a pool, do not count. Nor does the tidying up of a call's arrays, which a busy
-        machine may delay.
+        Waiting threads, such as those of a pool, do not count. Freeing a call's arrays, which may be late on a busy
+        machine, does not count either.
         """
         tasks = self.tasks()
         if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps threads of its own

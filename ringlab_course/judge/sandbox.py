@@ -1,7 +1,7 @@
 """The sandbox that student code lives in: bubblewrap command lines and the limits inside.
 
-Inside there is no network, no file of this machine but the interpreter, the system's libraries and both
-packages (without the exercises), an empty /tmp, and no other process. Root gives up its uid.
+Inside there is no network and no other process. The only files are the interpreter, the system's libraries, both
+packages (without the exercises) and an empty /tmp. If the judge runs as root, each worker gets an unprivileged uid.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SHARE = 64
 _turn = itertools.count()
 _MORE = {
     "triton": {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton"},
-    # NPROC: threads of XLA's pools, which else are as many as the machine has cores. An arena of malloc's for each
-    # of them would use up the address space.
+    # NPROC limits the threads in XLA's pools; the default is one per core. MALLOC_ARENA_MAX is set because one malloc
+    # arena per thread would use up the address space.
     "jax": {
         "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "NPROC": str(DEVICES), "MALLOC_ARENA_MAX": "4",
     },

@@ -406,7 +406,8 @@ class SandboxedSubject:
     def _expect_unchanged(self, returned: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise Failure if the arguments that a worker returns are not those that it was given.
 
-        Their names are its word. Kernels may write into what they are given.
+        The argument names come from the worker, and only their form is verified. Kernels are exempt: they may write
+        into their arguments.
         """
         if self.session.kernels:
             return

@@ -162,7 +162,10 @@ FULL = Attention(H=8, K=8, D=64, causal=False)
 @pytest.mark.parametrize("links", [1, 2, 4])
 @pytest.mark.parametrize("schedule", RINGS)
 def test_exposed_seconds_are_those_of_a_simulation(schedule: str, links: int) -> None:
-    """Exactly for one way at a time, and within an eighth for several, where most of a hop is exposed."""
+    """The formula matches the simulation exactly for schedules that send in one direction at a time.
+
+    For those that send in several, where most of each hop is exposed, it is within 1/8.
+    """
     for P, backward in ((4, False), (5, False), (5, True)):
         how: Any = {"block_time": Whole(), "network": FullMesh(P, 2e9, 0.0, links)}
         layout = contiguous(64 * P, P)

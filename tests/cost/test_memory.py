@@ -104,7 +104,8 @@ def test_gradients_of_a_layer_tensor_by_tensor() -> None:
     """Llama 3 8B: of gate, up and their product 14336 each, of the residual stream 4096; tp shares out the former."""
     assert memory.layer_gradient_bytes(EIGHT, 10) == 10 * 2 * (3 * 14336 + 4096)
     assert memory.layer_gradient_bytes(EIGHT, 10, "float32", tp=4) == 10 * 4 * (3 * 14336 // 4 + 4096)
-    narrow = replace(EIGHT, d_ff=1024)  # then those of q and out, and of k and v, weigh more
+    # with this d_ff, the gradients of q, out, k and v are larger than those of gate, up and their product
+    narrow = replace(EIGHT, d_ff=1024)
     assert memory.layer_gradient_bytes(narrow, 10) == 10 * 2 * (2 * 4096 + 2 * 1024 + 4096)
 
 

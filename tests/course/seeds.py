@@ -121,7 +121,7 @@ def one_thread() -> None:
 def sweep(
     names: list[str], entry: Callable[[str], dict[str, Any]], output: Path, jobs: int, command: str
 ) -> None:
-    """Write `entry(name)` of every name into the results at `output`, as they come."""
+    """Compute `entry(name)` for every name; after each, in their order, write all results so far to `output`."""
     known = {name: entry for name, entry in read(output).items() if name in wants()}
     write(output, known, command)
     with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:

@@ -21,7 +21,10 @@ ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)
 
 
 def needed(cell: str, first: bool) -> str:
-    """Return what of a cell the task needs; of the first, where JAX is set up, all."""
+    """Return the statements of a cell that the task needs.
+
+    The first cell sets up JAX, so all of it is returned.
+    """
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     body = [
         node

@@ -144,7 +144,8 @@ def _knows_one_coding(patch: Any) -> None:
     def parse(data: bytes) -> Any:
         try:
             return json.loads(data.decode("utf-8-sig"))
-        except json.JSONDecodeError:  # which no wrong coding raises
+        # the planted bug: a wrong encoding raises UnicodeDecodeError, which this does not catch
+        except json.JSONDecodeError:
             raise submission._unreadable("broken JSON") from None
 
     patch.setattr(submission, "_parse", parse)

@@ -1,4 +1,7 @@
-"""Every family of transformers that can be built small: it equals one process, or is refused by name with a remedy."""
+"""Every transformers model family that can be built at a small size gives the right result or is refused.
+
+Right is the result of one process. A refusal is an error of ringlab's own that names a remedy.
+"""
 
 from __future__ import annotations
 

@@ -38,9 +38,10 @@ def alone(dtype: torch.dtype = torch.float32, autocast: bool = False) -> Step:
 
 
 def test_autocast_is_as_exact_as_on_one_process() -> None:
-    """In a Llama q and k are float32 there and v is bfloat16, because rotary embedding is not cast.
+    """Under autocast, a Llama's q and k are float32 and its v is bfloat16, because the rotary embedding is not cast.
 
-    All gradients together, since each rounding to bfloat16 is large and a single gradient may have luck.
+    The test compares all gradients together: bfloat16 rounding errors are large, and a single gradient may pass by
+    luck.
     """
     (_, true), (_, plain) = alone(torch.float64), alone(autocast=True)
     shares = [gradients for _, gradients in VirtualCluster(P, memory=False).run(step).results]

@@ -244,7 +244,7 @@ def as_close(found: torch.Tensor, true: torch.Tensor) -> bool:
 
 
 def test_a_pooler_is_refused_and_its_remedy_runs() -> None:
-    """It takes the first token, which one rank alone has."""
+    """A pooler reads the first token, and only one rank holds that."""
 
     def program(ring: Ring) -> Any:
         with hf.context(ring, zigzag(S, P), models=("bert",)) as context:

@@ -320,7 +320,7 @@ for statement in sys.argv[1:]:
 
 
 def test_the_installed_program_runs_and_names_the_extra(installed: Environment) -> None:
-    """As people call it: a process of its own for each."""
+    """Each command runs in its own process, as it does for a user."""
     done = installed.run("ringlab", "plan", "--list", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["models"] and done.stderr == ""
     done = installed.run("ringlab", "exercise", "fresh", "05")

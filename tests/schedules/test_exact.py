@@ -211,7 +211,7 @@ def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
 
 
 def masks_in_local_positions(layout: Any, ulysses: int) -> Rows:
-    """Rows hold the right tokens and take them for a stretch of the sequence."""
+    """A mutant: rows hold the right tokens but are masked as if those tokens were contiguous in the sequence."""
     right = rows_of_ranks(layout, ulysses)
     return Rows(contiguous(layout.S, right.layout.P), right.spans)
 

@@ -44,6 +44,6 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Window]:
-    """One window for all looks."""
+    """One browser window, shared by all tests of a module."""
     with window() as opened:
         yield opened

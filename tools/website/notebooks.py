@@ -50,7 +50,7 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
 
 
 def _cell(text: str, name: str) -> NotebookNode:
-    """A cell with an id of its own: a random one would be another page in each build."""
+    """Return a Markdown cell with the id `name`; a random id would make the page differ in every build."""
     return nbformat.v4.new_markdown_cell(text, id=name)
 
 

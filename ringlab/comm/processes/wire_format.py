@@ -136,7 +136,7 @@ class Message:
         self.label, self.peer, self.signature = label, peer, signature
         self.tensors = [t.detach().contiguous() for t in tensors]
         self.header = signature.header()
-        self.number = 0  # among this pair of ranks' messages
+        self.number = 0  # sequence number among this rank's messages to `peer`
         self.header_works: list[dist.Work] = []
         self.moves: list[Move] = []
         self.local, self.taken = peer == label.rank, False
@@ -169,7 +169,7 @@ class Expected:
         self.buffers = [b.detach() for b in buffers]
         self.tensors = [b if b.is_contiguous() else b.contiguous() for b in self.buffers]
         self.header = empty_header()
-        self.number = 0  # among this pair of ranks' messages
+        self.number = 0  # sequence number among this rank's messages from `peer`
         self.header_works: list[dist.Work] = []
         self.moves: list[Move] = []
         self.local = peer == label.rank

@@ -85,7 +85,7 @@ class Report:
 
     @property
     def sentences(self) -> list[str]:
-        """Return what is wrong in sentences (see `diagnosis.sentences`), none for a report in which nothing failed."""
+        """Return sentences that say what is wrong (see `diagnosis.sentences`), or an empty list if nothing failed."""
         return diagnosis.sentences(self.findings, self.right_if)
 
     @property

@@ -17,7 +17,7 @@ from ringlab.conformance.report.counterexample import as_run
 from ringlab.conformance.report.diagnosis import beyond
 
 _CELL, _EDGE, _ROW = 10, 34, 26  # units of a picture: a cell, the space for labels, and a row of the strip
-_ZOOM = 1.5  # of a picture, at most: a small one would have huge letters
+_ZOOM = 1.5  # largest scale of a picture; scaled up further, a small picture would have huge letters
 _TITLED = 48  # tokens up to which each cell has a title of its own
 _COLUMNS = 96  # of a strip, at most; more tokens share a column, which shows the largest error
 

@@ -44,7 +44,11 @@ class TargetSpec:
 
 
 def transport_of(over: str, transport: str) -> str:
-    """Return the transport on which a target over `over` runs if `transport` was requested."""
+    """Return the transport to use when `transport` was requested.
+
+    It is gloo instead of virtual for a target that does not take a Ring, otherwise the requested one.
+    over: what the target communicates through.
+    """
     if over == RING:
         return transport
     return "gloo" if transport == VIRTUAL else transport

@@ -108,7 +108,8 @@ class RankPart:
             ring = Ring(SubGroup(ring.comm, every[rank % 2]))
         else:
             self.group = [torch.distributed.new_group(list(ranks)) for ranks in every][rank % 2]
-        # Results are joined in rank order: those of the odd ring stand at last, and the other ring has other inputs.
+        # Results are joined in rank order, so the odd ring's replace the even ring's. The even ring gets different
+        # inputs, by another seed.
         return replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2), rank // 2, ring
 
     @property

@@ -213,7 +213,10 @@ def rank_tokens(request: Request, degrees: Degrees) -> int:
 
 @lru_cache(maxsize=1024)
 def ring_sizes(request: Request, degrees: Degrees) -> Attention:
-    """Return the sizes of the attention that one ring computes: the heads of one of its ranks."""
+    """Return the sizes of the attention that one ring computes.
+
+    Its heads are only those that each of its ranks holds after tp and Ulysses have split them.
+    """
     sizes = request.sized
     return Attention(
         request.batch // degrees.dp,

@@ -277,5 +277,6 @@ def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     assert each.left() == 5.0, "it does not outlast the other"
     now[0] = 126.0
     assert each.left() == 7.0
-    now[0], waited[0], computed[0] = 134.0, 99.0, 23.0  # what two processors compute in ten seconds
+    # 20 s of CPU time since the start: all that two processors can compute in 10 s
+    now[0], waited[0], computed[0] = 134.0, 99.0, 23.0
     assert each.over and whole.left() == 14.0
