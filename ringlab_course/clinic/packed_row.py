@@ -1,4 +1,4 @@
-"""A sound loss of a packed row in the words of the ward, and its small model: the text of the four patients from the field.
+"""A sound loss of a packed row, of which the four patients from the field are edits, and its small model.
 
 The model is an embedding, one layer of attention with rotated queries and keys, and the embedding again, in float64.
 """
@@ -36,7 +36,7 @@ def next_labels(labels):
 
 
 def projected(tokens):
-    """(q, k, v) of these tokens, (B, H, L, D)."""
+    """Return q, k and v of these tokens, each (B, H, L, D)."""
     x = EMBEDDING[tokens] @ PROJECTION
     return x.unflatten(-1, (3, HEADS, D)).permute(2, 0, 3, 1, 4).unbind(0)
 
