@@ -1,9 +1,11 @@
 """Exercise 04: the checks of the softmax kernel and its common mistakes.
 
-Buffers are wider than the columns in use. After the last column x holds other numbers and out a canary, so that a
-missing mask shows on the judge's side, as a wrong value or a dead canary. Loads are counted where the kernel runs.
-Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first `columns`
-columns of out.
+Buffers are wider than the columns in use. After the last column x holds other numbers and out holds a canary,
+so that the judge's process sees a missing mask as a wrong value or an overwritten canary. The process that
+runs the kernel counts loads.
+
+Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first
+`columns` columns of out.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ mistake = mistakes_of("04.softmax")
 
 
 def softmax(x: Tensor, out: Tensor, columns: int) -> Tensor:
-    """Return the softmax of each row in float32, rounded once to x's dtype; a row of −inf alone gives 0."""
+    """Return the softmax of each row in float32, rounded once to x's dtype.
+
+    A row that is all −inf gives 0.
+    """
     return _softmax(x[:, :columns].float()).to(x.dtype)
 
 
@@ -125,18 +130,21 @@ SOFTMAX = (
 )
 
 
-JUNK = 9.0  # larger than what stands before it, so that it would count
+JUNK = 9.0  # larger than most numbers before it, so that a sum that includes it is wrong
 
 
 def small(subject: Subject, rng: np.random.Generator) -> None:
-    """Rows that fill their block."""
+    """Compare rows that fill their block."""
     _compare(
         subject, *(Rows(_normal(rng, rows, columns), columns) for rows, columns in ((1, 2), (3, 4), (2, 8)))
     )
 
 
 def ragged(subject: Subject, rng: np.random.Generator) -> None:
-    """Rows that do not fill their block, less than 0 so that a 0 would weigh more."""
+    """Compare rows shorter than their block.
+
+    Their entries are negative, so that a 0 in the padding has a large weight.
+    """
     sizes = ((1, 3, 4), (3, 5, 8), (4, 5, 16), (2, 100, 128))
     _compare(
         subject, *(Rows(-_normal(rng, rows, columns).abs() - 1, stride) for rows, columns, stride in sizes)
@@ -144,7 +152,7 @@ def ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def own(subject: Subject, rng: np.random.Generator) -> None:
-    """Nothing is written outside of the columns in use."""
+    """Check that nothing is written outside of the columns in use."""
     for rows, columns, stride in ((1, 3, 4), (3, 9, 16)):
         values = _normal(rng, rows, columns)
         x, out = _buffers(values, stride)
@@ -159,7 +167,7 @@ def own(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def large(subject: Subject, rng: np.random.Generator) -> None:
-    """Entries whose exponential overflows."""
+    """Compare rows with entries whose exponential overflows."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 4) + 500, 4, note="entries near 500, "),
@@ -168,7 +176,7 @@ def large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def hidden(subject: Subject, rng: np.random.Generator) -> None:
-    """Entries of −inf, and a row of nothing else."""
+    """Compare rows with entries of −inf, among them a row that is all −inf."""
     cases = []
     for columns, stride, size in ((5, 8, 1), (8, 8, 300)):
         x = _normal(rng, 3, columns) * size
@@ -178,7 +186,7 @@ def hidden(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def half(subject: Subject, rng: np.random.Generator) -> None:
-    """bfloat16 and float16 in, sums in float32."""
+    """Compare bfloat16 and float16 rows, which need sums in float32."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, "),
@@ -187,7 +195,7 @@ def half(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def work(subject: Subject, rng: np.random.Generator) -> None:
-    """A kernel stores every element once, and loads every element once."""
+    """Check that a kernel stores every element once and loads every element once."""
     rows, columns, stride = 3, 6, 8
     values = _normal(rng, rows, columns)
     x, out = _buffers(values, stride)
@@ -209,7 +217,7 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def anything(subject: Subject, rng: np.random.Generator) -> None:
-    """Other sizes and dtypes; after the columns in use there is NaN, in all cases but one."""
+    """Compare other sizes and dtypes. In all cases but one, NaN follows the columns in use."""
     cases = []
     for rows, columns, stride, dtype, junk in (
         (2, 3, 8, torch.float32, JUNK),
@@ -239,7 +247,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """The columns in use of one input, with the stride of its buffer and the number that fills the rest."""
+    """The columns in use of one input, its buffer's stride, and the number that fills the rest of the buffer."""
 
     values: Tensor
     stride: int
@@ -248,7 +256,7 @@ class Rows(NamedTuple):
 
 
 def _compare(subject: Subject, *cases: Rows) -> None:
-    """Compare the columns in use with the softmax in float64."""
+    """Compare the learner's columns in use with the softmax in float64."""
 
     def answers() -> Iterator[Answered]:
         for case in cases:
@@ -261,7 +269,8 @@ def _compare(subject: Subject, *cases: Rows) -> None:
 
 
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
-    compare_all([_answered(answer, values, x, out, case)], ())  # one input: it names nothing
+    # without known mistakes, because one input alone should not name a mistake
+    compare_all([_answered(answer, values, x, out, case)], ())
 
 
 def _answered(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> Answered:
