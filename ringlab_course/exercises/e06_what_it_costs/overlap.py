@@ -1,8 +1,9 @@
-"""Checks of 06.overlap: a ring that computes with a piece of a block while that piece is under way.
+"""Checks of 06.overlap: a ring that computes with a piece of a block while the piece is sent.
 
-The checks look at the order of a rank's posts, computations and waits, on the virtual clock. Under the judge posts and
-waits are facts; that the rank computes between them is its own word (see `ringlab_course.judge.network`). Values,
-exchanges, bytes and memory are facts, and each check of these compares the values of its own runs too.
+The checks look at the order of a rank's posts, computations and waits on the virtual clock. The judge sees
+posts and waits itself. That the rank computes between them, the judge only learns from the rank (see
+`ringlab_course.judge.network`). The judge also sees values, exchanges, bytes and memory. Each check of
+exchanges, bytes or memory compares the values of its runs too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHARED = (
     "counts_to_three", "sends_p_times", "gathers_everything", "repeats_heads_on_the_wire", "sends_too_many_bytes",
     "keeps_every_block", "does_not_unpack", "leaves_the_ring", "never_waits",
 )  # fmt: skip
-"""Mistakes of any ring, described as in exercise 05."""
+"""Mistakes that any ring can make, with the descriptions of exercise 05."""
 
 
 def _case(
@@ -50,7 +51,10 @@ def _pieces(case: Shards) -> int:
 
 
 def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
-    """Return the outcome of the learner's ring; a rule of exchange that it breaks gets its name."""
+    """Return the outcome of the learner's ring.
+
+    Raises: the named mistake if the ring breaks a rule of exchange.
+    """
     try:
         return case.run(subject, faults)
     except Crashed as crash:
@@ -61,7 +65,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 
 
 def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
-    """Return the outcome of the learner's ring, whose values are right."""
+    """Run the learner's ring, compare its values, and return the outcome."""
     outcome = _run(subject, case, faults)
     compare_all(_answered(case, outcome.results))
     return outcome
@@ -83,7 +87,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    """The last case takes so long that the judge sees whether the work is done where the ring says that it computes."""
+    """Check the order of posts, computations and waits.
+
+    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    """
     for size in ((2, 2, 1), (2, 2, 2), (3, 2, 1), (3, 4, 2), (4, 5, 3), (2, 768, 2, 4, 4, 64)):
         case, pieces = _case(rng, *size), size[2]
         outcome = _run(subject, case)
@@ -103,14 +110,14 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _expect_direction(trace: Any, text: str) -> None:
-    """Raise the Failure of a ring that goes the other way round."""
+    """Raise the Failure of a ring that sends to the previous rank instead of the next."""
     P = trace.world_size
     if P > 2 and all(trace.peers(rank) == {(rank - 1) % P} for rank in range(P)):
         raise MISTAKES["wrong_direction"].failure(f"{text}: rank 0 sends to rank {P - 1}, should send to 1")
 
 
 def _expect_exchanges(trace: Any, case: Shards) -> None:
-    """Raise the Failure, in this exercise's words, of a ring with another number of exchanges."""
+    """Raise the Failure of a ring with a wrong number of exchanges, in the words of this exercise."""
     pieces, tokens = _pieces(case), case.ks[0].shape[-2]
     chunks = len(case.ks[0].chunk(pieces, dim=-2))
     rounds = trace.rounds(0)
@@ -126,7 +133,7 @@ def _expect_exchanges(trace: Any, case: Shards) -> None:
 
 
 def _check_as_they_came(subject: Any, case: Shards) -> None:
-    """bfloat16 travels as bfloat16."""
+    """Check that bfloat16 tensors travel as bfloat16."""
     outcome = _verify(subject, case)
     sent, exact = outcome.trace.bytes_sent(0), 2 * case.block_bytes(0)
     if sent == 2 * exact:
@@ -136,7 +143,7 @@ def _check_as_they_came(subject: Any, case: Shards) -> None:
 
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """The second case is a long one, as the last of `_check_order`."""
+    """Check values and overlap on eight ranks, and on a long case like the last of `_check_order`."""
     for size in ((8, 3, 2, 4, 2, 8), (2, 768, 2, 4, 4, 64)):
         case = _case(rng, *size)
         outcome = _verify(subject, case)
@@ -144,9 +151,10 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
-    """Late posts, slow links and a slow rank change no answer: only times. Each run has inputs of its own.
+    """Check that late posts, slow links and a slow rank change no result.
 
-    The network is blamed only if another run without its faults is right.
+    Each run has inputs of its own. The network is named as the cause only if another run without its faults
+    is right.
     """
     for name, faults, text in (
         ("writes_what_is_sent", {"late": 1.0}, "every exchange posted as late as a transport may"),
@@ -164,11 +172,12 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """Beyond what a lone rank needs, a rank holds a block and a piece, among 6 ranks as among 3.
+    """Check that a rank needs at most one block and one piece more than a lone rank, with 3 ranks and with 6.
 
-    4 MiB, a block, stand out from whole pages. In quarters that is 1¼ blocks, and 1½ where what is sent is copied; old
-    pieces make it ¾ more. Not among 2: there nothing is received into memory that a block has left. The lone rank
-    comes last, when its worker has loaded everything.
+    A block of 4 MiB is large compared with whole pages. Pieces are quarters of a block, so the memory is 1¼
+    blocks, or 1½ if sent pieces are copied. A ring that keeps old pieces needs ¾ block more. Two ranks would
+    not show this, because they receive nothing into memory of an earlier block. The lone rank runs last, when
+    its worker has loaded everything.
     """
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
     runs = [_run(subject, case) for case in cases]
