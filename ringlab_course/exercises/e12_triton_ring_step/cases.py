@@ -1,4 +1,4 @@
-"""The inputs of exercise 12, the answers to them, and the loads and stores that the interpreter recorded."""
+"""The inputs of exercise 12 with their right answers, and checks of recorded loads and stores."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Te
 
 
 def block(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Block:
-    """Return (k, ks, v, vs): int8 numbers of this shape (…, keys, D), with a float32 scale for each key."""
+    """Return (k, ks, v, vs): int8 numbers of this shape (…, keys, D) and a float32 scale for each key."""
     parts: list[torch.Tensor] = []
     for scale in (size, 1.0):
         parts.append(torch.from_numpy(rng.integers(-127, 128, shape).astype(np.int8)))
         spread = (
             np.exp2(rng.uniform(-1.5, 1.5, shape[:-1])) * scale / 73
-        )  # integers of this kind are about 73
+        )  # 73 is about the root mean square of such integers
         parts.append(torch.from_numpy(spread.astype(np.float32)))
     return parts[0], parts[1], parts[2], parts[3]
 
 
 def widened(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the float32 keys or values that int8 numbers and their scales stand for."""
+    """Return the float32 keys or values that int8 numbers and their scales represent."""
     return numbers.float() * scales[..., None]
 
 
@@ -79,30 +79,33 @@ def scale2(D: int) -> float:
 
 
 def memory(state: State) -> tuple[torch.Tensor, ...]:
-    """Return a state as the kernels hold it, float32."""
+    """Return a state in float32, as the kernels store it."""
     return tuple(torch.from_numpy(x.astype(np.float32)) for x in state)
 
 
 def garbage(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return a state nobody has written yet."""
+    """Return the memory of a state that nothing has written yet: NaN."""
     return tuple(torch.full(x.shape, math.nan) for x in memory(nothing_seen(shape)))
 
 
 def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return OUT and LSE that nobody has written yet."""
+    """Return OUT and LSE that nothing has written yet, filled with POISON."""
     return torch.full(tuple(shape), POISON), torch.full(tuple(shape)[:-1], POISON)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows and the tiles they meet: a block and what each row sees of it, all of one size."""
+    """Query rows and their tiles: each tile is a block and a mask of what the rows see.
+
+    All tiles have one size.
+    """
 
     q: torch.Tensor
     tiles: Sequence[tuple[Block, torch.Tensor]]
     text: str
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the state says after all tiles."""
+        """Return the state after all tiles, in the terms of `comparable`."""
         q = self.q.double().numpy()
         state = nothing_seen(q.shape)
         for parts, visible in self.tiles:
@@ -113,7 +116,7 @@ class Tiles:
 
 
 def with_key(state: State, value: np.ndarray) -> State:
-    """Return the state after one more key of score 1, in base 2."""
+    """Return the state after one more key, whose score is 1 in base 2."""
     top = np.maximum(state.m, 1.0)
     old, new = np.exp2(state.m - top), np.exp2(1.0 - top)
     return State(state.acc * old[..., None] + new[..., None] * value, top, state.total * old + new)
@@ -121,9 +124,11 @@ def with_key(state: State, value: np.ndarray) -> State:
 
 @dataclass(frozen=True)
 class Ends:
-    """A state, or the result (out, lse) that a step begins with, at the end of the last step.
+    """A case of 12.ends: a state or a result (out, lse) with which a step begins.
 
-    more: the value of one more key, whose score is 1 in base 2; None where there is none.
+    The answer is the final result.
+
+    more: the value of one more key, whose score is 1 in base 2, or None for no further key.
     """
 
     state: State | tuple[np.ndarray, np.ndarray]
@@ -135,15 +140,15 @@ class Ends:
         return self.state if isinstance(self.state, State) else resumed(*self.state, wrong)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse)."""
+        """Return the final (out, lse)."""
         state = self.before(wrong)
         return finished(state if self.more is None else with_key(state, self.more), wrong)
 
     def bound(self) -> float:
-        """The relative error that float32 may have here.
+        """Return the relative error that float32 may have in this case.
 
-        lse is the sum of m · ln 2 and ln total, each off by a few roundings of its own size; they may
-        cancel, and then the same error is a larger fraction of the largest lse.
+        lse is the sum of m · ln 2 and ln total, which are each off by a few roundings of their own size. If
+        they cancel, the same error is a larger fraction of the largest lse.
         """
         state = self.before()
         seen = state.total > 0
@@ -153,9 +158,9 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chain:
-    """Queries and the steps they go through; the answer after the last of them, or before.
+    """Queries and the steps of a ring. The answer is compared after the last step, or in between.
 
-    start: the (out, lse) with which the first step begins, None where it begins with nothing.
+    start: the (out, lse) with which the first step begins, or None if it begins with no key seen.
     """
 
     q: torch.Tensor
@@ -166,13 +171,13 @@ class Chain:
     memo: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False)
 
     def upto(self, count: int) -> Chain:
-        """Return the first `count` of the steps."""
+        """Return the chain of the first `count` steps."""
         ends = count == len(self.steps)
         text = f"{self.text}: after step {count - 1}"
         return Chain(self.q, self.steps[:count], text, ends, self.start)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse) after the last step, else what the state says."""
+        """Return (out, lse) after the last step, or the `comparable` terms of the state after an earlier step."""
         key = tuple(wrong)
         if key not in self.memo:
             resumes = self.start is not None and "result_ignored" not in key
@@ -187,7 +192,7 @@ class Chain:
         return self.memo[key]
 
     def bound(self) -> float:
-        """The relative error that float32 may have here; twice, as logarithms are in base 2."""
+        """Return the relative error that float32 may have here. It is doubled for logarithms in base 2."""
         k, v = (
             torch.cat([widened(*pair(each)).nan_to_num() for each in self.steps], 2)
             for pair in (lambda each: each[:2], lambda each: each[2:4])
@@ -198,7 +203,7 @@ class Chain:
 
 
 def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answered:
-    """Return the case with the learner's answer. Raises: Failure for NaN in rows that saw no key."""
+    """Return the learner's answer to the case. Raises: Failure for NaN in rows that saw no key."""
     parts, right = expect_tuple(answer, names), case.answer()
     got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, names, strict=True)]
     unreal = np.isnan(got[0]).any(-1) | np.isnan(got[1])
@@ -209,10 +214,10 @@ def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answ
 
 
 def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
-    """Return None where all answers are right.
+    """Compare all answers.
 
-    Raises: the Failure of the first wrong one, named after the first of `known` that gives all of the answers, right
-    ones too: on one input alone different mistakes look alike.
+    Raises: the Failure of the first wrong answer, named after the first mistake in `known` that gives all of
+    the answers, including the right ones. On one input alone, different mistakes look alike.
     """
     seen: list[Answered] = []
     first: Failure | None = None
@@ -220,7 +225,7 @@ def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
         for case in cases:
             seen.append(case)
             first = first or _failure(case)
-    except Failure:  # what breaks off later only leaves fewer cases
+    except Failure:  # an answer that breaks off later only leaves fewer cases to compare
         if first is None:
             raise
     if first is None:
@@ -230,7 +235,7 @@ def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
 
 
 def is_wrong(case: Answered) -> bool:
-    """Return whether the answer is another one than the truth."""
+    """Return whether the answer differs from the truth by more than the bound."""
     return not is_close(case.answer, case.truth, case.bound)
 
 
@@ -243,13 +248,16 @@ def _failure(case: Answered) -> Failure | None:
 
 
 def _makes(mistake: Misconception, case: Answered) -> bool:
-    """Return whether a mistake gives this answer, and a wrong one where this is wrong."""
+    """Return whether the mistake gives this answer.
+
+    For a wrong answer, the mistake's result must be wrong too.
+    """
     if mistake.imitate is None:
         return False
     with np.errstate(all="ignore"):
         try:
             imitation = mistake.imitate(*case.inputs)
-        except IndexError:  # it reaches outside of memory
+        except IndexError:  # the mistake reads outside of memory
             return False
         if is_wrong(case) and is_close(imitation, case.truth, case.bound):
             return False
@@ -257,7 +265,7 @@ def _makes(mistake: Misconception, case: Answered) -> bool:
 
 
 def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:
-    """Return the state in an answer. Raises: Failure where its shape or dtype is wrong."""
+    """Return the state of an answer. Raises: Failure if its shape or dtype is wrong."""
     for part, wanted, name in zip(parts, like, STATE_NAMES, strict=True):
         expect_array(part, wanted.shape, name=name)
         if getattr(part, "dtype", None) is not torch.float32:
@@ -268,14 +276,14 @@ def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) 
 def expect_same(
     after: Sequence[Any], before: Sequence[torch.Tensor], mistake: Misconception, text: str
 ) -> None:
-    """Return None where memory that is not to be written still holds what it held."""
+    """Raise `mistake` if memory that should not be written has changed."""
     for part, old in zip(after, before, strict=True):
         if not np.array_equal(expect_array(part, old.shape), expect_array(old, old.shape), equal_nan=True):
             raise mistake.failure(text)
 
 
 def expect_written(out: Any, lse: Any, text: str) -> None:
-    """Return None where no POISON is left in OUT and LSE."""
+    """Raise Failure if OUT or LSE still contains POISON."""
     for part, name in ((out, "out"), (lse, "lse")):
         left = expect_array(part, part.shape, name=name) == POISON
         if left.any():
@@ -284,7 +292,7 @@ def expect_written(out: Any, lse: Any, text: str) -> None:
 
 
 def rounded(state: Sequence[Any], case: Any) -> bool:
-    """Return whether acc or m holds nothing but bfloat16 numbers, and says nearly what it should."""
+    """Return whether acc or m contains bfloat16 numbers only, in a state that is nearly right."""
     says = comparable([np.asarray(part, np.float64) for part in state])
     near = relative_error(says, case.answer()) < 0.05
     return near and any(
@@ -293,7 +301,7 @@ def rounded(state: Sequence[Any], case: Any) -> bool:
 
 
 def unnamed(failure: Failure, mistake: Misconception) -> Failure:
-    """Return `failure` under the name of `mistake`, unless it has a name already."""
+    """Return `failure`, named after `mistake` unless the failure has a name already."""
     return failure if failure.misconception else mistake.failure(failure.counterexample)
 
 
@@ -303,20 +311,20 @@ RESULT_POINTERS = ("OUT", "LSE")
 
 
 def launches(recorded: Recorded) -> int:
-    """Return how often program (0, 0, 0) began: programs run one after the other."""
+    """Return the number of launches: how often program (0, 0, 0) began. Programs run one after the other."""
     programs = [tuple(access.program) for access in recorded.accesses]
     before = [None, *programs[:-1]]
     return sum(now == ORIGIN and was != ORIGIN for was, now in zip(before, programs, strict=True))
 
 
 def expect_one_launch(recorded: Recorded, text: str) -> None:
-    """Raise a Failure where the step took more than one launch."""
+    """Raise Failure if the step took more than one launch."""
     if (count := launches(recorded)) > 1:
         raise mistakes.SEVERAL_LAUNCHES.failure(f"{text}: {count} launches")
 
 
 def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) -> None:
-    """Raise a Failure where a program loads an element of one of `arguments` twice."""
+    """Raise Failure if a program loads an element of one of `arguments` twice."""
     for argument in arguments:
         for program, offsets in _loads(recorded, argument).items():
             most = int(np.unique(offsets, return_counts=True)[1].max(initial=0))
@@ -326,14 +334,14 @@ def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) ->
 
 
 def expect_state_not_read(recorded: Recorded, text: str) -> None:
-    """Raise a Failure where a program loads from ACC, M or TOTAL."""
+    """Raise Failure if a program loads from ACC, M or TOTAL."""
     for argument in STATE_POINTERS:
         if any(offsets.size for offsets in _loads(recorded, argument).values()):
             raise mistakes.FIRST_READS.failure(f"{text}: {argument} is loaded")
 
 
 def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) -> None:
-    """Raise a Failure where no program stored an element of ACC, M or TOTAL."""
+    """Raise Failure if no program stored some element of ACC, M or TOTAL."""
     for argument, part in zip(STATE_POINTERS, state, strict=True):
         stored = np.zeros(part.numel(), bool)
         for access in recorded.accesses:
@@ -348,14 +356,14 @@ def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) ->
 def expect_not_stored(
     recorded: Recorded, arguments: Sequence[str], mistake: Misconception, text: str
 ) -> None:
-    """Raise a Failure, as `mistake`, where a program stores to one of `arguments`, whatever the value."""
+    """Raise `mistake` if a program stores anything to one of `arguments`, whatever the value."""
     for access in recorded.accesses:
         if access.kind == "store" and access.argument in arguments and access.offsets.size:
             raise mistake.failure(f"{text}: program {tuple(access.program)} stores to {access.argument}")
 
 
 def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: Misconception) -> None:
-    """Raise a Failure, as `mistake`, where a program loads keys that none of its own segments names."""
+    """Raise `mistake` if a program loads keys that none of its own segments names."""
     keys, D = block.k.shape[-2:]
     for argument, width in (("K", D), ("KS", 1), ("V", D), ("VS", 1)):
         for (program, head, _), offsets in _loads(recorded, argument).items():
@@ -368,7 +376,7 @@ def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: 
 
 
 def _loads(recorded: Recorded, argument: str) -> dict[tuple[int, ...], np.ndarray]:
-    """Return the offsets that each program loads of a kernel argument, repeats included."""
+    """Return the offsets of a kernel argument that each program loads, with repeats."""
     found: dict[tuple[int, ...], list[np.ndarray]] = {}
     for access in recorded.accesses:
         if access.kind == "load" and access.argument == argument:
