@@ -1,4 +1,4 @@
-"""Checks of 13.launch: faults in how ranks were started, and the hops of the ring that leave a machine."""
+"""Checks of 13.launch: faults in how ranks were started, and the ring's hops between machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LOCAL = ("localhost", "127.0.0.1")
 
 
 def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0") -> list[Process]:
-    """Return each process's environment; cyclic: neighbours in the ring are on different machines."""
+    """Return the environment of each process.
+
+    With `cyclic`, neighbours in the ring are on different machines.
+    """
     world = nodes * each
     found = []
     for rank in range(world):
@@ -38,7 +41,7 @@ def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0
 
 
 def problems(processes: Sequence[Process]) -> set[str]:
-    """Return which of PROBLEMS there are."""
+    """Return the names in PROBLEMS that apply to these processes."""
     found = set()
     if sorted(p["RANK"] for p in processes) != list(range(len(processes))):
         found.add("rank")
@@ -60,7 +63,10 @@ def crossings(processes: Sequence[Process]) -> int:
 
 
 def truth(processes: Sequence[Process]) -> Answer:
-    """Return (problems by name, hops between machines; 0 where ranks are wrong): the truth of this stage."""
+    """Return (problems by name, hops between machines), the right answer of this stage.
+
+    If ranks are wrong, the number of hops is 0.
+    """
     found = problems(processes)
     return sorted(found), 0 if "rank" in found else crossings(processes)
 
@@ -75,7 +81,7 @@ def _read(answer: Any) -> Answer:
 
 
 def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[Process], str]]) -> None:
-    """Compare on all cases, each with a meeting place of its own: the port is drawn."""
+    """Compare all cases. Each launch gets a random MASTER_PORT."""
 
     def asked() -> Iterator[Case]:
         for listed, text in cases:
@@ -87,12 +93,12 @@ def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[
 
 
 def changed(processes: list[Process], **changes: Any) -> list[Process]:
-    """Return the processes with the last one's values changed."""
+    """Return the processes, with these values changed in the last process."""
     return [*processes[:-1], {**processes[-1], **changes}]
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Sound launches: machine by machine, dealt in turn, on one machine, listed in any order."""
+    """Compare sound launches: machine by machine, dealt in turn, on one machine, and listed in any order."""
     launches = [
         (started(1, 1), "one process"),
         (started(1, 4), "one machine with 4 processes"),
@@ -105,7 +111,7 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_problems(subject: Any, rng: np.random.Generator) -> None:
-    """One problem at a time, each easy to see, and two together."""
+    """Compare launches with one problem that is easy to see, and one launch with two problems."""
     sound = started(2, 2)
     _compare(subject, rng, [
         (sound, "2 machines with 2 each"),
@@ -119,7 +125,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
-    """Problems on which all agree, or that no comparison of two processes shows."""
+    """Compare problems that all processes share, or that no comparison of two processes reveals."""
     fewer = started(2, 2)[:3]
     _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),
