@@ -25,13 +25,13 @@ SPEEDS = 10.0 ** -torch.arange(D // 2, dtype=torch.float64)
 
 
 def shards(S, P):
-    """The positions of each rank's tokens in a zig-zag, a list with one entry per rank."""
+    """Return the positions of each rank's tokens in a zig-zag layout, a list with one entry per rank."""
     layout = get_layout("zigzag", S, P)
     return [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
 
 
 def next_labels(labels):
-    """The label that each token predicts: the one after it, and none at the end."""
+    """Return the label that each token predicts: that of the next token, and IGNORE for the last token."""
     return F.pad(labels, (0, 1), value=IGNORE)[:, 1:]
 
 
@@ -42,14 +42,14 @@ def projected(tokens):
 
 
 def rotated(x, positions):
-    """x with each pair of head dims turned by an angle that grows with the position."""
+    """Return x with each pair of head dims rotated by an angle that grows with the position."""
     angles = positions[:, None] * SPEEDS
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
 
 
 def summed_loss(out, targets):
-    """The sum of −log p over the targets that count."""
+    """Return the sum of −log p over the targets that count."""
     logits = out.transpose(1, 2).flatten(2) @ EMBEDDING.mT
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 

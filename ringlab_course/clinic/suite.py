@@ -1,4 +1,4 @@
-"""The conformance suite on patients: a report of one, and the kill matrix of all."""
+"""The conformance suite on patients: a report of one patient, and the kill matrix of all patients."""
 
 from __future__ import annotations
 

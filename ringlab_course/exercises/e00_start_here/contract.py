@@ -84,7 +84,7 @@ def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tup
 
 
 def check_shape(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare shapes and values for one sequence and for two."""
+    """Check shapes and values for one sequence and for two."""
     _check_split(subject, rng, SPLIT_SIZES[:2])
 
 

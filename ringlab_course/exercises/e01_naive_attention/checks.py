@@ -29,7 +29,7 @@ NAMES = ("out", "lse")
 
 
 def check_softmax_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare weights and lse of a few scores."""
+    """Check weights and lse of a few scores."""
     for shape in ((1, 2), (2, 3), (2, 2, 5)):
         _compare_softmax(subject, _normal(rng, *shape))
 
@@ -41,7 +41,7 @@ def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
-    """Check rows whose scores are far apart, so that each row needs a maximum of its own."""
+    """Check answers on rows whose scores are far apart, so that each row needs a maximum of its own."""
     # in this range exp without a maximum does not overflow
     scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)
     _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
@@ -56,7 +56,7 @@ def check_softmax_masked(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare softmax on many shapes, with large scores and masked rows."""
+    """Check softmax on many shapes, with large scores and masked rows."""
     for shape in ((2, 1), (7, 64), (2, 3, 5, 9), (3, 1024)):
         scores = _normal(rng, *shape) * np.float32(20) + rng.choice([-900, 0, 900], (*shape[:-1], 1)).astype(
             np.float32
@@ -68,13 +68,13 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
-    """Check queries and keys that begin at the same position and are in order."""
+    """Check answers on queries and keys that begin at the same position and are in order."""
     sizes = (2, 3), (4, 4)  # unequal sizes first, because a transposed mask then shows in its shape
     _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes])
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
-    """Check keys whose positions lie elsewhere in the text than those of the queries."""
+    """Check answers on keys whose positions lie elsewhere in the text than those of the queries."""
     cases = [
         ([4, 6], [1, 4, 5, 8]),  # on this case every mistake gives another answer
         ([2, 3], [0, 1]),
@@ -103,7 +103,7 @@ def check_mask_any(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_attention_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare attention with one head and a few tokens."""
+    """Check attention with one head and a few tokens."""
     for lengths in ((1, 2), (2, 3), (5, 5)):
         _compare_attention(subject, rng, (1, 1, 1), lengths, 2)
 
@@ -130,7 +130,7 @@ def check_attention_blind(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_attention_sharp(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare attention with large scores."""
+    """Check attention with large scores."""
     for n in (3, 33):
         _compare_attention(
             subject, rng, (1, 2, 2), (n, n), 8, gain=30, mask=np.tri(n, dtype=bool), note="large scores, "
@@ -138,14 +138,14 @@ def check_attention_sharp(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_attention_cap(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare attention with capped scores, with and without a mask."""
+    """Check attention with capped scores, with and without a mask."""
     for n, cap in ((2, 5.0), (6, 3.0)):
         for mask in (None, np.tri(n, dtype=bool)):
             _compare_capped(subject, rng, n, cap, mask)
 
 
 def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare attention where Lq differs from Lk and each batch entry has its own mask."""
+    """Check attention where Lq differs from Lk and each batch entry has its own mask."""
     for lengths, D in (((1, 7), 3), ((13, 29), 5), ((40, 11), 64)):
         mask = rng.random((2, 1, *lengths)) < 0.6
         mask[:, :, 0] = False
@@ -153,13 +153,13 @@ def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_grouped_pairs(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare attention in which 4 query heads share 2 key/value heads."""
+    """Check attention in which 4 query heads share 2 key/value heads."""
     for B, lengths in ((1, (1, 2)), (2, (3, 4))):
         _compare_attention(subject, rng, (B, 4, 2), lengths, 4)
 
 
 def check_grouped_extremes(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare the two extremes: K = H is plain attention, K = 1 is multi-query attention."""
+    """Check the two extremes: K = H is plain attention, K = 1 is multi-query attention."""
     _compare_attention(subject, rng, (1, 3, 3), (2, 3), 4)
     _compare_attention(subject, rng, (1, 4, 1), (2, 3), 4)
 
@@ -186,7 +186,7 @@ def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_grouped_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare grouped attention with other numbers of heads and batches, and random masks."""
+    """Check grouped attention with other numbers of heads and batches, and random masks."""
     for heads, lengths in (((2, 6, 3), (5, 9)), ((1, 8, 2), (16, 16)), ((3, 6, 2), (7, 2))):
         mask = rng.random(lengths) < 0.6
         _compare_attention(subject, rng, heads, lengths, 8, gain=5, mask=mask, note="a random mask, ")
@@ -244,7 +244,11 @@ def _compare_masks(
     rng: np.random.Generator,
     cases: Iterable[tuple[Any, ...]],
 ) -> None:
-    """Compare masks for cases (queries, keys) or (queries, keys, window), each moved to a random position."""
+    """Compare the learner's masks with the right ones.
+
+    A case is (queries, keys) or (queries, keys, window). Its positions are moved to a random place of a long
+    text.
+    """
     compare_all(_mask_case(subject, int(rng.integers(1000)), *case) for case in cases)
 
 
@@ -273,7 +277,7 @@ def _mask_truth(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np
 def _compare_capped(
     subject: Subject, rng: np.random.Generator, n: int, cap: float, mask: np.ndarray | None
 ) -> None:
-    """Compare capped attention with the oracle.
+    """Compare the learner's capped attention with the oracle.
 
     The oracle gets the capped scores as queries and unit vectors as keys and values, so that it returns the
     weights.
@@ -305,7 +309,10 @@ def _compare_attention(
     gain: float = 1.0,
     note: str = "",
 ) -> None:
-    """Compare with the oracle on random q, k and v. `heads` is (B, H, K), and `lengths` is (Lq, Lk)."""
+    """Compare the learner's attention with the oracle on random q, k and v.
+
+    `heads` is (B, H, K), and `lengths` is (Lq, Lk).
+    """
     (B, H, K), (Lq, Lk) = heads, lengths
     q, k, v = (
         _normal(rng, B, H, Lq, D) * np.float32(gain),

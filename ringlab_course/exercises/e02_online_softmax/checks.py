@@ -119,7 +119,7 @@ def check_order(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_many(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare merges of many parts, some of them without keys."""
+    """Check merges of many parts, some of them without keys."""
     scores, values = _normal(rng, 5, 97) * 10, _normal(rng, 97, 8)
     scores[0] = -math.inf
     scores[1, :60] = -math.inf
@@ -130,7 +130,7 @@ def check_many(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_first(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare the state after the first block."""
+    """Check the state after the first block."""
     for rows, keys, shift in ((1, 2, 0), (3, 5, 0), (2, 3, -9)):
         note = "the first block, all scores below 0, " if shift else "the first block, "
         _compare_update(subject, _normal(rng, rows, keys) + shift, _normal(rng, keys, 2), (), note)
@@ -149,14 +149,14 @@ def check_fall(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_hidden(subject: Subject, rng: np.random.Generator) -> None:
-    """Check a row that sees no key of the first block."""
+    """Check answers on a row that sees no key of the first block."""
     scores = _normal(rng, 2, 4)
     scores[1, :2] = -math.inf
     _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "row 1 sees no key of the first block, ")
 
 
 def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare the state over many blocks with large scores and hidden keys."""
+    """Check the state over many blocks with large scores and hidden keys."""
     scores = _normal(rng, 6, 60) * 60
     scores[0], scores[1, 15:] = -math.inf, -math.inf
     _compare_update(
@@ -165,13 +165,13 @@ def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare out and lse for several sizes of block."""
+    """Check out and lse for several sizes of block."""
     for L, S, D, block in ((1, 3, 4, 2), (2, 4, 5, 1), (4, 12, 8, 3)):
         _compare_stream(subject, rng, L, S, D, block)
 
 
 def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare streams whose last block is shorter than the others."""
+    """Check streams whose last block is shorter than the others."""
     for S, block in ((3, 2), (7, 4), (5, 8)):
         _compare_stream(subject, rng, 2, S, 4, block)
 
@@ -224,12 +224,12 @@ def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_sharp(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare a stream with large scores."""
+    """Check a stream with large scores."""
     _compare_stream(subject, rng, 3, 8, 4, 3, gain=200)
 
 
 def check_stream_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare streams with other lengths and blocks."""
+    """Check streams with other lengths and blocks."""
     for L, S, D, block in ((1, 1, 1, 1), (17, 97, 5, 10), (9, 130, 16, 64)):
         _compare_stream(subject, rng, L, S, D, block, gain=4)
 

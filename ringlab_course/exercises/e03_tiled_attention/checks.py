@@ -162,7 +162,7 @@ def answered(which: Pass, call: Callable[..., Any], inputs: list[Tensor], case: 
 
 
 def values(which: Pass, *cases: Case) -> Run:
-    """Return a check that compares values on these cases, which are in order of size."""
+    """Return a check that compares values with the oracle's on these cases, which are in order of size."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         def all_cases() -> Iterator[Answered]:
@@ -177,7 +177,7 @@ def values(which: Pass, *cases: Case) -> Run:
 
 
 def mixed(which: Pass) -> Run:
-    """Return a check that compares values on random sizes, with several batches and heads."""
+    """Return a check that compares values with the oracle's on random sizes of batches, heads and sequences."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         cases = []

@@ -103,7 +103,10 @@ def masked(see: Callable[..., Tensor]) -> Imitation:
 
 
 def up_to(stop: Callable[..., Tensor]) -> Imitation:
-    """Return an imitation of out: right mask, loop up to key `stop(block, shift, m, n, group)`."""
+    """Return the imitation of out whose loop ends at key `stop(block, shift, m, n, group)`.
+
+    The mask is right.
+    """
 
     def see(
         rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
@@ -229,7 +232,10 @@ def tail_dropped(
 def padding_counted(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel that counts padding after the last key as keys with score 0, if a mask shows it."""
+    """Imitate a kernel that counts padding after the last key as keys with score 0.
+
+    A causal mask may hide the padding.
+    """
     missing = -S % n
     scores = torch.nn.functional.pad(scores_of(q, k, S, shift), (0, missing))
     scores = scores.masked_fill(~visible_pairs(S + missing, shift)[:S], -math.inf)
@@ -239,7 +245,10 @@ def padding_counted(
 def padding_read(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel that reads numbers after the last key as keys, if a causal mask shows them."""
+    """Imitate a kernel that reads numbers after the last key as keys.
+
+    A causal mask may hide them.
+    """
     if v[:, S:].isnan().any():
         raise ValueError("NaN in V reveals loads, and does not imitate counted keys")
     whole = S + -S % n
@@ -266,7 +275,10 @@ def blind_rows_nan(
 def visited_blind_rows_nan(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel that computes −inf − (−inf), except in blocks without tiles, which guard a sum of 0."""
+    """Imitate a kernel that computes −inf − (−inf) in rows that see no key.
+
+    Blocks that visit no tile are an exception: their sum is 0, and the kernel guards the division by it.
+    """
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + shift
     return torch.where((torch.arange(S)[:, None] + shift < 0) & (end > 0), math.nan, right)
@@ -315,7 +327,10 @@ def no_maximum(
 def no_other(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate loads of V without `other`: every row that visits the last tile gets NaN from undefined lanes."""
+    """Imitate loads of V without `other`.
+
+    Undefined lanes, here NaN, reach every row that visits the last tile.
+    """
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + (S if shift is None else shift)
     return torch.where((end > S // n * n) & (S % n > 0), math.nan, right)

@@ -134,14 +134,14 @@ JUNK = 9.0  # larger than most numbers before it, so that a sum that includes it
 
 
 def small(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare rows that fill their block."""
+    """Check answers on rows that fill their block."""
     _compare(
         subject, *(Rows(_normal(rng, rows, columns), columns) for rows, columns in ((1, 2), (3, 4), (2, 8)))
     )
 
 
 def ragged(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare rows shorter than their block.
+    """Check answers on rows shorter than their block.
 
     Their entries are negative, so that a 0 in the padding has a large weight.
     """
@@ -167,7 +167,7 @@ def own(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def large(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare rows with entries whose exponential overflows."""
+    """Check answers on rows with entries whose exponential overflows."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 4) + 500, 4, note="entries near 500, "),
@@ -176,7 +176,7 @@ def large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def hidden(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare rows with entries of −inf, among them a row that is all −inf."""
+    """Check answers on rows with entries of −inf, among them a row that is all −inf."""
     cases = []
     for columns, stride, size in ((5, 8, 1), (8, 8, 300)):
         x = _normal(rng, 3, columns) * size
@@ -186,7 +186,7 @@ def hidden(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def half(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare bfloat16 and float16 rows, which need sums in float32."""
+    """Check answers on bfloat16 and float16 rows, which need sums in float32."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, "),
@@ -217,7 +217,7 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def anything(subject: Subject, rng: np.random.Generator) -> None:
-    """Compare other sizes and dtypes. In all cases but one, NaN follows the columns in use."""
+    """Check answers on other sizes and dtypes. In all cases but one, NaN follows the columns in use."""
     cases = []
     for rows, columns, stride, dtype, junk in (
         (2, 3, 8, torch.float32, JUNK),

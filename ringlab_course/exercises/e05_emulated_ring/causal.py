@@ -34,7 +34,7 @@ def _case(rng: np.random.Generator, layout: Layout, H: int = 1, K: int = 1, D: i
 
 
 def _compare(subject: Any, cases: Iterable[Shards]) -> None:
-    """Run all cases, and compare the results of every rank of every case."""
+    """Run all cases, and compare the results of every rank with the oracle's."""
     compare_all(each for case in cases for each in _answered(subject, case))
 
 

@@ -29,7 +29,7 @@ mistake = mistakes_of("05.forward")
 
 
 def _compare(subject: Any, cases: Iterable[Shards]) -> None:
-    """Run all cases, and compare the results of every rank of every case."""
+    """Run all cases, and compare the results of every rank with the oracle's."""
     compare_all(each for case in cases for each in answered_ranks(case, case.run(subject).results))
 
 
@@ -79,7 +79,7 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_sloped(subject: Any, rng: np.random.Generator) -> None:
-    """Compare scores that grow along the sequence, so that the last block outweighs all others."""
+    """Check answers on scores that grow along the sequence, so that the last block outweighs all others."""
     _compare_finite(subject, [_sloped(rng, P) for P in (2, 8)])
 
 
@@ -91,7 +91,7 @@ def _sloped(rng: np.random.Generator, P: int) -> Shards:
 
 
 def _compare_finite(subject: Any, cases: Iterable[Shards]) -> None:
-    """Compare as `_compare` does. Raises: the mistake "overflowing_ring" for an infinity or a NaN."""
+    """Compare results with the oracle's. Raises: the mistake "overflowing_ring" for an infinity or a NaN."""
     for case in cases:
         results = case.run(subject).results
         for rank, result in enumerate(results):

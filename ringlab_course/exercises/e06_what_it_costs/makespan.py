@@ -34,7 +34,7 @@ def makespan(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
 
 
 def _compare(subject: Any, rings: Iterable[Ring], text: str = "") -> None:
-    """Compare the makespans of all rings, each for "compute, then shift" and for "post, then compute"."""
+    """Compare makespans with the right ones, both for "compute, then shift" and for "post, then compute"."""
     compare_all(_cases(subject, rings, text))
 
 
@@ -69,7 +69,10 @@ def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
 
 
 def causal(P: int, seconds: float) -> Array:
-    """Return (P, P) seconds of the contiguous causal ring: earlier blocks whole, the own half, later ones 0."""
+    """Return the seconds (P, P) [rank, step] of the contiguous causal ring.
+
+    A block of an earlier rank takes `seconds`, the own block half as long, and a block of a later rank 0.
+    """
     rank, step = np.indices((P, P))
     origin = (rank - step) % P
     return np.where(origin < rank, seconds, np.where(origin == rank, seconds / 2, 0.0))
@@ -81,7 +84,7 @@ def _any(rng: np.random.Generator, P: int, hops: int) -> Ring:
 
 
 def _check_unequal(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rings with unequal work.
+    """Check answers on rings with unequal work.
 
     All links of a ring are alike, so that mistakes about links give the right times. There are many rings,
     because on a single ring many mistakes give the same times.
@@ -91,7 +94,7 @@ def _check_unequal(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_links(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rings with links of different speed, then a ring over two nodes."""
+    """Check answers on rings with links of different speed, then a ring over two nodes."""
     slow, fast = float(rng.integers(10, 50)), float(rng.integers(1, 10))
     rings = [_any(rng, P, P) for P in (3, 3, 3, 4, 4, 4, 4)]
     _compare(subject, [*rings, (causal(4, 2.0 * rng.integers(5, 50)), np.array([fast, slow, fast, slow]))])

@@ -75,7 +75,7 @@ def _small(rng: np.random.Generator) -> list[Asked]:
 
 
 def _check_counts(subject: Any, rng: np.random.Generator) -> None:
-    """Compare tiny models without a weight on the attention's FLOPs."""
+    """Check answers on tiny models without a weight on the attention's FLOPs."""
     _compare(subject, _small(rng))
 
 
@@ -86,7 +86,7 @@ def _check_weight(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_published(subject: Any, rng: np.random.Generator) -> None:
-    """Compare the paper's models on 4 ranks, at contexts near those of its table.
+    """Check answers on the paper's models on 4 ranks, at contexts near those of its table.
 
     Plain counts come first, because their mistakes have names.
     """
@@ -96,7 +96,7 @@ def _check_published(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_other_models(subject: Any, rng: np.random.Generator) -> None:
-    """Compare models with other sizes than the paper's and with three feed-forward matrices.
+    """Check answers on models with other sizes than the paper's and with three feed-forward matrices.
 
     One rank gains nothing.
     """

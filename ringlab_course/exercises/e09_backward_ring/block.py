@@ -162,7 +162,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_masked(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rows that see part of the block, no key of the block, or no key of either block."""
+    """Check answers on rows that see part of the block, no key of the block, or no key of either block."""
     cases = [_case(rng, 2, 2, 2, masks=(_bool("x.", "xx"), _bool("x.", ".."))) for _ in range(2)]
     cases += [
         _case(rng, 3, 3, 3, masks=(_bool("x..", "...", "xx."), _bool("xxx", "xx.", "x.."))),
@@ -176,7 +176,7 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Compare scores in the hundreds, for which exp of a raw score or of a raw lse is infinite."""
+    """Check answers on scores in the hundreds, for which exp of a raw score or of a raw lse is infinite."""
     _verify(subject, *(_weighty(rng, size) for size in (60.0, 200.0)))
 
 
@@ -193,7 +193,7 @@ def _weighty(rng: np.random.Generator, size: float) -> Case:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """Compare gradients for bfloat16 inputs.
+    """Check gradients for bfloat16 inputs.
 
     They are exact in float32, so only computing in bfloat16 makes a difference.
     """

@@ -72,13 +72,13 @@ def _right(subject: Any, given: Problem) -> Any:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare queries that see all keys up to their own position. Cases are in order of size."""
+    """Check answers on queries that see all keys up to their own position. Cases are in order of size."""
     sizes = ((2, 1, 2), (4, 2, 2), (6, 3, 2), (12, 3, 4))
     _verify(subject, [problem(rng, layouts.contiguous(S, P), D=D) for S, P, D in sizes])
 
 
 def _check_window(subject: Any, rng: np.random.Generator) -> None:
-    """Compare windows that end inside a shard, at its end and beyond it.
+    """Check answers on windows that end inside a shard, at its end and beyond it.
 
     In some cases a rank sees nothing of a block.
     """
@@ -108,14 +108,14 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """Compare eight ranks with shared heads and posts as late as a transport may make them."""
+    """Check answers on eight ranks with shared heads and posts as late as a transport may make them."""
     for layout, window in ((layouts.zigzag(32, 8), 9), (layouts.striped(19, 8), None)):
         given = problem(rng, layout, 4, 2, 8, window=window)
         _verify(subject, [given], Faults(seed=int(rng.integers(1 << 30)), late=0.5))
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Compare scores near 150 that differ little.
+    """Check answers on scores near 150 that differ little.
 
     exp of such a score is infinite in float32, but each key has weight.
     """

@@ -68,14 +68,14 @@ def _lengths(rng: np.random.Generator, P: int, most: int = 100) -> list[int]:
 
 
 def _check_equal(subject: Any, rng: np.random.Generator) -> None:
-    """Compare shards of equal length in float32, bfloat16 and float64, and a ring of one rank."""
+    """Check answers on shards of equal length in float32, bfloat16 and float64, and a ring of one rank."""
     sizes = [(P, itemsize) for P in (2, 3, 8) for itemsize in (4, 2)]
     cases = [([int(rng.integers(1, 1000))] * P, itemsize) for P, itemsize in (*sizes, (3, 8), (1, 4))]
     _verify(subject, [_asked(rng, *case) for case in cases])
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Compare each of four ranks with shards of different lengths, and a ring with an empty shard."""
+    """Check answers for four ranks with shards of different lengths, and for a ring with an empty shard."""
     _, _, B, K, D, _ = _asked(rng, [1], 2)
     lengths = _lengths(rng, 4)
     cases: list[Asked] = [(lengths, rank, B, K, D, 2) for rank in range(4)]
@@ -84,7 +84,7 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a ring of one rank, float64, and sizes of real models."""
+    """Check answers on a ring of one rank, float64, and sizes of real models."""
     cases = [_asked(rng, _lengths(rng, P), itemsize) for P, itemsize in ((1, 4), (2, 8), (3, 8))]
     for _ in range(3):
         P = int(rng.integers(3, 33))

@@ -105,7 +105,7 @@ class Tiles:
     text: str
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return the state after all tiles, in the terms of `comparable`."""
+        """Return the state after all tiles as (acc / total, m + log2 total)."""
         q = self.q.double().numpy()
         state = nothing_seen(q.shape)
         for parts, visible in self.tiles:
@@ -158,7 +158,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chain:
-    """Queries and the steps of a ring. The answer is compared after the last step, or in between.
+    """The queries and the steps of a ring, whose answer is compared after any of the steps.
 
     start: the (out, lse) with which the first step begins, or None if it begins with no key seen.
     """
@@ -177,7 +177,7 @@ class Chain:
         return Chain(self.q, self.steps[:count], text, ends, self.start)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse) after the last step, or the `comparable` terms of the state after an earlier step."""
+        """Return (out, lse) after the last step, or (acc / total, m + log2 total) after an earlier step."""
         key = tuple(wrong)
         if key not in self.memo:
             resumes = self.start is not None and "result_ignored" not in key
@@ -214,7 +214,7 @@ def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answ
 
 
 def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
-    """Compare all answers.
+    """Compare all answers with the right ones.
 
     Raises: the Failure of the first wrong answer, named after the first mistake in `known` that gives all of
     the answers, including the right ones. On one input alone, different mistakes look alike.

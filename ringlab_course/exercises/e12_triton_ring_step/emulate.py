@@ -111,9 +111,9 @@ def step(
 
 
 def _spread(x: np.ndarray, group: int, rows: int, wrong: Iterable[str]) -> np.ndarray:
-    """Return the keys or values that each query head reads: K/V head h
+    """Return the keys or values that each query head reads.
 
-    group, or those at a wrong `base`.
+    Query head h reads K/V head h // group, unless a mistake in `base` makes it read elsewhere.
     """
     B, K, keys, *rest = x.shape
     head = np.arange(B * K * group)

@@ -212,7 +212,10 @@ def _text(rows: int, start: int, last: bool) -> str:
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    """Check a first step. The garbage in memory is random, so that no two gradings have the same inputs."""
+    """Check answers on a first step.
+
+    The garbage in memory is random, so that no two gradings have the same inputs.
+    """
     for rows in (ROWS, ROWS + 4):
         shape, text = (1, 1, rows, D), _text(rows, NOTHING, False)
         result = tuple(part * float(rng.uniform(1, 2)) for part in poisoned(shape))
@@ -235,7 +238,7 @@ def _check_last(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
-    """Check steps that begin from a result.
+    """Check answers on steps that begin from a result.
 
     If the step is also the last, it returns the result unchanged. Otherwise the state is compared after one
     more key.

@@ -117,7 +117,7 @@ def _of_layout(
 def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) -> Iterator[Answered]:
     """Run all steps.
 
-    After each step yield the state in the terms of `comparable`, and after the last out and lse.
+    Yield (acc / total, m + log2 total) after each step, and (out, lse) after the last step.
     """
     shape = chain.q.shape
     state: Any = garbage(shape)
@@ -221,7 +221,10 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
-    """Check grouped heads. Blocks have whole tiles, so a missing mask causes no read outside of K and V."""
+    """Check answers on grouped heads.
+
+    Blocks have whole tiles, so a missing mask causes no read outside of K and V.
+    """
     cases = [_chain(rng, 16, (16, 32), H, K, B) for H, K, B in ((4, 2, 1), (2, 1, 1), (4, 2, 2))]
     try:
         _step(subject, *cases)
@@ -280,7 +283,7 @@ def _check_causal(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_window(subject: Any, rng: np.random.Generator) -> None:
-    """Check sliding windows.
+    """Check answers with sliding windows.
 
     The narrow windows mask every tile. In the wide windows a program has a head, whole tiles and a tail.
     """

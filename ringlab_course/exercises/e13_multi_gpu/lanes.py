@@ -129,7 +129,7 @@ def drawn(rng: np.random.Generator, ranks: int, count: int) -> Array:
 
 
 def _check_lanes(subject: Any, rng: np.random.Generator) -> None:
-    """Compare spans that overlap, are nested and leave gaps inside one step.
+    """Check answers on spans that overlap, are nested and leave gaps inside one step.
 
     Without computing, all copying is exposed.
     """
@@ -142,7 +142,10 @@ def _check_lanes(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_exposed(subject: Any, rng: np.random.Generator) -> None:
-    """Compare lanes whose own spans do not overlap, so that only the relation of the two lanes matters."""
+    """Check answers on lanes whose own spans do not overlap.
+
+    So only the relation of the two lanes matters.
+    """
     step = (0, STEP, 0, 400)
     before = _events(rng, (0, 0, 0, 100), (0, 1, 100, 50), (0, 0, 200, 100), (0, 1, 250, 80), step)
     beside = _events(rng, (0, 0, 0, 100), (0, 1, 20, 60), (0, 0, 110, 40), (0, 1, 90, 30), step)
@@ -150,7 +153,7 @@ def _check_exposed(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_steps(subject: Any, rng: np.random.Generator) -> None:
-    """Compare spans before, after and between steps, and spans that cross an edge of a step."""
+    """Check answers on spans before, after and between steps, and spans that cross an edge of a step."""
     warm_up = _events(
         rng, (0, 0, 0, 90), (0, 1, 60, 80), (0, STEP, 100, 100), (0, 0, 120, 60), (0, 1, 170, 20)
     )
@@ -177,7 +180,7 @@ def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare edge cases.
+    """Check answers in edge cases.
 
     There are ranks without copies, without computing, without both, and without a step, steps that touch, and
     a span of length 0.

@@ -81,7 +81,7 @@ def _read(answer: Any) -> Answer:
 
 
 def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[Process], str]]) -> None:
-    """Compare all cases. Each launch gets a random MASTER_PORT."""
+    """Compare the learner's answers with the right ones. Each launch gets a random MASTER_PORT."""
 
     def asked() -> Iterator[Case]:
         for listed, text in cases:
@@ -98,7 +98,10 @@ def changed(processes: list[Process], **changes: Any) -> list[Process]:
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Compare sound launches: machine by machine, dealt in turn, on one machine, and listed in any order."""
+    """Check answers on sound launches.
+
+    Processes are placed machine by machine, dealt in turn, on one machine, or listed in any order.
+    """
     launches = [
         (started(1, 1), "one process"),
         (started(1, 4), "one machine with 4 processes"),
@@ -111,7 +114,7 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_problems(subject: Any, rng: np.random.Generator) -> None:
-    """Compare launches with one problem that is easy to see, and one launch with two problems."""
+    """Check answers on launches with one problem that is easy to see, and one launch with two problems."""
     sound = started(2, 2)
     _compare(subject, rng, [
         (sound, "2 machines with 2 each"),
@@ -125,7 +128,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
-    """Compare problems that all processes share, or that no comparison of two processes reveals."""
+    """Check answers on launches whose problem all processes share, or no pair of processes reveals."""
     fewer = started(2, 2)[:3]
     _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),

@@ -65,7 +65,7 @@ def _pairs(S: int, causal: bool) -> float:
 
 
 def _compare(subject: Any, rng: np.random.Generator, runs: Iterable[Record], name: str) -> None:
-    """Compare one of the three numbers on all records, with random times and rates near theirs."""
+    """Compare one of the three numbers with the right one, on records with changed times and rates."""
     place = NAMES.index(name)
 
     def read(answer: Any) -> float:
@@ -96,7 +96,7 @@ DEEP = Record(tokens=(4096, 16384), seconds=(0.0034, 0.016), causal=True, backwa
 
 
 def _check_efficiency(subject: Any, rng: np.random.Generator) -> None:
-    """Compare strong scaling, weak scaling, and a scaling between the two."""
+    """Check answers on strong scaling, weak scaling, and a scaling between the two."""
     between = Record(tokens=(4096, 8192), seconds=(0.0011, 0.0006), ranks=8, causal=True)
     _compare(subject, rng, (STRONG, WEAK, between), "efficiency")
 
@@ -110,7 +110,7 @@ def _check_link(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
-    """Compare records with sparse peaks and rates for both directions, as data sheets state them."""
+    """Check answers on records with sparse peaks and rates for both directions, as data sheets state them."""
     for name in ("mfu", "link"):
         runs = [
             replace(

@@ -41,12 +41,12 @@ def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) ->
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rounds in which all ranks take equally long, so that only rounds matter."""
+    """Check answers on rounds in which all ranks take equally long, so that only rounds matter."""
     _compare(subject, [(np.repeat(rounds_of(rng, n, 1), P, axis=1), 0) for n, P in ((5, 1), (7, 3))])
 
 
 def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rounds that each have another slowest rank."""
+    """Check answers on rounds that each have another slowest rank."""
     turns = np.array([[1.0, 1.2, 2.0], [1.1, 2.1, 1.3], [2.2, 1.4, 1.05]]) * rng.uniform(0.5, 2.0)
     _compare(subject, [(turns, 0), (rounds_of(rng, 5, 4), 0)])
 

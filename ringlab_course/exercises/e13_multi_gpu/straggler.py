@@ -168,7 +168,7 @@ def _told(given: Trace, P: int, layout: str) -> str:
 
 
 def _check_compute(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a rank that is slow in all steps or in one step, and no fault, on even and uneven layouts."""
+    """Check answers on a rank that is slow in all steps or in one step, and on runs without a fault."""
     _compare(subject, [
         (Fault("compute", 2, EVERY, 2.0), 4, "zigzag", 0.5),
         (Fault("compute", 1, 2, 2.5), 4, "zigzag", 0.5),
@@ -180,7 +180,7 @@ def _check_compute(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_link(subject: Any, rng: np.random.Generator) -> None:
-    """Compare links and late ranks.
+    """Check answers on slow links and late ranks.
 
     There is an exposed link, a hidden one, a late rank with sound links, and no fault. In the contiguous
     layout, the two ends of a link post at different times.
@@ -197,7 +197,7 @@ def _check_link(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_clocks(subject: Any, rng: np.random.Generator) -> None:
-    """Compare clocks that differ by many times the length of a step.
+    """Check answers with clocks that differ by many times the length of a step.
 
     The sender of the slow link is first ahead of its receiver, then behind it.
     """
@@ -210,7 +210,7 @@ def _check_clocks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare random ranks, links and steps on other numbers of ranks."""
+    """Check answers on random ranks, links and steps on other numbers of ranks."""
     for P in (3, 6):
         rank, step = int(rng.integers(P)), int(rng.integers(P))
         times = float(rng.uniform(1.8, 4.0))

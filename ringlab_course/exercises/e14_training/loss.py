@@ -142,9 +142,10 @@ def _verify(subject: Any, *cases: Problem) -> None:
 
 
 def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
-    """Compare the answers.
+    """Compare the answers with the right ones.
 
-    A wrong one is named `name` if its error is plausible for it and nothing else explains it.
+    The failure of a wrong answer is named `name` if `plausible(error)` holds and no other mistake explains
+    the answer.
     """
     slopes: list[Slope] = []
     answers = list(_answers(subject, [given], slopes))
@@ -178,7 +179,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """Compare bfloat16 logits.
+    """Check answers on bfloat16 logits.
 
     They are exact in float32, so only computing in bfloat16 makes a difference.
     """

@@ -147,7 +147,7 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
 
 
 def _verify(subject: Any, cases: Sequence[Problem]) -> None:
-    """Compare the reports. The counterexample lists the options whose rows are wrong."""
+    """Compare the reports with the right ones. The counterexample lists the options whose rows are wrong."""
     wrong = None
     for given in cases:
         try:
@@ -278,7 +278,7 @@ def _drawn(rng: np.random.Generator, make: Callable[[float], Problem]) -> Proble
 
 
 def _check_seconds(subject: Any, rng: np.random.Generator) -> None:
-    """Compare reports for two and four ranks. Hops take half to three times as long as blocks, without latency."""
+    """Check reports without latency, for hops that take half to three times as long as blocks."""
     asked = [((8, 4), 2, 256, 2.0), ((8, 8), 4, 1024, 0.5), ((8, 8), 4, 256, 3.0), ((8, 4), 4, 512, 1.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
@@ -289,7 +289,10 @@ def _check_latency(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_heads(subject: Any, rng: np.random.Generator) -> None:
-    """Compare layers whose heads some rows of ranks cannot share. These options come last, with a reason."""
+    """Check reports for layers whose heads some rows of ranks cannot share.
+
+    These options come last, with a reason.
+    """
     asked = [((8, 2), 16, 256, 2.0), ((12, 4), 6, 256, 1.5), ((24, 8), 12, 128, 0.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
@@ -302,7 +305,7 @@ def _tight(given: Problem, schedule: str, ulysses: int, share: float) -> Problem
 
 
 def _check_room(subject: Any, rng: np.random.Generator) -> None:
-    """Compare reports for memory that is just too small for an option, or just large enough.
+    """Check reports for memory that is just too small for an option, or just large enough.
 
     In the last cases, rows have more ranks than there are K/V heads.
     """
@@ -319,7 +322,7 @@ def _check_room(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare layers of real models on 2 to 32 ranks, with memory that is too small for some options."""
+    """Check reports for real models on 2 to 32 ranks, with memory that is too small for some options."""
 
     def make(_: float) -> Problem:
         K = int(rng.choice([4, 8, 16]))

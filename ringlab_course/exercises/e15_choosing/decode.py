@@ -136,9 +136,10 @@ def _verify(subject: Any, *cases: Problem) -> None:
 
 
 def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
-    """Compare the answers.
+    """Compare the answers with the right ones.
 
-    A wrong one is named `name` if its error is plausible for it and nothing else explains it.
+    The failure of a wrong answer is named `name` if `plausible(error)` holds and no other mistake explains
+    the answer.
     """
     answers = list(_answers(subject, [given]))
     try:
@@ -161,7 +162,11 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a single token on two ranks, as in a generation's first step, and empty ranks between others."""
+    """Check answers with empty ranks.
+
+    A single token on two ranks occurs in a generation's first step. Other cases have empty ranks between
+    others.
+    """
     _verify(subject, *(problem(rng, lengths, size=0.5) for lengths in ((1, 0), (0, 2), (3, 0, 2, 0))))
 
 
@@ -201,7 +206,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _verify_far_below(subject: Any, drawn: Problem) -> None:
-    """Compare scores far below 0, made by changing the signs of q and k.
+    """Check answers for scores far below 0, made by changing the signs of q and k.
 
     Among such scores, a 0 from an empty rank would be the largest.
     """
@@ -219,7 +224,7 @@ def _verify_far_below(subject: Any, drawn: Problem) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a bfloat16 merge, after a float32 merge.
+    """Check a bfloat16 merge, after a float32 merge.
 
     A merge that is wrong in float32 too has another fault than too few digits.
     """

@@ -94,7 +94,7 @@ def _tokens(rng: np.random.Generator, P: int) -> int:
 
 
 def _check_ring(subject: Any, rng: np.random.Generator) -> None:
-    """Compare ring and all-gather, with one query head per K/V head, and with eight."""
+    """Check ring and all-gather, with one query head per K/V head, and with eight."""
     _verify(
         subject,
         [
@@ -113,7 +113,7 @@ def _check_ulysses(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
-    """Compare more ranks than K/V heads, and heads that the ranks cannot share."""
+    """Check answers on more ranks than K/V heads, and heads that the ranks cannot share."""
     asked = [(16, 2, 8), (16, 1, 4), (16, 16, 3), (12, 4, 6), (24, 3, 6), (8, 8, 16)]
     _verify(
         subject,
@@ -122,7 +122,7 @@ def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
-    """Compare rows and columns of ranks.
+    """Check answers on rows and columns of ranks.
 
     There are as many K/V heads as ranks in a row, more of them, or fewer. Some rows do not fill the ranks,
     and there is a single row.

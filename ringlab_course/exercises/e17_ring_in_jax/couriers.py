@@ -139,7 +139,7 @@ def _check_ring(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_held(subject: Any, rng: np.random.Generator) -> None:
-    """Compare the memory of a device on 4 and on 8 devices, with the same tokens on each device."""
+    """Check the memory of a device on 4 and on 8 devices, with the same tokens on each device."""
     cases = [case(rng, zigzag(L * P, P)) for P in (4, 8)]
     few, many = (look(subject, given, NAMED, gradients=True) for given in cases)
     block = cases[0].given()[1].nbytes / 4
@@ -180,7 +180,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare results on three devices with positions dealt at random."""
+    """Check results on three devices with positions dealt at random."""
     _verify(subject, case(rng, shuffled(rng, 3, L), "dealt at random"))
 
 

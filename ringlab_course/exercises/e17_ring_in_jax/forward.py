@@ -149,7 +149,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare eight devices with positions dealt at random and scores of some hundreds.
+    """Check answers on eight devices with positions dealt at random and scores of some hundreds.
 
     The program must be a ring, which may make one hop too many.
     """

@@ -123,7 +123,7 @@ IMITATED = (
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a window that reaches two blocks back, and windows over near chunks on distant devices.
+    """Check answers for a window that reaches two blocks back, and for near chunks on distant devices.
 
     In the second layout all mistakes differ from each other.
     """
@@ -177,7 +177,7 @@ def _cyclic(rng: np.random.Generator) -> Case:
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Compare windows that end at a block's edge, and devices with two distant chunks."""
+    """Check answers on windows that end at a block's edge, and devices with two distant chunks."""
     verify(subject, [*_edges(rng), _cyclic(rng)], IMITATED)
 
 

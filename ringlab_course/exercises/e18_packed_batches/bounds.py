@@ -79,14 +79,17 @@ def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
-    """Compare documents of one token: alone, one after the other, at both ends, and a row of nothing else."""
+    """Check answers on documents of one token.
+
+    They are alone, one after the other, at both ends of a row, or fill a row.
+    """
     (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
     ones = [1] * int(rng.integers(2, 100))
     compare_all(_cases(subject, rng, [[a, 1, b], [1, 1, c, 1, 1], ones]))
 
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a row of hundreds of documents, from one token to some hundreds of tokens long."""
+    """Check answers on a row of hundreds of documents, from one token to some hundreds of tokens long."""
     lengths = [int(n) for n in rng.geometric(0.02, 300)]
     compare_all(_cases(subject, rng, [lengths]))
 

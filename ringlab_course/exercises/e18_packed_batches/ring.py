@@ -92,7 +92,7 @@ def _verify(subject: Any, cases: Iterable[Shards]) -> None:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare one rank, documents inside shards, and documents across the borders of shards."""
+    """Check answers on one rank, documents inside shards, and documents across the borders of shards."""
     a, b, c = lengths_of(rng, 3, 7)
     packed = ([a, b], 1), ([a, a], 2), ([a, b, c], 2), ([b, c, a, 2], 3)
     _verify(subject, [_case(rng, lengths, layouts.contiguous, P) for lengths, P in packed])
@@ -105,7 +105,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare documents of one token and of none, fewer tokens than ranks, and eight ranks."""
+    """Check answers on documents of one token and of none, fewer tokens than ranks, and eight ranks."""
     a, b, c = lengths_of(rng, 3, 9)
     packed = (
         ([1, 1], layouts.contiguous, 3), ([a, 0, 1, b], layouts.zigzag, 3), ([0, 1, 1, c, 0], layouts.striped, 2),

@@ -71,7 +71,7 @@ def lengths_of(rng: np.random.Generator, count: int, most: int) -> list[int]:
 
 
 def _check_labels(subject: Any, rng: np.random.Generator) -> None:
-    """Compare one rank, then documents that contiguous shards divide."""
+    """Check answers on one rank, then documents that contiguous shards divide."""
     packed = [(lengths_of(rng, 2, 6), layouts.contiguous, 1), (lengths_of(rng, 3, 7), layouts.contiguous, 2)]
     compare_all(_cases(subject, rng, [*packed, (lengths_of(rng, 4, 9), layouts.contiguous, 3)]))
 
@@ -83,7 +83,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare empty documents, documents of one token, and ranks without tokens."""
+    """Check answers on empty documents, documents of one token, and ranks without tokens."""
     a, b, c = lengths_of(rng, 3, 9)
     packed = [
         ([1], layouts.contiguous, 2),

@@ -89,21 +89,21 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare one rank, then whole documents that are on one rank each."""
+    """Check answers on one rank, then whole documents that are on one rank each."""
     a, b, c = (int(n) for n in rng.permutation(np.arange(2, 8))[:3])
     alone = problem(rng, [[a, b, 1]], 3)
     _verify(subject, alone, problem(rng, [[a, b, 0], [0, 0, c]], 3))
 
 
 def _check_shared(subject: Any, rng: np.random.Generator) -> None:
-    """Compare documents that have tokens on several ranks."""
+    """Check answers on documents that have tokens on several ranks."""
     some = _drawn(rng, (3, 4))
     some[0][3] = some[2][0] = 0  # these documents are not on all ranks
     _verify(subject, problem(rng, _drawn(rng, (2, 2)), 2), problem(rng, some, 4))
 
 
 def _check_none(subject: Any, rng: np.random.Generator) -> None:
-    """Compare documents in which no token counts, empty documents, and ranks without tokens."""
+    """Check answers on documents in which no token counts, empty documents, and ranks without tokens."""
     given = problem(rng, [[*_drawn(rng, (1, 3))[0], 0], [0, 0, 0, 0], [2, 3, 0, 0]], 4)
     for own, counts in zip(given.documents, given.counted, strict=True):
         counts[own == 1] = False

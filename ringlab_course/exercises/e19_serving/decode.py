@@ -104,13 +104,13 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_groups(subject: Any, rng: np.random.Generator) -> None:
-    """Compare fewer K/V heads than query heads, more ranks than K/V heads, and a batch."""
+    """Check answers on fewer K/V heads than query heads, more ranks than K/V heads, and a batch."""
     sizes = ((2, 8, 4, 1), (4, 8, 2, 1), (4, 4, 1, 2))
     _verify(subject, [problem(rng, _drawn(rng, P), H, K, B=B) for P, H, K, B in sizes])
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """Compare ranks that hold no token yet, as at the beginning of every sequence."""
+    """Check answers on ranks that hold no token yet, as at the beginning of every sequence."""
     few = int(rng.integers(1, 5))
     _verify(subject, [problem(rng, [few, 0], 2, 2), problem(rng, [1, few, 0, 0], 4, 2)])
 

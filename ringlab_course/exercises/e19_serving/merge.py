@@ -49,7 +49,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """Compare partials of which a row sees no key on some ranks, and rows that see no key on any rank."""
+    """Check answers for rows that see no key on some ranks, and for rows that see no key on any rank."""
     outs, lses = _partials(rng, 4)
     lses[1, 0], lses[3] = -np.inf, -np.inf
     nothing = _partials(rng, 3)
@@ -60,7 +60,7 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Compare lse of some hundreds, whose exponentials overflow or are all zero."""
+    """Check answers on lse of some hundreds, whose exponentials overflow or are all zero."""
     cases = []
     for lift in (300.0, -300.0):
         outs, lses = _partials(rng, 3)

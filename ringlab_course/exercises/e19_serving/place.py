@@ -34,7 +34,7 @@ def _answers(subject: Any, cases: Sequence[tuple[np.ndarray, int, int]]) -> Iter
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    """Compare the first tokens of a sequence, in order, for more than one turn around the ranks."""
+    """Check answers on the first tokens of a sequence, in order, for more than one turn around the ranks."""
     dealt = [(1, 2), (2, 2), (4, 3), (int(rng.integers(3, 9)), 2)]
     drawn = [
         (np.arange(2 * interleave * P + int(rng.integers(1, 500))), interleave, P) for interleave, P in dealt
@@ -43,7 +43,7 @@ def _check_first(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare tokens far into the sequence in any order, a single rank, and no token."""
+    """Check answers on tokens far into the sequence in any order, a single rank, and no token."""
     drawn = [
         (rng.integers(0, 1 << 20, 40), int(rng.integers(1, 70)), int(rng.integers(2, 70))) for _ in range(4)
     ]

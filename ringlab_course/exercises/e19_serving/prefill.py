@@ -99,13 +99,13 @@ def _verify(subject: Any, cases: Iterable[Problem]) -> None:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare chunks without a prefix, on a single rank, and with a prefix on several ranks."""
+    """Check answers on chunks without a prefix, on a single rank, and with a prefix on several ranks."""
     made = ((0, 4, 1), (0, 4, 2), (3, 2, 1), (4, 4, 2), (9, 6, 3))
     _verify(subject, [problem(rng, prefix, layouts.contiguous(n, P)) for prefix, n, P in made])
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Compare zig-zag and striped chunks, shared heads and large pages."""
+    """Check answers on zig-zag and striped chunks, shared heads and large pages."""
     prefix = int(rng.integers(5, 12))
     made = [
         problem(rng, prefix, layouts.zigzag(8, 2)),
@@ -115,7 +115,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare a chunk of fewer tokens than ranks, and a prefix that is on some ranks only."""
+    """Check answers on a chunk of fewer tokens than ranks, and a prefix that is on some ranks only."""
     made = ((1, layouts.contiguous(1, 3)), (3, layouts.zigzag(5, 4)), (0, layouts.striped(2, 3)))
     _verify(subject, [problem(rng, prefix, layout, 2, 1, page=3) for prefix, layout in made])
 

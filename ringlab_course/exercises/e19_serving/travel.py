@@ -47,7 +47,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare one rank, float64, no prefix, and sizes of a real model."""
+    """Check answers for one rank, float64, no prefix, and sizes of a real model."""
     prefix, new, _, H, K, D, _ = _drawn(rng, 2)
     one = prefix, new, 1, H, K, D, 2
     _, new, P, H, K, D, _ = _drawn(rng, 2)

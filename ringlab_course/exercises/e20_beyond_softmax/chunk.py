@@ -65,7 +65,7 @@ def _verify(subject: Any, cases: Iterable[tuple[str, Inputs]]) -> None:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Compare chunks without decay and state, with one of the two, and with both."""
+    """Check answers on chunks without decay and state, with one of the two, and with both."""
     _verify(
         subject,
         [
@@ -79,7 +79,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_strong(subject: Any, rng: np.random.Generator) -> None:
-    """Compare strong decays with weak ones between them.
+    """Check answers on strong decays with weak ones between them.
 
     Strong decays forget everything, so that e to the negative of their sum overflows.
     """
@@ -92,7 +92,7 @@ def _check_strong(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare chunks of no token and of one token."""
+    """Check answers on chunks of no token and of one token."""
     _verify(subject, [("decay and state", inputs(rng, L)) for L in (0, 1)])
 
 

@@ -88,7 +88,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Compare stretches of different lengths, some of them empty."""
+    """Check answers on stretches of different lengths, some of them empty."""
     _verify(subject, problem(rng, [2, 5, 3]), problem(rng, [4, 0, 3]), problem(rng, [0, 1, 0, 2, 1], H=1))
 
 

@@ -78,7 +78,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Compare numbers of ranks that are no power of two, and a rank whose tokens forget everything."""
+    """Check answers on numbers of ranks that are no power of two.
+
+    In one case, the tokens of a rank forget everything.
+    """
     cases = [problem(rng, P, H=2) for P in (3, 5, 6, 7)]
     cases[-1].As[int(rng.integers(1, 4))].zero_()
     compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))

@@ -53,7 +53,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Compare no token, which leaves states unchanged, and a decay of −∞, which removes the old state."""
+    """Check the transition of no token, which leaves states unchanged, and a decay of −∞.
+
+    The decay removes the old state.
+    """
     k, v, g, beta = inputs(rng, 4)
     g[:, 2] = -torch.inf
     H, D, Dv = (int(n) for n in rng.integers(1, 20, 3))

@@ -95,7 +95,7 @@ def _check_even(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Compare lengths with a remainder, fewer tokens than ranks, and no tokens."""
+    """Check answers on lengths with a remainder, fewer tokens than ranks, and no tokens."""
     sizes = [
         (2 * P * int(n) + rest, P)
         for P, rest, n in zip((2, 2, 3, 3, 4), (1, 3, 1, 5, 3), _rising(rng, 5), strict=True)
@@ -170,7 +170,7 @@ def _attend(subject: Any, cases: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _check_block(subject: Any, rng: np.random.Generator) -> None:
-    """Compare full and causal masks, positions that interleave or begin anywhere, and given scales."""
+    """Check answers with full and causal masks, interleaved or arbitrary positions, and given scales."""
     _attend(
         subject,
         [
@@ -204,7 +204,10 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Compare scores of hundreds and thousands, and scores below the numbers that some use for −∞."""
+    """Check answers for scores of hundreds and thousands.
+
+    Further scores are below the numbers that some programs use for −∞.
+    """
     for size in (100.0, 1000.0):
         answered = _attended(subject, _block(rng, (1, 2), (0, 2, 3), True, D=4, size=size))
         lse = expect_array(answered.answer[1], answered.truth[1].shape, name="lse")
@@ -222,7 +225,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
-    """Compare dtypes.
+    """Check the dtypes of results and of the computation.
 
     bfloat16 inputs are exact in float32, so only computing in bfloat16 makes a difference. For float64
     inputs, results are float64.
