@@ -21,7 +21,7 @@ _draw = np.random.default_rng(16).standard_normal
 EMBEDDING = torch.from_numpy(_draw((VOCABULARY, HEADS * D)))
 PROJECTION = torch.from_numpy(_draw((HEADS * D, 3 * HEADS * D))) / (HEADS * D) ** 0.5
 SPEEDS = 10.0 ** -torch.arange(D // 2, dtype=torch.float64)
-"""Radians a token, by pair of head dims."""
+"""The radians per token by which each pair of head dims is rotated."""
 
 
 def shards(S, P):

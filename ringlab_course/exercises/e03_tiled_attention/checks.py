@@ -177,7 +177,7 @@ def values(which: Pass, *cases: Case) -> Run:
 
 
 def mixed(which: Pass) -> Run:
-    """Return a check that compares values with the oracle's on random sizes of batches, heads and sequences."""
+    """Return a check that compares values with the oracle's on random sizes, batches and heads."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         cases = []

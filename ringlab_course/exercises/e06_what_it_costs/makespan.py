@@ -14,7 +14,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Array = np.ndarray
 Ring = tuple[Array, Array]
-"""compute_s and hop_s."""
+"""The arguments compute_s and hop_s of a ring."""
 
 
 def makespan(compute_s: Array, hop_s: Array, overlapped: bool) -> float:

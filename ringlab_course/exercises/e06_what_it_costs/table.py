@@ -28,7 +28,7 @@ RANKS, WEIGHT = 4, 2.0
 
 
 Asked = tuple[dict[str, int], int, int, float]
-"""Model, ranks, tokens, weight."""
+"""The arguments model, ranks, tokens and attention weight."""
 
 
 def max_speedup(model: dict[str, int], ranks: int, tokens: int, attention_weight: float = 1.0) -> float:

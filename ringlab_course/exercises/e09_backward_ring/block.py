@@ -23,7 +23,7 @@ mistake = mistakes_of("09")
 
 
 ROUNDED = 2.0**-4
-"""Rounding to bfloat16 (2⁻⁸ at a time) may cause an error below this; a larger one has another cause."""
+"""Errors below this may come from rounding to bfloat16, 2⁻⁸ at a time. Larger errors have another cause."""
 
 
 def _delta_case(subject: Any, dout: torch.Tensor, out: torch.Tensor) -> Answered:

@@ -16,7 +16,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("forward", "backward")
 Asked = tuple[list[int], int, int, int, int, int]
-"""lengths, rank, B, K, D, itemsize."""
+"""The arguments lengths, rank, B, K, D and itemsize."""
 
 
 def truth(lengths: list[int], rank: int, B: int, K: int, D: int, itemsize: int) -> np.ndarray:

@@ -116,7 +116,7 @@ _MADE: dict[str, Callable[[int], list[int]]] = {
     "passes_on_what_arrived": _passed_on,
     "swaps_with_a_partner": lambda P: [rank ^ 1 if rank ^ 1 < P else rank for rank in range(P)],
 }
-"""Whose x each rank holds after a common mistake."""
+"""For each common mistake, a function of P that returns whose x each rank then holds."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 POISON = 777.0
-"""The content of OUT and LSE before they are written; the state and scales that must not be read hold NaN."""
+"""The content of OUT and LSE before they are written. State and scales that must not be read hold NaN."""
 STATE_NAMES = ("acc", "m", "total")
 SAYS = ("acc / total", "m + log2(total)")
 RESULT_NAMES = ("out", "lse")

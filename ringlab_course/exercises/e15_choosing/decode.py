@@ -25,7 +25,7 @@ mistake = mistakes_of("15.decode")
 Parts = list[tuple[np.ndarray, np.ndarray]]
 """For each rank, out (B, H, 1, D) and lse (B, H, 1) in float64."""
 ROUNDED = 2.0**-3
-"""Errors below this may come from bfloat16's 8 bits in scores of moderate size. Larger errors have another cause."""
+"""Errors below this may come from bfloat16's 8 bits in moderate scores. Larger errors have another cause."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 Layer = dict[str, int]
 Asked = tuple[Layer, int, int, str, int]
-"""layer, S, P, schedule, ulysses."""
+"""The arguments layer, S, P, schedule and ulysses."""
 DTYPES = {1: "float8", 2: "bfloat16", 4: "float32", 8: "float64"}
 NONE = -1.0
 """The number that represents None, because it is not a number of bytes."""

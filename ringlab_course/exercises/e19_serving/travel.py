@@ -15,7 +15,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("keys and values", "queries")
 Asked = tuple[int, int, int, int, int, int, int]
-"""prefix, new, P, H, K, D, itemsize."""
+"""The arguments prefix, new, P, H, K, D and itemsize."""
 
 
 def truth(prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
