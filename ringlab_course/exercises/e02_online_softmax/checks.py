@@ -39,7 +39,7 @@ mistake = mistakes_of("02")
 
 
 def check_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """Check the lesson's example, which gives 24.205 for any shift of the scores, and a merge of three parts."""
+    """Check the lesson's example, which is 24.205 for any shift of the scores, and a merge of three parts."""
     shift = round(float(rng.uniform(-9, 9)), 2)
     scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
     example = (

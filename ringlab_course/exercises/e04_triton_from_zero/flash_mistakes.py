@@ -258,7 +258,7 @@ def padding_read(
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel that keeps the undivided sum of weights times values in float16, where it overflows."""
+    """Imitate a kernel with an undivided sum of weights times values in float16, where it overflows."""
     if v.dtype != torch.float16:  # nothing overflows
         return plain(q, k, v, out, lse, S, shift)[0].float()
     powers, total = weights_of(scores_of(q, k, S, shift), v.dtype)

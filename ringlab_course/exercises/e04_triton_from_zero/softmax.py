@@ -247,7 +247,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """The columns in use of one input, its buffer's stride, and the number that fills the rest of the buffer."""
+    """The columns in use of one input, its buffer's stride, and the number that fills the buffer's rest."""
 
     values: Tensor
     stride: int

@@ -71,7 +71,7 @@ def _answered(subject: Any, case: Case) -> Answered:
 
 
 def _expect_numbers(got: list[np.ndarray], right: State, case: Case) -> None:
-    """Raise the named mistake for NaN in rows without visible keys, other NaN or infinities, or a finite mask.
+    """Raise the named mistake for NaN in rows without visible keys, other NaN, infinities, or a finite mask.
 
     With a large finite number in place of −inf, a row that has seen no key gets equal weights.
     """

@@ -75,7 +75,7 @@ def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
 
 
 def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list[int]:
-    """Return the ranks that the answer names. Raises: Failure unless they are those of the first `count` steps."""
+    """Return the ranks that the answer names. Raises: Failure unless these are the ranks of `count` steps."""
     P = case.world_size
     parts, seen = _read(answer, rank, P, text)
     order = [(rank - step) % P for step in range(P)]
@@ -153,7 +153,7 @@ def _check_nobody_dies(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
-    """Raise Failure unless survivors return all blocks that they held if `dead` ended before step `exchange`."""
+    """Raise Failure unless survivors return all that they held when `dead` ended before step `exchange`."""
     P = case.world_size
     # exchanges that the answer makes in a step
     each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))

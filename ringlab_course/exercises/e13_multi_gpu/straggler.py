@@ -34,7 +34,7 @@ TOKENS = 1024
 
 @dataclass(frozen=True)
 class Fault:
-    """What delays a ring: "compute" on `rank` in `step` (or EVERY), "link" out of `rank`, "sound" for nothing."""
+    """A fault that delays a ring: "compute" on `rank` in `step`, "link" out of `rank`, or "sound" for none."""
 
     what: str = "sound"
     rank: int = -1
