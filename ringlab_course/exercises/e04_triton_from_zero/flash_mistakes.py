@@ -346,7 +346,7 @@ def junk_times_zero(
 
 
 def base_two(scores: Tensor, *_: Any) -> Tensor:
-    """Return scores whose e^s equals 2^s of the right scores."""
+    """Return scores s' with e^s' = 2^s for the right scores s."""
     return scores * math.log(2)
 
 

@@ -75,7 +75,7 @@ def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
 
 
 def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list[int]:
-    """Return the ranks that the answer names. Raises: Failure unless these are the ranks of `count` steps."""
+    """Return the ranks that the answer names. Raises: Failure unless they own the first `count` blocks."""
     P = case.world_size
     parts, seen = _read(answer, rank, P, text)
     order = [(rank - step) % P for step in range(P)]

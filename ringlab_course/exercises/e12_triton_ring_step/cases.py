@@ -84,12 +84,12 @@ def memory(state: State) -> tuple[torch.Tensor, ...]:
 
 
 def garbage(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return the memory of a state that nothing has written yet: NaN."""
+    """Return the memory of a state before anything is written: NaN."""
     return tuple(torch.full(x.shape, math.nan) for x in memory(nothing_seen(shape)))
 
 
 def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return OUT and LSE that nothing has written yet, filled with POISON."""
+    """Return OUT and LSE before anything is written, filled with POISON."""
     return torch.full(tuple(shape), POISON), torch.full(tuple(shape)[:-1], POISON)
 
 
@@ -124,9 +124,7 @@ def with_key(state: State, value: np.ndarray) -> State:
 
 @dataclass(frozen=True)
 class Ends:
-    """A case of 12.ends: a state or a result (out, lse) with which a step begins.
-
-    The answer is the final result.
+    """A step that begins with a state or a result (out, lse), and the result after the last step.
 
     more: the value of one more key, whose score is 1 in base 2, or None for no further key.
     """

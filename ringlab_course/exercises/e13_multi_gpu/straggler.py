@@ -34,7 +34,7 @@ TOKENS = 1024
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that delays a ring: "compute" on `rank` in `step`, "link" out of `rank`, or "sound" for none."""
+    """A fault that delays a ring: "compute" on `rank` in `step`, "link" out of `rank`, or "sound", none."""
 
     what: str = "sound"
     rank: int = -1

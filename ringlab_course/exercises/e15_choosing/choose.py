@@ -57,7 +57,7 @@ class Problem:
 
 
 def truth(given: Problem) -> tuple[np.ndarray, ...]:
-    """Return bytes, seconds, the reason's number and the place of each option in the order of `candidates`."""
+    """Return bytes, seconds, reason's number and place of each option, in the order of `candidates`."""
     c, machine = given.S // given.P, given.machine
     rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
     rows: dict[tuple[str, int], list[float]] = {key: [NONE, NONE, HEADS, NONE] for key in given.options}

@@ -122,10 +122,10 @@ def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on rows and columns of ranks.
+    """Check answers for hybrids, which put U ranks into each row.
 
-    There are as many K/V heads as ranks in a row, more of them, or fewer. Some rows do not fill the ranks,
-    and there is a single row.
+    There are as many K/V heads as ranks in a row, more, or fewer. In one case U does not divide the ranks,
+    and in one case a single row holds all ranks.
     """
     asked = [
         (8, 8, 8, 2),

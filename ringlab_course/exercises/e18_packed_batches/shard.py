@@ -71,7 +71,7 @@ def lengths_of(rng: np.random.Generator, count: int, most: int) -> list[int]:
 
 
 def _check_labels(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on one rank, then documents that contiguous shards divide."""
+    """Check answers on a single rank, then on ranks whose contiguous shards divide documents."""
     packed = [(lengths_of(rng, 2, 6), layouts.contiguous, 1), (lengths_of(rng, 3, 7), layouts.contiguous, 2)]
     compare_all(_cases(subject, rng, [*packed, (lengths_of(rng, 4, 9), layouts.contiguous, 3)]))
 

@@ -147,7 +147,7 @@ GROUPED = (
 
 @dataclass(frozen=True)
 class Explainer:
-    """Explains the suite's findings about one of the two rings."""
+    """Explains the suite's findings about a learner's forward or backward ring."""
 
     named: Mapping[str, Misconception]
     compared: Callable[[], list[Wrong]]
