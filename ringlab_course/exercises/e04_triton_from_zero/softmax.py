@@ -209,10 +209,11 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
         named(SOFTMAX, "computed_by_torch"),
         _case(rows, columns, stride),
     )
-    loads = reads_of(recorded, "x_ptr", rows * stride)
-    if loads[places].max() > 1:
+    loads = reads_of(recorded, "x_ptr", rows * stride)[places]
+    if loads.max() > 1:
+        row, column = np.argwhere(loads > 1)[0]
         raise named(SOFTMAX, "reads_again").failure(
-            f"{_case(rows, columns, stride)}: x[0, 0] was loaded {loads[0]} times"
+            f"{_case(rows, columns, stride)}: x[{row}, {column}] was loaded {loads[row, column]} times"
         )
 
 
