@@ -1,4 +1,4 @@
-"""Pictures of results: those that were measured, and made-up ones for what no machine here can measure."""
+"""Pictures of results: measured ones, and made-up ones for hardware that no machine here has."""
 
 from __future__ import annotations
 

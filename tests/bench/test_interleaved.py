@@ -1,4 +1,4 @@
-"""The one timer: who runs when, what is counted, what the statistics are; and the two benches of the ring on a CPU."""
+"""The one timer (order of runs, which runs count, statistics) and the two benches of the ring on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Known packages beside ringlab's ring: who is right, who is timed, and what is said of those that are not."""
+"""Known packages beside ringlab's ring: which are right, which are timed, and what is reported of the others.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_ringlab_is_right_and_torchs_ring_beside_it(tmp_path: Path) -> None:
 
 
 def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], Any]:
-    """A contender whose rows are those of the truth, dv of one of them off by `wrong`, from two ranks."""
+    """Return the true rows as reported by two ranks, with one row of dv wrong by the factor 1 + `wrong`."""
     inputs = bench._inputs(WORK, "float32")
     expected = reference(inputs, True, sample(WORK.S, torch.Generator().manual_seed(1)))
     rows = {name: x.clone() for name, x in expected.true.items() if name != "lse"}
