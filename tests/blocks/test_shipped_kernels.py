@@ -27,9 +27,7 @@ CONSUMER_SHARED_LIMIT = 99 * 1024  # limit of capabilities 8.6, 8.9 and 12.0, wh
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[Job, Compiled]:
-    """Return all compiled kernels, from the file if it is of these sources and this Triton, else compiled
-    now.
-    """
+    """Return all compiled kernels: from the file if its sources and Triton are these, else compiled now."""
     return as_compiled(known() or compile_now())
 
 
