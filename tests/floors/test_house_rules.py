@@ -1,6 +1,7 @@
-"""Rules of the house that a reader can check by eye, checked here so that nobody has to.
+"""Rules of the house that a reader could check by eye, checked here by machine.
 
-The list of tests that only `make test-all` runs names tests that exist, and guards that `make test` runs.
+The list of tests that only `make test-all` runs contains only existing tests, and guards that `make test`
+runs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ WRITTEN_BY_HAND = (
     ".lock",
     "Makefile",
 )
-# A directory of one person's or one company's machine; /usr, /tmp and /dev are everybody's.
+# A directory on one person's or one company's machine. /usr, /tmp and /dev are on every machine.
 MACHINE_PATH = re.compile(r"""(?<![\w.$}~/-])/(?:home|Users|root|work|workspace|mnt|data|opt|srv)/[\w.-]+""")
 
 
 def tracked() -> list[Path]:
-    """Return the files in git; in an unpacked archive without git, those below the known folders."""
+    """Return the files in git or, in an unpacked archive without git, the files below the known folders."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -106,7 +107,7 @@ def test_draws_follow_from_the_seed_and_the_name_of_the_test(request: pytest.Fix
 def test_examples_do_not_depend_on_the_modules_that_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hypothesis would try the constants of every module of ours that is imported by then."""
+    """Examples do not depend on imports: by default, Hypothesis tries constants of our imported modules."""
     constants = {*range(10**6, 10**6 + 500)}
     (tmp_path / "imported_late.py").write_text(f"CONSTANTS = {sorted(constants)}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -242,7 +243,7 @@ def test_a_sweep_of_thorough_cases_is_whole_after_three_times_its_parts(start: s
 
 
 def runs(nodeids: list[str], first: int, commits: int) -> list[set[str]]:
-    """Return the tests that each of several successive commits runs."""
+    """Return the tests that each of `commits` successive commits runs."""
     return [set(nodeids) - left_to_other_parts(nodeids, first + commit) for commit in range(commits)]
 
 
@@ -267,7 +268,7 @@ def test_pytest_runs_the_part_that_it_is_asked_for() -> None:
 
 
 def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config) -> None:
-    """A sweep of answers is the exception: there it runs those of an exercise."""
+    """One worker runs the tests of a file together, except that a sweep of answers is split by exercise."""
     plugin: Any = pytestconfig.pluginmanager.getplugin(str(CHECKOUT / "conftest.py"))
     group_of = plugin.group_of
     assert group_of("tests/test_plan.py::a[1]") == group_of("tests/test_plan.py::b") == "tests/test_plan.py"
