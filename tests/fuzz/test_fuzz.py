@@ -1,4 +1,4 @@
-"""A short run of the fuzzer with every run of the tests; `python -m tests.fuzz` makes longer ones."""
+"""A short run of the fuzzer in every test run; `python -m tests.fuzz` makes longer ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_process_that_ends_is_a_finding(monkeypatch) -> None:
 
 
 def test_the_long_run_found_nothing() -> None:
-    """The record names the digests of the sources that it ran on; the quick runs above are for those of today."""
+    """The recorded run found nothing; it names its sources' digests, and the tests above use today's."""
     record = json.loads((CHECKOUT / "benchmarks/results/fuzz/judge.json").read_text())
     assert set(record["targets"]) == {"protocol", "notebooks"}
     for run in record["targets"].values():
