@@ -1,4 +1,4 @@
-"""The kill matrix that is committed says what the checks find today, and names what exists."""
+"""The committed kill matrix agrees with the checks of today, and contains only existing names."""
 
 from __future__ import annotations
 

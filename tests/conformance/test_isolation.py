@@ -1,4 +1,4 @@
-"""A target that hangs, crashes or returns nonsense is reported as that, and the suite goes on."""
+"""A target that hangs, crashes or returns nonsense is reported as such, and the suite continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found(name: str, *only: str, **options: object) -> Report:
     ],
 )
 def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str) -> None:
-    """Two ranks go wrong; the check on three ranks, which comes after it, is made and passes."""
+    """A run that never ends fails only its own check: the next check, on three ranks, passes."""
     report = found(name, "forward", "sloped logits")
     assert evidence(report, "forward").startswith(f"{kind}: ")
     assert says in evidence(report, "forward")
@@ -49,7 +49,7 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
 
 @pytest.mark.parametrize(("transport", "goes_on"), [("virtual", True), ("gloo", False)])
 def test_a_launch_of_processes_is_ended_if_nobody_waits_for_the_rest(transport: str, goes_on: bool) -> None:
-    """Virtual ranks take the next batch after one run; a launch of processes would make all runs on as many ranks first."""
+    """An abandoned launch of processes is ended, since its other runs would come first."""
     runs = [Run(2, 8, "contiguous", False, H=1, K=1, seed=seed) for seed in range(3)]
     with Isolated(TargetSpec("ringlab.plain_ring:attend", transport), 30.0) as source:
         made = iter(source.made(runs))
@@ -62,7 +62,7 @@ def test_a_launch_of_processes_is_ended_if_nobody_waits_for_the_rest(transport: 
 
 
 def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:
-    """Two runs on one rank, one on two: what is left fails unrun, with the limit as the reason."""
+    """After three runs that hang (two on one rank, one on two), all other checks fail without a run."""
     report = check(f"{HERE}:hangs_always", quick=True, limit=1.0)
     assert report.runs == 3
     assert not [each.name for each in report.findings if each.ok and each.applies and each.name != "loads"]
@@ -133,7 +133,7 @@ def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_while_the_machine_stands_still_nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it does so for a quarter of an hour at every fiftieth look at the clock."""
+    """A standstill of the machine is no hang; here the clock jumps by 15 minutes at every fiftieth look."""
     looks = itertools.count()
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 900.0 * (next(looks) // 50), sleep=time.sleep

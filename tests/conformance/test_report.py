@@ -187,7 +187,7 @@ def test_a_target_that_is_called_wrongly_is_asked_no_more() -> None:
 
 
 def rounds_float64(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
-    """In float32 whatever the inputs are; dv is twice what it should be, and a window is ignored."""
+    """Compute in float32 for all inputs, give twice the right dv, and ignore a window."""
     doubled = 2 * v - v.detach()
     floats = (x.float() for x in (q, k, doubled))
     out, lse = plain_ring.attend(ring, *floats, causal=causal, positions=positions)
@@ -333,7 +333,7 @@ def test_a_test_of_ones_own_ring_is_written_once(tmp_path: Path, monkeypatch: py
     with pytest.raises(AssertionError, match="dq: dq is wrong"):
         space["test_it_is_attention"]()
     again = CliRunner().invoke(app, asked)
-    assert again.exit_code == 2 and str(file) in "".join(again.stderr.split())  # a terminal breaks long lines
+    assert again.exit_code == 2 and str(file) in "".join(again.stderr.split())  # without line breaks
     for target in ("peer:ring-flash-attn", "ringlab.conformance.mutants:no_scale"):
         assert CliRunner().invoke(app, ["check", target, "--init", str(tmp_path / "no.py")]).exit_code == 2
     assert not (tmp_path / "no.py").exists()

@@ -1,4 +1,4 @@
-"""Whole training steps: right ones of three styles pass every check, wrong ones fall to the check that they name."""
+"""Whole training steps: right ones of three styles pass, and named checks find the wrong ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
 
 
 def test_a_mean_over_sequences_is_named_as_such() -> None:
-    """As GRPO and DPO have it: for them the law of token means is the wrong one."""
+    """A mean over sequences, as in GRPO and DPO, is named: the law of token means does not fit it."""
 
     def by_sequence(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         rows = [row for row in range(len(tokens)) if (labels[row, 1:] != IGNORE).any()]
@@ -112,7 +112,7 @@ def test_numbers_of_a_failure_never_look_alike() -> None:
 
 
 def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
-    """The message has another dtype on each rank, and nothing is ragged."""
+    """A failed call is reported as such and not as a broken law: the ranks' messages differ in dtype."""
 
     def mismatched(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         if ring.world_size > 1:
@@ -347,7 +347,7 @@ def test_the_command_checks_a_step() -> None:
 
 
 class _States(torch.autograd.Function):
-    """The states of all ranks; the gradient of each rank's own is the sum of those that all ranks have for it."""
+    """The states of all ranks; backward gives each rank the sum of all ranks' gradients of its state."""
 
     @staticmethod
     def forward(ctx: Any, ring: Any, state: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class _States(torch.autograd.Function):
 
 
 def test_linear_attention_whose_states_have_gradients_passes() -> None:
-    """The wrong step without its fault: what the suite blames is the gradient that goes back to no earlier rank."""
+    """The step passes once gradients go back to earlier ranks, so the suite blames exactly that fault."""
     wrong = STEPS["state_without_its_gradient"]
     source = wrong.source()
     for fault, right in (

@@ -1,4 +1,4 @@
-"""`ringlab check` under torchrun, over gloo: its processes are the ranks, and rank 0 reports for all of them."""
+"""`ringlab check` under torchrun, over gloo: the processes are the ranks, and rank 0 reports for all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GUARD = 400
 
 
 def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return torchrun's status, and the one thing that its processes print: rank 0's report."""
+    """Return torchrun's status, and the only output of its processes: rank 0's report."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     command = [sys.executable, *launcher, "-m", "ringlab", "check", *arguments, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -41,7 +41,7 @@ def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
         try:
             out, err = agent.communicate(timeout=GUARD)
         finally:
-            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+            agent.terminate()  # torchrun then ends its ranks; if killed, it would leave them running
     assert out, err
     found: dict[str, Any] = json.loads(out)
     return agent.returncode, found
@@ -104,7 +104,7 @@ def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
 
 @pytest.mark.slow
 def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
-    """Rank 1 lacks a package, returns None, ends its process, prints without end, and hangs; and is right."""
+    """Rank 1 lacks a package, returns None, dies, prints without end and hangs, and then passes a check."""
     says = {
         "types": "a package is missing: rank 1: No module named 'a_package_that_is_not_there'; rank 0: raised: ",
         "grouped heads": "wrong result: rank 1: a tensor, or a tuple that begins with one, is needed; got None",
@@ -147,7 +147,7 @@ def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
     arguments: tuple[str, ...], says: str
 ) -> None:
     status, report = torchrun(2, *arguments)
-    assert status == 1  # torchrun's own, for any status of its ranks but 0
+    assert status == 1  # torchrun exits with 1 for any nonzero status of its ranks
     assert not report["ok"]
     assert says in " ".join(report["error"].values())
 
@@ -173,7 +173,7 @@ def test_a_value_larger_than_the_store_takes_arrives_whole(monkeypatch: pytest.M
 
 
 def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
-    """Rank 0 puts its own part, and rank 1 never does: the next run is not even asked for."""
+    """A rank that does not answer costs one wait: after it, the next run is not requested."""
     post, asked = letters(), list[Any]()
 
     def make(order: rendezvous.Order) -> None:
@@ -205,7 +205,7 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
-    """Three of four ranks, two on each machine: the second machine has one of them, and gloo must leave the loopback."""
+    """The environment counts the ranks in use: of three ranks on two machines, the second machine has one."""
     from ringlab.conformance.run.torchrun.rank import Seat
 
     seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)
@@ -219,7 +219,7 @@ def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
 
 
 def test_without_torchrun_there_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job script may set RANK and the like without torchrun."""
+    """Without torchrun there are no ranks, even if a job script sets RANK and similar variables."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
