@@ -1,5 +1,4 @@
-"""Known packages beside ringlab's ring: which are right, which are timed, and what is reported of the others.
-"""
+"""Known packages beside ringlab's ring: which are right, which are timed, and what is said of the others."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class TakenForGranted(AssertionError):
 
 
 def check(operator: str, call: Call) -> None:
-    """Return if the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules if not.
-    """
+    """Return if the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules."""
     broken = [rule for rule, kept in RULES[operator].items() if not kept(call)]
     if broken:
         raise TakenForGranted(f"{operator}: {'; '.join(broken)}")

@@ -1,5 +1,4 @@
-"""One check for each repair of Triton's interpreter: the check passes with the repair and fails without it.
-"""
+"""One check for each repair of Triton's interpreter: it passes with the repair and fails without."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def dots() -> None:
 
 
 def nearest(exact: Fraction, dtype: torch.dtype) -> float:
-    """Return the number of `dtype` that is nearest to a fraction, and the even one if two are equally near.
-    """
+    """Return the number of `dtype` nearest to a fraction, and the even one of two at the same distance."""
     guess = torch.tensor(float(exact), dtype=dtype)
     around = [
         guess,

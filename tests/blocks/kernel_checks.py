@@ -57,8 +57,7 @@ class Task:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Return the oracle's options, with the dropout factors that tests/laws/draw.py draws independently.
-        """
+        """Return the oracle's options, with dropout factors that tests/laws/draw.py draws independently."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
         return self.seen | {"scale": self.scale, "softcap": self.softcap, "factors": drawn}
 

@@ -91,8 +91,7 @@ def test_a_remedy_that_names_a_block_names_one_that_computes_it(
 def test_auto_on_a_gpu_takes_native_where_torchs_operators_run(
     capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Native is chosen only from capability 8.0 on: a V100 and a T4 are too old for torch's flash attention.
-    """
+    """Native is chosen only from capability 8.0 on: V100 and T4 are too old for torch's flash attention."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():
         q = torch.empty(1, 1, 1, 64, device="cuda", dtype=torch.float16)

@@ -106,8 +106,7 @@ OLD = native, "_cuda_backward", "lse = lse.contiguous()", "pass"
 
 @pytest.mark.parametrize("case", STRIDED, ids=str)
 def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) -> None:
-    """Gradients are right with a dense lse, and wrong with a strided one, which the stand-in reads as dense.
-    """
+    """Gradients are right with a dense lse, and wrong with a strided lse, which is read as dense."""
 
     def wrong() -> set[str]:
         with flash_operators(lambda operator, call: None):
@@ -253,8 +252,7 @@ def all_messages(ring: Ring) -> None:
 
 
 def test_messages_are_what_nccl_takes_for_granted() -> None:
-    """Messages keep NCCL's rules. The other GPU transports also move CPU tensors and have tests with those.
-    """
+    """Messages keep NCCL's rules. Other GPU transports also move CPU tensors and are tested so."""
     told: list[str] = []
 
     def checked(operator: str, call: Call) -> None:

@@ -1,5 +1,4 @@
-"""The programs that an SM holds, by the vendor's arithmetic, and laws of the model that ranks configurations.
-"""
+"""The number of programs on an SM, by the vendor's arithmetic, and laws of the model of configurations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Compiling without a GPU: the figures are read correctly, and a kernel that exceeds a budget is recognised.
-"""
+"""Compiling without a GPU: the figures are read correctly, and a kernel beyond a budget is recognised."""
 
 from __future__ import annotations
 

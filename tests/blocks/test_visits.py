@@ -228,8 +228,7 @@ def test_tables_on_a_device_are_made_once() -> None:
 
 
 def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that reads a table is registered with the allocator; fake tables stand in for tables on a GPU.
-    """
+    """A stream that reads a table is registered with the allocator; fake tables stand in for a GPU's."""
     registered: list[tuple[str, object]] = []
 
     class Table(NamedTuple):

@@ -198,8 +198,7 @@ def enter(page: Page, lab: Lab) -> None:
 
 
 def open_notebook(page: Page, path: str, *, kernel: bool = True) -> NotebookPage:
-    """Open the notebook at `path` below the served folder; with `kernel`, wait until its kernel is connected.
-    """
+    """Open the notebook at `path` below the served folder; with `kernel`, wait until it has a kernel."""
     page.evaluate(OPEN, path)
     page.wait_for_function(IS_OPEN, arg=path, timeout=PATIENCE)
     if kernel:

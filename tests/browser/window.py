@@ -72,8 +72,7 @@ def press_button(cell: Locator, name: str, told: str) -> None:
 
 
 def type_number(cell: Locator, number: str, told: str) -> None:
-    """Type a number into the cell's field, tab to its button, press the button, and wait for the text `told`.
-    """
+    """Type a number into the cell's field, tab to its button, press it, and wait for the text `told`."""
     field = cell.get_by_placeholder("a number")
     field.focus()
     field.press_sequentially(number)
