@@ -1,4 +1,5 @@
-"""Plans beside published runs: each figure from its command, all within one factor, and mistakes that leave it."""
+"""Plans beside published runs: each figure comes from its command and is within one factor; mistakes are not.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_its_command_prints_the_plans_figure(row: Published) -> None:
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
-    """Eight times the time of one GPU with 8,192 tokens, over that of eight with 65,536."""
+    """The simulated share is 8 times one GPU's time for 8,192 tokens over the time of 8 for 65,536."""
     row = next(row for row in PUBLISHED if row.measure is FORWARD and row.request.layout == layout)
     one = answer("ringlab simulate --tokens 8Ki --ranks 1 --hardware h800 --layout contiguous")
     many = answer(row.command)
