@@ -1,5 +1,4 @@
-"""The Striped Attention paper's tables 3, 4, 5 and appendix A (arXiv 2311.09431), from a public
-transcription.
+"""Tables 3 to 5 and appendix A of the Striped Attention paper (arXiv 2311.09431), from a transcription.
 
 A line has hardware, model and mesh (model parallel x sequence parallel), then triples of tokens, theoretical
 maximum speed-up and measured speed-up. Tables 3 to 5 repeat rows of the appendix. Among the 137 rows, the

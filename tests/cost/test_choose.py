@@ -1,5 +1,4 @@
-"""Choosing a schedule: its bytes, memory and seconds match the formulas and simulations, and give an order.
-"""
+"""Choosing a schedule: its bytes, memory and seconds match formulas and simulations, and order the choices."""
 
 from __future__ import annotations
 

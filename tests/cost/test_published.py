@@ -1,5 +1,4 @@
-"""Plans beside published runs: each figure comes from its command and is within one factor; mistakes are not.
-"""
+"""Plans beside published runs: each figure is from its command and within one factor; mistakes are not."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_the_memory_of_feeding_by_hand() -> None:
     it = prefill_memory(BASE)
     assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
     assert it.of("K/V cache") == 327_680 * 131_072 // 16
-    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots, each for a layer's K and V of one head
+    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots: K and V of one head of a layer
 
 
 def forgets_heads(request: ServeRequest) -> Attention:

@@ -1,5 +1,4 @@
-"""bfloat16 with float32 masters: gradients are a bfloat16 model's, updates are float32's, whatever computes.
-"""
+"""bfloat16 with float32 masters: gradients are a bfloat16 model's, updates are float32's."""
 
 from __future__ import annotations
 
