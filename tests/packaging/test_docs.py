@@ -1,4 +1,4 @@
-"""The generated pages of docs/ say what the code and the results say today."""
+"""The generated pages of docs/ agree with the present code and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_public_name_has_a_section() -> None:
 
 
 def test_results_of_a_gpu_are_shown(tmp_path: Path) -> None:
-    """As `make gpu` writes them; these are made up."""
+    """The page of benchmarks shows GPU results in the form that `make gpu` writes; these are made up."""
     results = tmp_path / "benchmarks/results"
     shutil.copytree(CHECKOUT / "benchmarks/results", results)
     for name in ("kernels", "ring"):

@@ -1,4 +1,4 @@
-"""The programs of the guide print what stands below them, its commands exist, and every page is in its index."""
+"""The programs of the guide print the output below them, its commands exist, its index has every page."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Return a line for each link of a page to a file, or to a heading of a page, that is not there."""
+    """Return a line for each link of a page to a missing file, or to a missing heading of a page."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = []
     for target in re.findall(r"\]\((?!\w+:)([^)\s]*)\)", text):
@@ -107,7 +107,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a code host gives the headings of a page."""
+    """Return the anchors that a code host makes for the headings of a page."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     plain = [
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")

@@ -1,4 +1,4 @@
-"""The wheel holds the whole package and works where there is no checkout."""
+"""The wheel has the whole package and works without a checkout."""
 
 from __future__ import annotations
 
