@@ -1,4 +1,4 @@
-"""A step on a packed batch is a step on its documents, each alone."""
+"""A step on a packed batch equals a step on its documents, each alone."""
 
 from __future__ import annotations
 
