@@ -1,4 +1,4 @@
-"""The page to read first computes what the oracle computes: token by token, chunk by chunk, and over ranks."""
+"""The page to read first has the oracle's results: token by token, chunk by chunk, and over ranks."""
 
 from __future__ import annotations
 
