@@ -14,7 +14,7 @@ def one_rank(*ends: float) -> Trace:
 
 
 class Screen:
-    """Stands for the notebook: what is displayed, and what it becomes."""
+    """A stand-in for the notebook, which records the displayed content and its updates."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
         self.shown: list[dict[str, str]] = []

@@ -1,6 +1,6 @@
-"""Every control of the cost pictures' widgets can be reached and moved by keys alone, and is named.
+"""Every control of the cost pictures' widgets has a name and can be reached and moved by keys alone.
 
-Widgets are for people: without one, their static form is shown.
+Widgets are for people; without a person, their static form is shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN = (ipywidgets.HTML, ipywidgets.Label)
 
 
 def controls(widget: Any) -> Iterator[Any]:
-    """Yield every widget inside that takes input."""
+    """Yield every widget inside `widget` that takes input."""
     for child in getattr(widget, "children", ()):
         yield from controls(child)
     if not isinstance(widget, (ipywidgets.Box, *SHOWN)):
