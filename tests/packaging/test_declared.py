@@ -1,5 +1,4 @@
-"""Every import of the code is declared in pyproject.toml: the reference's as dependencies, others in extras.
-"""
+"""Every import of the code is declared in pyproject.toml: the reference's as dependency, others in extras."""
 
 from __future__ import annotations
 

@@ -35,6 +35,5 @@ def test_the_container_installs_what_make_lab_installs_and_opens_lesson_00() -> 
 
 
 def test_binder_finds_the_learners_install_at_the_root() -> None:
-    """There is no folder binder or .binder, which Binder would prefer to the root, as `-e .` needs the root.
-    """
+    """There is no folder binder or .binder, which Binder would prefer to the root; `-e .` needs the root."""
     assert not (CHECKOUT / "binder").exists() and not (CHECKOUT / ".binder").exists()

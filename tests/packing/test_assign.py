@@ -1,5 +1,4 @@
-"""Laws of assignment: each token once, within capacity, no slower than static; small ones near the optimum.
-"""
+"""Laws of assignment: each token once, within capacity, no slower than static; small ones near optimum."""
 
 from __future__ import annotations
 

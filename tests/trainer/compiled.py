@@ -1,5 +1,4 @@
-"""A step of a compiled model over a ring, run in processes, since shape checks in this process break tracing.
-"""
+"""A step of a compiled model over a ring, run in processes, since shape checks here would break tracing."""
 
 from __future__ import annotations
 

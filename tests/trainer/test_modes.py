@@ -1,5 +1,4 @@
-"""Torch's modes around attention over a ring: each gives a plain call's results, or is refused on all ranks.
-"""
+"""Torch's modes around attention over a ring: each gives a plain call's results or is refused."""
 
 from __future__ import annotations
 
