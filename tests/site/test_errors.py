@@ -1,4 +1,4 @@
-"""The page of errors: what the code says, with an ellipsis for what it fills in."""
+"""The page of errors: the texts of the code, with an ellipsis for each inserted value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The look at links finds what is planted, and nothing in pages that are sound.
+"""The link check finds planted errors, and nothing in sound pages.
 
-What the builder never publishes, and what it refuses.
+Texts that the builder never publishes, and inputs that it refuses.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def test_what_a_learner_wrote_is_not_published(tmp_path: Path) -> None:
-    """The page comes from the source, whatever lies in `exercises/`; each stage has its place on it."""
+    """The page comes from the source, not from a learner's file, and has a place for each stage."""
     (target,) = (t for t in targets(CHECKOUT, ("exercises/05",)) if t.kind == "exercise")
     page = notebooks.exercise_page(
         Target(target.kind, target.slug, target.source, tmp_path / "edited.ipynb"), CHECKOUT
