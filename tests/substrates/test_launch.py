@@ -46,7 +46,7 @@ def test_same_results_and_trace_as_the_virtual_cluster() -> None:
 
 
 def facts(trace, rank):
-    """What a trace says apart from times, in the order of posting."""
+    """Return the contents of a trace apart from times, in the order of posting."""
     exchanges = sorted(trace.exchanges(rank, control=True), key=lambda e: e.index)
     return [(e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes) for e in exchanges]
 
@@ -190,9 +190,9 @@ def test_no_orphan_and_no_folder_when_the_parent_is_interrupted_or_killed(how: s
 
 
 def alive(process: int) -> bool:
-    """Return whether a process runs; a zombie, which only its new parent can reap, does not."""
+    """Return whether a process runs; a zombie, which only its new parent can reap, does not run."""
     if sys.platform == "linux":
-        try:  # it may be reaped at any moment, also between two looks at it
+        try:  # the process may be reaped at any moment
             stat = Path(f"/proc/{process}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return False

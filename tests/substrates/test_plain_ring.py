@@ -1,4 +1,4 @@
-"""The plain ring × every layout × every substrate, forward and backward, against the oracle; and what it sends."""
+"""The plain ring × every layout × every substrate, forward and backward, against the oracle; its traffic."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def strictly(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def in_two_rings(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
-    """Ranks of one parity are a ring, in descending order."""
+    """Run attention in two rings, each of which has the ranks of one parity in descending order."""
     mine = [rank for rank in reversed(range(ring.world_size)) if rank % 2 == ring.rank % 2]
     return attend(Ring(SubGroup(ring.comm, mine)), case)
 
@@ -101,7 +101,7 @@ def test_processes(transport: str, world_size: int) -> None:
 
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> None:
-    """On the clocked cluster, whose messages carry shapes and no data, as on the virtual one."""
+    """K and V make one hop less than dK and dV, on the virtual cluster and, without data, on the clocked."""
     case = Case(layout, 4, 61, 2, 16, "float64", "causal")
     trace = VirtualCluster(case.P, memory=False).run(attend, case).trace
     recorded = ClockedCluster(case.P, memory=False).run(attend, case)
