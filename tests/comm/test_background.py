@@ -157,8 +157,7 @@ class Scripted:
 def stopped(
     monkeypatch: pytest.MonkeyPatch, *fails_at: float, stands_still: float | None = None
 ) -> list[int]:
-    """Return the ranks stopped before their failure at `fails_at`; the clock jumps at `stands_still`.
-    """
+    """Return the ranks stopped before their failure at `fails_at`; the clock jumps at `stands_still`."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
     board: Any = SimpleNamespace(first_failure=lambda: "rank 0 failed first")

@@ -1,5 +1,4 @@
-"""Right training steps, over torch.distributed and of transformers, and steps that fail on processes.
-"""
+"""Right training steps, over torch.distributed and of transformers, and steps that fail on processes."""
 
 from __future__ import annotations
 

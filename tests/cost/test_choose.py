@@ -209,8 +209,7 @@ def test_a_latent_of_deepseek() -> None:
 
 
 def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
-    """Multi-ring is best for K and V with seven links, but a latent, which has no heads, is not offered it.
-    """
+    """Multi-ring is best for K and V with seven links, but a latent, which has no heads, is not offered it."""
     sizes, rates = Attention(H=128, K=128, D=192, Dv=128), (4e14, 25e9, 0.0)
     plain, latent = (
         [it.schedule for it in weigh_rings(sizes, 1024, 8, rates, links=7, latent=numbers)]

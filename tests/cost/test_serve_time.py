@@ -102,9 +102,7 @@ def test_the_figures_of_a_plan_by_hand() -> None:
     token = plan.token
     assert token.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
-    weights = (
-        80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
-    )  # as in memory, with embedding and norms
+    weights = 80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16  # as in memory, with embedding and norms
     assert BASE.weight_bytes == 2 * weights
     assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4

@@ -1,5 +1,4 @@
-"""Serving problems: sequences in a cache on several ranks, programs that serve them, and the oracle's check.
-"""
+"""Serving problems: sequences in a cache on several ranks, programs that serve them, and the oracle's check."""
 
 from __future__ import annotations
 

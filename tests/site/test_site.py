@@ -177,9 +177,7 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     assert all(each.splitlines()[0] in text for each in printed) and NONE_MADE not in text
     asked = [str(output.data["text/plain"]) for output in outputs if "text/html" in output.get("data", {})]
     assert all(question.splitlines()[0] in text for question in asked if question.startswith("Predict:"))
-    assert ROOM not in page.read_text(
-        encoding="utf-8"
-    )  # of a notebook, where no script can hide the answer
+    assert ROOM not in page.read_text(encoding="utf-8")  # of a notebook, where no script can hide the answer
     for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
         assert junk not in text
 

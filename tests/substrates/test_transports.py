@@ -45,9 +45,7 @@ def nothing_left_behind():
     """Check that no file of the ranks stays in shared memory, however they end."""
     before = set(SHARED_MEMORY.glob("ringlab-*"))
     yield
-    deadline = (
-        time.monotonic() + 30
-    )  # windows of other tests' ranks may exist just now and will go away
+    deadline = time.monotonic() + 30  # windows of other tests' ranks may exist just now and will go away
     while (left := set(SHARED_MEMORY.glob("ringlab-*")) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
