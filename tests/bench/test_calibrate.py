@@ -23,7 +23,7 @@ LATENCY, RATE = 1e-4, 1e9
 
 
 def made_up(factor: float = 1.0, kernel_tile: int | None = None) -> Measured:
-    """Return the measurements of a machine whose tiles and messages take exactly the times of the formula."""
+    """Return the measurements of a machine whose tiles and messages take the times of simple formulas."""
     kernel = None if kernel_tile is None else (kernel_tile, kernel_tile)
     tiles = {
         (of, rows, keys): times * (LAUNCH + 4 * rows * (keys * SCORE + ROW))
@@ -55,7 +55,7 @@ def test_a_machine_that_behaves_as_fitted_is_predicted_without_error() -> None:
 
 @pytest.mark.parametrize(("kernel_tile", "scores"), [(None, 1024 * 1025 // 2), (512, 3 * 512**2)])
 def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, scores: int) -> None:
-    """With P=2, 2,048 tokens and zig-zag, a rank computes a triangle of 1,024 rows and then half a block."""
+    """The prediction equals a count by hand: a rank has one triangle of 1,024 rows, then half a block."""
     measured = made_up(kernel_tile=kernel_tile)
     forward = compare(measured, as_hardware(measured, "exact"))[0]
     assert (forward["pass"], forward["tokens"]) == ("forward", 2048)
@@ -69,7 +69,7 @@ def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, sco
 
 
 def test_steps_take_what_a_short_ring_takes_beside_its_tiles() -> None:
-    """A step costs about 1 ms forward and 3 ms backward, less the time of the messages that it hides."""
+    """A step takes about 1 ms forward and 3 ms backward beside its tiles, less the hidden message time."""
     bare = made_up()
     of_tiles = {
         of: _predicted(bare, as_hardware(bare, "bare"), of, FEW) for of in ("forward", "forward_backward")

@@ -106,7 +106,7 @@ class Lazy:
 
 @pytest.mark.parametrize("rows", [slice(None), slice(120, 121), slice(-1, None)], ids=str)
 def test_a_kernel_that_does_not_write_is_found_by_the_poison_alone(rows: slice) -> None:
-    """Only the poison finds this kernel, as its buffer still has the previous run's result."""
+    """Only the poison finds this kernel, as its buffer still has the result of the previous run."""
     refusal = bench().admit(Lazy(rows).contender(), "forward").refusal
     assert refusal is not None and "not written" in refusal
     assert bench(NoPoison()).admit(Lazy(rows).contender(), "forward").refusal is None
@@ -208,7 +208,7 @@ def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
 
     found = Bench(SMALL, Cpu())
     found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)
-    timed = seen[3:]  # without the three runs of the check
+    timed = seen[3:]  # leaves out the three runs of the check
     assert len(set(timed)) == len(timed) == 4 + 3
     assert torch.equal(found.inputs.q, Bench(SMALL, Cpu(), seed=found.seed).inputs.q)
 
@@ -219,7 +219,7 @@ def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
 def test_flops_and_bytes_are_those_of_the_convention(
     of: str, causal: bool, products: float, tensors: int
 ) -> None:
-    """Flops are `products` products of 2·S²·D·H, halved if causal; each tensor is read or written once."""
+    """FLOPs are `products` times 2·S²·D·H, halved if causal; each tensor is read or written once."""
     problem = Problem(H=16, S=16384, D=128, causal=causal)
     assert problem.flops(of) == products * 2 * 16384**2 * 128 * 16
     assert problem.least_bytes(of) == tensors * 16 * 16384 * 128 * 2
@@ -235,7 +235,7 @@ def test_a_report_of_kernels_has_what_readers_need() -> None:
     assert {"clock", "inputs", "cache", "check", "flops", "speed_ratio"} <= set(report["method"])
     for case in report["cases"]:
         assert set(case["speed_ratio"]) == {"native"}
-        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()  # no other backend ran in their place
+        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()  # neither was replaced by another backend
         found = case["contenders"]["native"]
         assert all(0 < ratio <= 1 for ratio in found["errors_over_bounds"].values())
         assert found["median_s"] > 0 and len(found["times_s"]) == 2

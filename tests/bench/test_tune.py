@@ -26,7 +26,7 @@ FAST, SPILLS, LARGE, WRONG = (
 
 
 def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
-    """Report that all jobs fit except two with different faults; shared memory grows with the stages."""
+    """Compile nothing: report that all jobs fit except two, and shared memory that grows with the stages."""
     found = []
     for job in jobs:
         spill = 4 if job.config == SPILLS else 0
@@ -36,7 +36,7 @@ def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
 
 
 def race_of(times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> Race:
-    """Return a race with known times, one second unless `times` differs; wrong configurations get no time."""
+    """Return a race in which configurations take 1 s or their entry of `times`; wrong ones are left out."""
     return lambda slot, listed, rounds: {each: times.get(each, 1.0) for each in listed if each not in wrong}
 
 

@@ -36,7 +36,7 @@ class TakenForGranted(AssertionError):
 
 
 def check(operator: str, call: Call) -> None:
-    """Return if the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules."""
+    """Check that the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules."""
     broken = [rule for rule, kept in RULES[operator].items() if not kept(call)]
     if broken:
         raise TakenForGranted(f"{operator}: {'; '.join(broken)}")
@@ -130,7 +130,7 @@ def _tables(call: Call) -> list[tuple[Tensor, tuple[int, ...]]]:
 
 
 def _within(call: Call) -> bool:
-    """Return whether programs own rows (dkv: keys) that exist and segments are within the other axis."""
+    """Return whether programs own existing rows (dkv: keys) and segments are within the other axis."""
     owned, walked = call["Q"].shape[2], call["K"].shape[2]
     if "DK" in call:
         owned, walked = walked, owned
@@ -218,7 +218,7 @@ Told = Callable[[str, Call], None]
 
 
 def _as_cuda_reads(lse: Tensor) -> Tensor:
-    """Return the numbers that the CUDA kernel reads: it takes `lse` for dense, whatever its strides."""
+    """Return the numbers that the CUDA kernel reads as `lse`, which it treats as a dense tensor."""
     return torch.as_strided(
         lse, lse.shape, torch.empty_like(lse, memory_format=torch.contiguous_format).stride()
     )
@@ -226,7 +226,7 @@ def _as_cuda_reads(lse: Tensor) -> Tensor:
 
 @contextmanager
 def flash_operators(tell: Told = check) -> Iterator[None]:
-    """Let the native block take CPU tensors for CUDA ones; the stand-ins read lse as the CUDA kernel does."""
+    """Run the native block's CUDA path on CPU tensors, by stand-ins that read lse as CUDA kernels do."""
     aten = torch.ops.aten
 
     def forward(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, *, scale: float) -> Any:

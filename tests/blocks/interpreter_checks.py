@@ -110,7 +110,7 @@ def nearest(exact: Fraction, dtype: torch.dtype) -> float:
         guess,
         *(torch.nextafter(guess.float(), torch.tensor(s * torch.inf)).to(dtype) for s in (1, -1)),
     ]
-    if dtype != FP32:  # torch has no nextafter of 16-bit dtypes, so step through the bits
+    if dtype != FP32:  # torch has no nextafter for 16-bit dtypes, so add 1 to their bits
         bits = guess.view(torch.int16)
         around = [guess, (bits + 1).view(dtype), (bits - 1).view(dtype)]
     bits_of = torch.int32 if dtype == FP32 else torch.int16
@@ -207,7 +207,7 @@ def threads() -> None:
         except Exception as failure:
             failures.append(failure)
         finally:
-            kernels.both_running.abort()  # releases a thread that waits for one that failed
+            kernels.both_running.abort()  # frees a thread whose partner has failed
 
     started = [threading.Thread(target=run, args=(out,)) for out in outs]
     for thread in started:

@@ -75,9 +75,7 @@ class Task:
 def poisoned() -> Iterator[None]:
     """Fill all new memory with NaN for the time of the context."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(
-        True
-    )  # this also turns on torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)  # this also makes torch fill new memory with NaN
     try:
         yield
     finally:
@@ -124,7 +122,7 @@ def causal_ring() -> None:
 
 
 def full_ring() -> None:
-    """A full ring is right: only the last tile is ragged, and one of three steps is in the middle."""
+    """A full ring is right: only the last tile is ragged, and one step is neither first nor last."""
     right(Task(S=123, Dv=24, P=3, H=1, K=1, causal=False, layout="contiguous"))  # v has more dims than q
 
 
@@ -140,7 +138,7 @@ def batches() -> None:
 
 
 def stored_otherwise() -> None:
-    """Four tensors with four orders of their axes in memory are right without being copied first."""
+    """The block accepts four tensors whose axes have four different orders in memory."""
     task = Task(S=20, B=2)
     q, k, v, dout = task.tensors()
     orders = ((0, 2, 1, 3), (1, 0, 2, 3), (0, 1, 2, 3), (2, 1, 0, 3))
@@ -298,7 +296,7 @@ def dropping_ring() -> None:
 
 
 def dropping_long_ring() -> None:
-    """Dropout is right in tiles with and without a mask whose positions are in two runs."""
+    """Dropout is right in tiles with and without a mask, if the tiles' positions form two runs."""
     right(Task(S=110, H=1, K=1, P=2, dropout=0.4))
 
 

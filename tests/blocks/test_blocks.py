@@ -148,7 +148,7 @@ def test_the_tile_size_of_blockwise_changes_nothing(tile: int, causal: bool) -> 
 @pytest.mark.parametrize("keys", [1, 3, 7, 8, 20])
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
 def test_native_knows_a_row_without_a_finite_score(keys: int, score: float) -> None:
-    """Native gives lse −inf for a row without a finite score, though torch's CPU operator gives 0."""
+    """For a row without a finite score native gives lse −inf, where torch's CPU operator gives lse 0."""
     q, k, v = torch.ones(1, 1, 2, 8), torch.ones(1, 1, keys, 8), torch.ones(1, 1, keys, 8)
     q[0, 0, 1, 0] = score
     partial = Native().forward(q, k, v, causal=False, scale=1.0)

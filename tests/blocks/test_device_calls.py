@@ -106,7 +106,7 @@ OLD = native, "_cuda_backward", "lse = lse.contiguous()", "pass"
 
 @pytest.mark.parametrize("case", STRIDED, ids=str)
 def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) -> None:
-    """Gradients are right with a dense lse, and wrong with a strided lse, which is read as dense."""
+    """Gradients are right with a dense lse and wrong with a strided one, which the kernel reads as dense."""
 
     def wrong() -> set[str]:
         with flash_operators(lambda operator, call: None):
@@ -141,7 +141,7 @@ NATIVE_MUTANTS = [
     (Native, "forward", "if q.shape[-1] != v.shape[-1]", "if False", "a head dim that is a multiple of 8, to 256"),
     (Native, "backward", "if rows.q.shape[-1] != v.shape[-1]", "if False", "dout and out of the shape of q"),
 ]  # fmt: skip
-TRITON_MUTANTS = [  # the interpreter gives right results with these, or notices what the other rules say
+TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
     (visits, "_tables", "np.int32", "np.int64", "dense int32 tables"),
 ]  # fmt: skip
@@ -252,7 +252,7 @@ def all_messages(ring: Ring) -> None:
 
 
 def test_messages_are_what_nccl_takes_for_granted() -> None:
-    """Messages keep NCCL's rules. Other GPU transports also move CPU tensors and are tested so."""
+    """Messages keep NCCL's rules. Other GPU transports need no such test, as they run on the CPU, too."""
     told: list[str] = []
 
     def checked(operator: str, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""The checks of the Triton kernels can fail: each wrong kernel fails in one, the right ones pass all."""
+"""The checks of the Triton kernels can fail: each wrong kernel fails a check, and the right ones pass all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs_interpreter
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_kernels_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The unchanged kernels pass when loaded like the mutants, so loading is not why mutants fail."""
+    """The unchanged kernels pass when loaded like the mutants, so the loading itself breaks nothing."""
     monkeypatch.setattr(package, "kernels", loaded(source(), tmp_path), raising=False)
     CHECKS[name]()
 

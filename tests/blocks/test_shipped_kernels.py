@@ -52,7 +52,7 @@ def test_latent_attention_keeps_to_the_budgets() -> None:
 
 
 def test_the_file_is_of_these_kernels() -> None:
-    """The file was made from the present sources. If it was not, run `python -m tests.blocks.compiled`."""
+    """The file was made from the present sources; `python -m tests.blocks.compiled` makes it again."""
     made = json.loads(FILE.read_text(encoding="utf-8"))["made_from"]
     assert made["sources"] == made_from()["sources"]
 
@@ -80,7 +80,7 @@ def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compile
 
 
 def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Windows have compiled kernels everywhere, and the window's left edge makes none of them spill."""
+    """Windows have compiled kernels everywhere, and none of them spills registers."""
     windows = [job for job in shipped if job.window]
     assert {(job.arch, job.kernel, job.head_dim) for job in windows} == set(
         itertools.product(COMPILED, KERNELS, (64, 128))
@@ -110,7 +110,7 @@ def test_the_numbers_beside_the_rows_are_those_of_the_compiler(
         configs.compiler_of(configs.TABLES / f"{arch}.toml"),
         importlib.metadata.version("triton"),
     )
-    if recorded != here:  # another Triton may differ here; only its budgets count
+    if recorded != here:  # another Triton may allocate registers differently
         pytest.skip(
             f"the numbers are those of Triton {recorded}, here is {here}: pip install triton=={recorded}"
         )
@@ -124,7 +124,7 @@ def test_the_numbers_beside_the_rows_are_those_of_the_compiler(
 
 @pytest.mark.parametrize("arch", COMPILED)
 def test_the_numbers_are_those_of_the_locked_version(arch: str) -> None:
-    """The numbers are from the locked Triton, so the test above runs with the locked versions."""
+    """The locked Triton is the one that made the numbers, so the test above runs with the locked versions."""
     locked = f"triton=={configs.compiler_of(configs.TABLES / f'{arch}.toml')}"
     assert locked in (CHECKOUT / "requirements.lock").read_text(encoding="utf-8").splitlines()
 

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.needs_triton
 def one_block(block: TritonBlock, x: tuple[Tensor, ...], causal: bool, scale: float) -> Results:
     q, k, v, dout = x
     partial = block.forward(q, k, v, causal=causal, scale=scale)
-    delta = (dout.contiguous().float() * partial.out.float()).sum(-1)  # torch's order of sums follows strides
+    delta = (dout.contiguous().float() * partial.out.float()).sum(
+        -1
+    )  # contiguous: strides change torch's sums
     rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
     gradients = block.backward(rows, k, v, causal=causal, scale=scale)
     return Results(partial.out, partial.lse, *gradients)
@@ -172,7 +174,7 @@ def like(L: int = 8, H: int = 2, D: int = 8, B: int = 1, dtype: torch.dtype = to
 
 
 def steps_of(count: int) -> list[Callable[..., object]]:
-    """Return functions that run forward and backward of 8-token rows on the next of `count` blocks."""
+    """Return the forward and the backward of 8-token rows, as functions that take the next K/V block."""
     state = torch.zeros(1, 2, 8)
     rows = BackwardRows(like(), like(), like(), state, state)
     forward = TritonBlock().begin_forward(like(), count, scale=0.3)

@@ -28,7 +28,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
     notebook.run_above(number.index + 1)
-    notebook.keep_busy(3)  # even so, a fast typist's keystrokes and click must arrive in order
+    notebook.keep_busy(3)  # keystrokes and a click must arrive in order while the kernel is busy
     type_number(notebook.select(number.index), "18", told="you predicted: 18 values")
     for index in range(number.index + 1, choice.index + 1):
         notebook.run(index)
@@ -62,7 +62,7 @@ def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
     notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb")
     notebook.run(notebook.find("import").index)
     questions = [cell for cell in notebook.cells if "predict(" in cell.source and "choices=" in cell.source]
-    asked = questions[-1]  # each question takes one guess, and the lesson's test gives the first
+    asked = questions[-1]  # the fixture has already answered the first question
     notebook.run(asked.index)
     cell = notebook.select(asked.index)
     cell.locator("button.jupyter-button").last.click()

@@ -33,7 +33,7 @@ hid, old, sho = apps.values()
 
 
 class Backport:
-    """An entry point as `importlib_metadata` returns it; that package can replace the standard library's."""
+    """An entry point of the package `importlib_metadata`, which can replace the standard library's."""
 
     def __init__(self, name: str, value: str, group: str) -> None:
         self.name, self.module, self.group, self.dist = name, value.partition(":")[0], group, None

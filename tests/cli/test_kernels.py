@@ -38,7 +38,7 @@ def scripted(spills: int = 0):
 
 
 def test_offline_prints_one_list_with_a_row_per_configuration(monkeypatch) -> None:
-    """The list has a row per shipped job: 81 plain ones, and those of ring steps, windows and score rules."""
+    """The list has a row for each shipped job: 81 plain ones, and jobs of ring steps, windows and scores."""
     monkeypatch.setattr(offline, "compile_all", scripted())
     status, out, _ = call("kernels", "--offline", "--json")
     rows = json.loads(out)

@@ -231,7 +231,7 @@ def test_a_plan_to_serve_more_than_fits_names_the_sequences_that_do() -> None:
 
 
 def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
-    """Prompts of Llama 3 405B need 101 GB a GPU on the 8 of a node, so the plan suggests two nodes."""
+    """Feeding prompts on 8 GPUs takes 101 GB of weights a GPU, so the plan for one node suggests tp 16."""
     found = told("--model llama3-405b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --tp 8")
     assert not found["fits"] and found["memory"]["entries"][0]["note"].startswith(
         "of a GPU that feeds prompts"
@@ -241,7 +241,7 @@ def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
 
 
 def test_who_travels_is_told() -> None:
-    """Burst sends least if all query heads have own K/V heads; a plan without a ring reports no schedule."""
+    """Burst sends least if each query head has its own K/V head; without a ring no schedule is reported."""
     every = "--model llama2-7b --tokens 1Mi --hardware h100 --nodes 8 --tp 1 --ulysses 1 --logits-chunk 4Ki"
     _, out, _ = call(f"{every} --details")
     assert re.search("Who travels: burst sends least, .* a layer on each GPU", " ".join(out.split()))
@@ -393,7 +393,7 @@ def test_files_of_ones_own_are_read_and_refused_with_the_line(tmp_path: Path) ->
 
 
 def test_striped_bound_as_published() -> None:
-    """The bound is that of table 3 of arXiv 2311.09431: 1.72 for 1B, four A100 and 262144 tokens."""
+    """The bound equals 1.72, as in table 3 of arXiv 2311.09431 for 1B, four A100 and 262144 tokens."""
     found = told("--bound striped --model striped-1b --ranks 4 --tokens 262144 --attention-weight 2")
     assert found["max_speedup"] == pytest.approx(1.72, abs=0.005)
     tiled = told(
@@ -406,7 +406,7 @@ def test_striped_bound_as_published() -> None:
     "bandwidth, block, sequence", [("300 GB/s", 1040, 6240), ("12.5 GB/s", 24960, 149_760)]
 )
 def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> None:
-    """The bounds are those of table 2 of arXiv 2310.01889, in thousands: 1.0, 6.2; over IB 24.5, 149.5."""
+    """The block and sequence bounds equal table 2 of arXiv 2310.01889 for NVLink and for InfiniBand."""
     found = told(f"--bound ring --hardware a100 --bandwidth '{bandwidth}'")
     assert found["min_block_tokens"] == pytest.approx(block)
     assert found["min_sequence_tokens"] == pytest.approx(sequence)
@@ -415,7 +415,7 @@ def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> N
 
 
 def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> None:
-    """With the paper's 268 GB/s for TPU v4, 1.0k and 6.2k come out; the project's table has another link."""
+    """With the paper's 268 GB/s for TPU v4 its bounds come out; the project's table has another link."""
     asked = "--bound ring --hardware tpu-v4"
     own, paper = told(asked), told(f"{asked} --bandwidth '268 GB/s'")
     assert "formula of arXiv 2310.01889" in own["source"] and "this project's table" in own["source"]

@@ -227,7 +227,7 @@ def test_ranks_that_serve_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_strip_tells_some_computing_from_none() -> None:
-    """A strip marks partly busy cells: on two nodes each rank computes less than half of the time."""
+    """A strip of the picture marks parts in which a rank is partly busy, as on two slow nodes."""
     result = call("--tokens", "32Ki", "--nodes", "2")
     rows = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
     busy = float(re.search(r"compute ([0-9.]+)%", result.stdout)[1])  # type: ignore[index]
@@ -238,7 +238,7 @@ def test_a_strip_tells_some_computing_from_none() -> None:
 
 @pytest.mark.parametrize(("busy", "mark"), [(0.0, "·"), (0.01, "·"), (0.3, "▒"), (0.7, "█"), (1.0, "█")])
 def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -> None:
-    """The mark of a cell depends on its computing share; each of four cells has ten compute-wait pairs."""
+    """A cell's mark depends on its busy share, here of ten pairs of computation and wait per cell."""
 
     class Pairs:
         makespan_s = 4.0

@@ -192,7 +192,7 @@ def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:
     for arguments, said in (
         (SMALL, "--resume to go on, or another --folder"),
         (["--resume", "--width", 32], "model.width=16, now 32"),
-        (["--resume", "--steps", 4], "steps=2, now 4"),  # the number of steps decides the rates of a cosine
+        (["--resume", "--steps", 4], "steps=2, now 4"),  # the number of steps shapes the cosine
         (["--resume", "--clip", 2.0], "clip=0.5, now 2.0"),
     ):
         status, _, err = call(*arguments, "--folder", tmp_path)
@@ -224,7 +224,7 @@ def under_torchrun(processes: int, *arguments: object) -> subprocess.CompletedPr
 
 
 def test_torchrun_stops_and_goes_on_on_other_processes(tmp_path: Path) -> None:
-    """A run that stops on two processes goes on on three, or on two virtual ranks with unchanged losses."""
+    """A run of two processes continues on three processes, or on two virtual ranks with equal losses."""
     first, copy = tmp_path / "first", tmp_path / "copy"
     done = under_torchrun(2, *SMALL, "--folder", first, "--until", 4)
     assert done.returncode == 0, done.stderr

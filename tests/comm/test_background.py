@@ -85,7 +85,7 @@ def test_a_lane_does_not_hold_the_tensors_of_its_last_job() -> None:
 
 
 def test_a_job_that_is_over_holds_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job drops its tensors before it is done, or memory counts would vary with the speed of a thread."""
+    """A finished job drops its tensors before it signals its end, so that memory counts are repeatable."""
     lane, tensor, gate, held = Lane("test"), torch.zeros(3), threading.Event(), []
     seen = weakref.ref(tensor)
 
@@ -157,7 +157,7 @@ class Scripted:
 def stopped(
     monkeypatch: pytest.MonkeyPatch, *fails_at: float, stands_still: float | None = None
 ) -> list[int]:
-    """Return the ranks stopped before their failure at `fails_at`; the clock jumps at `stands_still`."""
+    """Return the ranks stopped before their failure at `fails_at`; at `stands_still` the clock jumps 30 s."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
     board: Any = SimpleNamespace(first_failure=lambda: "rank 0 failed first")
@@ -174,7 +174,7 @@ def stopped(
 
 
 def test_news_that_travel_from_rank_to_rank_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank is stopped while failures spread: each rank notices one 2 s after the previous rank."""
+    """No rank is stopped while the failure of rank 0 spreads from rank to rank, even in a long ring."""
     assert stopped(monkeypatch, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0) == []
     assert stopped(monkeypatch, 1.0, 1.0 + 0.9 * GRACE, 1.0 + 1.8 * GRACE) == []
 

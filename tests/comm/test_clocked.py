@@ -107,7 +107,7 @@ def test_jitter_neither_adds_nor_takes_time_on_the_average() -> None:
 
 
 def test_a_message_that_is_ready_overtakes_where_all_would_wait_for_ever() -> None:
-    """Rank 0's second message overtakes the first, which rank 1 takes only after rank 2 has received."""
+    """Rank 0's second message overtakes the first one, which rank 1 receives only after rank 2's message."""
 
     def program(ring: Ring) -> None:
         comm = ring.comm
@@ -196,7 +196,7 @@ def test_collectives_and_results() -> None:
 def test_a_rank_blocks_twice_in_a_whole_ring_and_the_clock_sweeps_once_per_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The blocks and sweeps show that the cost of a simulation grows only as ranks × steps."""
+    """Ranks block twice and the clock sweeps once per step, so the cost grows only as ranks × steps."""
     blocks, sweeps = [0], [0]
 
     class Counting(clocked.Turns):

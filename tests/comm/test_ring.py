@@ -176,7 +176,7 @@ def test_a_materialised_score_matrix_is_seen() -> None:
 
 
 def test_a_computation_that_is_over_holds_no_tensors() -> None:
-    """A finished job holds neither its inputs nor a fetched result, even if its worker is slow to go on."""
+    """A finished job holds neither its inputs nor its result, once the rank has fetched the result."""
     given, held = torch.ones(3), []
     seen = weakref.ref(given)
     job = _Job(lambda given=given: given + 1)

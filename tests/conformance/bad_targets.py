@@ -283,7 +283,7 @@ by_all_to_all = Target(ring, over="torch.distributed", layouts=("contiguous",))
 def takes_ranks_of_the_group_for_ranks_of_the_world(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any, group: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Send to rank 1 of the world where rank 1 of the group is meant, as in ms-swift 9509."""
+    """Send to rank 1 of the world instead of rank 1 of the group, the mistake of ms-swift 9509."""
     neighbours = Neighbours()
     neighbours.rank, neighbours.world_size = dist.get_rank(group), dist.get_world_size(group)
     return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions)  # type: ignore[arg-type]

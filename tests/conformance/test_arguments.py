@@ -200,7 +200,7 @@ def test_options_that_fix_an_argument_are_no_argument() -> None:
 
 
 def test_an_argument_is_asked_with_every_mask() -> None:
-    """Every mask is tried: this target uses sinks under the causal mask and ignores them without a mask."""
+    """An argument is checked with every mask: this target uses sinks only under the causal mask."""
     attend = mended("sinks_once_a_block")
 
     def causal_only(ring, q, k, v, *, causal, positions, sinks=None):

@@ -32,7 +32,7 @@ def through_lse() -> Any:
     right = source.replace(".sum(-1) + dlse", ".sum(-1) - dlse")
     assert right != source
     space: dict[str, Any] = {"__name__": "ringlab_mutant_gradient_of_lse_added"}
-    MUTANTS["gradient_of_lse_added"].module()  # loads the module, which the dataclass in it looks up
+    MUTANTS["gradient_of_lse_added"].module()  # loads the module, in which the dataclass looks up its types
     exec(compile(right, "<right>", "exec"), space)
     return space["attend"]
 
@@ -50,7 +50,7 @@ def test_an_lse_that_autograd_knows_has_no_gradient_is_no_failure() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_the_bounds_know_a_gradient_of_lse(dtype: str) -> None:
-    """The truth is autograd's in float64, and the plainest implementation is within its dtype's bounds."""
+    """The true gradients are autograd's in float64, and the plainest implementation is within the bounds."""
     run = Run(1, 12, "contiguous", True, H=2, K=1, D=8, dtype=dtype, dlse=True, seed=3)
     with_dlse, without = expected(run.plain)[0], expected(Run(**{**run.__dict__, "dlse": False}).plain)[0]
     assert np.array_equal(with_dlse.dv, without.dv) and not np.allclose(with_dlse.dq, without.dq)

@@ -113,7 +113,7 @@ def all_slots_if_several(
 
 def all_slots(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     P = ring.world_size
-    positions = torch.arange(k.shape[2]) * P + ring.rank  # wrong if not every slot is in use
+    positions = torch.arange(k.shape[2]) * P + ring.rank  # counts empty slots as tokens
     out, lse = local(q, k, v, max(sum(lengths), P * k.shape[2]), positions)
     return by_softmax(torch.stack(ring.all_gather(out)), torch.stack(ring.all_gather(lse))).to(q.dtype)
 

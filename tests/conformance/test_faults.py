@@ -1,4 +1,4 @@
-"""Targets whose neighbour is gone: they return a result, wait, or report it; and silent rings."""
+"""Targets whose neighbour is gone (they return a result, wait for ever or report it), and silent rings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_neighbours(name: str, *only: str, isolate: bool = True, limit: float = LI
 
 @pytest.mark.parametrize("name", ["zeros_instead", "nothing_instead", "text_instead"])
 def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> None:
-    """A ring that swallows the error of a dead rank is found, whether it returns zeros, None or text."""
+    """A ring that hides the error of a dead rank is found, whether it returns zeros, None or text."""
     report = on_neighbours(name, "rank dies", isolate=False)
     assert report.failed == ["rank dies"]
     assert re.search("rank [02] returns a result all the same", evidence(report, "rank dies"))
@@ -127,7 +127,7 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
 
 @pytest.mark.slow
 def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
-    """A process that would wait for ever is found, though the launch would have stopped it."""
+    """A process that would wait for a dead rank for ever is found, even though the launch would stop it."""
     report = check(
         f"{DISTRIBUTED}:waits_for_the_dead",
         only=("rank dies",),

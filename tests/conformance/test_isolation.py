@@ -49,7 +49,7 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
 
 @pytest.mark.parametrize(("transport", "goes_on"), [("virtual", True), ("gloo", False)])
 def test_a_launch_of_processes_is_ended_if_nobody_waits_for_the_rest(transport: str, goes_on: bool) -> None:
-    """An abandoned launch of processes is ended, since its other runs would come first."""
+    """A launch of processes is ended if its results are no longer wanted; virtual ranks continue."""
     runs = [Run(2, 8, "contiguous", False, H=1, K=1, seed=seed) for seed in range(3)]
     with Isolated(TargetSpec("ringlab.plain_ring:attend", transport), 30.0) as source:
         made = iter(source.made(runs))
@@ -133,7 +133,7 @@ def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_while_the_machine_stands_still_nobody_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standstill of the machine is no hang; here the clock jumps by 15 minutes at every fiftieth look."""
+    """A standstill of the machine is not taken for a hang; the clock jumps by 15 minutes now and then."""
     looks = itertools.count()
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 900.0 * (next(looks) // 50), sleep=time.sleep

@@ -1,4 +1,4 @@
-"""If a query sees one key, dq and dk are 0, computed as roundings; no right attention is refused."""
+"""For queries that see one key, dq and dk are 0 up to rounding, and no right attention is refused."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_right_attention_is_within_its_bounds(
     one_sign: bool,
     seed: int,
 ) -> None:
-    """All results are within their bounds, also if products of one sign make partial sums √D times larger."""
+    """Right attentions are within their bounds, even if products of one sign enlarge the rounding errors."""
     q, k, v, dout = tensors(Shape(1, *heads, S, S, D), seed, dtype)
     whole = (q, k, v.abs(), dout.abs()) if one_sign else (q, k, v, dout)
     mask = LONE[kind](S)

@@ -22,7 +22,7 @@ from ringlab.errors import EditError
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str) -> None:
     mutant = MUTANTS[name]
-    few = mutant.found_by == "peak memory" and name != "keeps_every_block"  # the named ring needs 16 ranks
+    few = mutant.found_by == "peak memory" and name != "keeps_every_block"  # that ring also needs 16 ranks
     claims: dict[str, Any] = {"ranks": (1, 2, 3, 4, 8)} if few else {}
     report = check(mutant.target(), quick=True, only=(mutant.found_by,), isolate=False, **claims)
     assert report.failed == [mutant.found_by], report.findings[-1].evidence
@@ -72,7 +72,7 @@ def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "seed"), [("dv", 6), ("ragged", 36)])
 def test_our_ring_is_not_blamed_for_bad_luck(name: str, seed: int) -> None:
-    """Bad luck is no failure: our error is a little more than twice that of the plainest implementation."""
+    """A run in which the plainest implementation is lucky does not make our ring fail."""
     assert check(self_targets.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
 
 

@@ -71,7 +71,7 @@ def test_the_stand_in_is_attention(kernel: Kernel, causal: bool, dtype: torch.dt
 
 @pytest.mark.parametrize(("rows", "keys"), [(3, 7), (7, 3)])
 def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int, keys: int) -> None:
-    """The last row sees all keys; first rows that see no key have out 0, lse +∞ and no gradient."""
+    """The last row sees all keys; if rows outnumber keys, the first rows have out 0, lse +∞, no gradient."""
     random = torch.Generator().manual_seed(rows)
     q, dout = torch.randn(2, 1, 1, rows, 8, generator=random)
     k, v = torch.randn(2, 1, 1, keys, 8, generator=random)
@@ -195,7 +195,7 @@ def test_functions_like_flash_attns_are_called_by_name() -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_heads_are_put_in_the_packages_order_and_back(kv_heads: int) -> None:
-    """Heads are put in a package's order and back, here for one that reads K/V head h mod K for head h."""
+    """Heads are put into a package's order and back, for a package that pairs heads in turn."""
     given: dict[str, Any] = {}
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:

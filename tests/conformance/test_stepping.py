@@ -76,7 +76,7 @@ def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
 
 
 def test_a_mean_over_sequences_is_named_as_such() -> None:
-    """A mean over sequences, as in GRPO and DPO, is named: the law of token means does not fit it."""
+    """The report names a mean over sequences, as in GRPO and DPO, which the law of token means forbids."""
 
     def by_sequence(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         rows = [row for row in range(len(tokens)) if (labels[row, 1:] != IGNORE).any()]
@@ -112,7 +112,7 @@ def test_numbers_of_a_failure_never_look_alike() -> None:
 
 
 def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
-    """A failed call is reported as such and not as a broken law: the ranks' messages differ in dtype."""
+    """A failed call is reported as such and not as a broken law, here with messages of unequal dtypes."""
 
     def mismatched(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         if ring.world_size > 1:
@@ -360,7 +360,7 @@ class _States(torch.autograd.Function):
 
 
 def test_linear_attention_whose_states_have_gradients_passes() -> None:
-    """The step passes once gradients go back to earlier ranks, so the suite blames exactly that fault."""
+    """The wrong step passes once gradients of states reach earlier ranks, the fault that is reported."""
     wrong = STEPS["state_without_its_gradient"]
     source = wrong.source()
     for fault, right in (

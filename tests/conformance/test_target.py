@@ -311,7 +311,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_any_run(target: Any, got: 
 
 
 def test_a_call_that_python_refuses_ends_the_check_with_one_error() -> None:
-    """A signature that functools.wraps copied may promise a missing parameter, which only the call shows."""
+    """A call that Python refuses is reported once; functools.wraps had promised a missing parameter."""
 
     def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         return q
@@ -363,7 +363,7 @@ def test_interleaved_gradients_of_one_buffer_are_no_aliases() -> None:
 
 
 def test_a_ring_that_learns_its_lengths_from_its_ranks_passes() -> None:
-    """A ring passes that gathers its lengths; the few numbers of that gather count as no message."""
+    """A ring that gathers the ranks' lengths passes, since so few numbers do not count as a message."""
 
     def learns(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Any:
         ends = torch.cat(ring.all_gather(torch.tensor([q.shape[2]]))).cumsum(0).tolist()
@@ -392,7 +392,7 @@ SUMMED_BY_RANK = """
 
 
 def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
-    """Memory kept by rank number may serve two rings: virtual ranks share it, but processes would not."""
+    """Memory kept per rank number does not make a ring fail, as virtual ranks of two rings share memory."""
     module = edits.as_module(edits.apply(SUMMED_BY_RANK, SOURCE), "ringlab_test_summed_by_rank")
     assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
@@ -403,7 +403,7 @@ def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
         S = sum(map(len, positions))
         far = [torch.cat([each, torch.arange(S, S + -len(each) % 128)]) for each in positions]
-        if not causal and pad:  # keys of padding are hidden only by the causal mask
+        if not causal and pad:  # only the causal mask hides keys of padding
             raise ValueError("tiles are padded under a causal mask only")
         out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=far)
         return out[:, :, :L], lse[:, :, :L]

@@ -147,7 +147,7 @@ def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
     arguments: tuple[str, ...], says: str
 ) -> None:
     status, report = torchrun(2, *arguments)
-    assert status == 1  # torchrun exits with 1 for any nonzero status of its ranks
+    assert status == 1  # torchrun's own status, if a rank exits with any other than 0
     assert not report["ok"]
     assert says in " ".join(report["error"].values())
 
@@ -173,7 +173,7 @@ def test_a_value_larger_than_the_store_takes_arrives_whole(monkeypatch: pytest.M
 
 
 def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
-    """A rank that does not answer costs one wait: after it, the next run is not requested."""
+    """A rank that does not answer costs one wait, because the next run is not requested any more."""
     post, asked = letters(), list[Any]()
 
     def make(order: rendezvous.Order) -> None:
@@ -205,7 +205,7 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
-    """The environment counts the ranks in use: of three ranks on two machines, the second machine has one."""
+    """The environment of a smaller world counts its ranks: of three, one is on the second machine."""
     from ringlab.conformance.run.torchrun.rank import Seat
 
     seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)

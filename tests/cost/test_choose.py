@@ -1,4 +1,4 @@
-"""Choosing a schedule: its bytes, memory and seconds match formulas and simulations, and order the choices."""
+"""The choice of a schedule: its bytes, memory and seconds agree with formulas and simulations."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_ends_are_the_ring_of_overlap_and_the_all_gather_of_the_closed_forms
 
 @given(LAYERS, RANKS, RATES)
 def test_a_hybrid_by_formulas_of_the_tests_own(sizes: Attention, P: int, rates) -> None:
-    """A hybrid trades q, k, v and out in rows of U ranks; its ring of P/U has 1/U of the heads."""
+    """A hybrid takes the time of the test's own formula for its exchanges in rows and its ring of rows."""
     tokens, F, B, latency = rates
     e = 2 if sizes.dtype == "bfloat16" else 4
     for it in choose.ways(sizes, P):
@@ -118,7 +118,7 @@ def test_the_order_and_the_reasons(sizes: Attention, P: int, rates, memory: floa
 
 
 def test_grouped_heads_turn_ring_and_ulysses_around() -> None:
-    """Ring bytes over Ulysses bytes are P·K/(H + K): P/2 if all heads have K/V, P/9 at 8:1."""
+    """Ring bytes over Ulysses bytes are P·K/(H + K), which is P/2 if K = H and P/9 if H = 8·K."""
     for K, P, ratio in ((64, 8, 4), (8, 8, 8 / 9), (8, 4, 4 / 9), (16, 16, 16 / 5)):
         ring, ulysses = (choose.way(Attention(H=64, K=K), P, *key) for key in (("ring", 1), ("ulysses", P)))
         assert ring.sent_bytes / ulysses.sent_bytes == pytest.approx(ratio)
@@ -209,7 +209,7 @@ def test_a_latent_of_deepseek() -> None:
 
 
 def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
-    """Multi-ring is best for K and V with seven links, but a latent, which has no heads, is not offered it."""
+    """Multi-ring is not offered for a latent, which has no heads, though it is best for K and V here."""
     sizes, rates = Attention(H=128, K=128, D=192, Dv=128), (4e14, 25e9, 0.0)
     plain, latent = (
         [it.schedule for it in weigh_rings(sizes, 1024, 8, rates, links=7, latent=numbers)]

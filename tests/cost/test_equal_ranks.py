@@ -86,7 +86,7 @@ def test_repeated_operations_are_those_of_ranks_that_run_themselves(run: dict[st
 
 
 def test_a_rank_whose_blocks_have_other_lengths_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of different lengths run themselves: a mutant that takes all for equal has wrong messages."""
+    """Ranks with shards of other lengths run themselves; a mutant that treats all as equal is noticed."""
     run = {"layout": get_layout("contiguous", 11, 4), "mask": Mask(), "schedule": "ring", "backward": False}
     run["sizes"] = Attention(H=1, K=1, D=4)
     assert len(set(equal_ranks.models_of(run["layout"], "ring", run["mask"], False))) == 4
@@ -100,7 +100,7 @@ def test_a_rank_whose_blocks_have_other_lengths_runs_itself(monkeypatch: pytest.
 
 
 def test_few_ranks_run_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank stands for all with contiguous causal shards: their work differs, but not their program."""
+    """One rank runs for all in a contiguous causal ring, whose ranks differ in work but not in program."""
     ran = []
     real = ClockedCluster.run_alike
     monkeypatch.setattr(
@@ -267,7 +267,7 @@ def repeated(program: Any) -> None:
 def test_messages_that_do_not_fit_are_refused(
     program: Callable[[Ring], None], says: str, run: Callable[[Any], Any]
 ) -> None:
-    """Messages without a fitting partner are refused: other sizes, or a send or receive on one side only."""
+    """Messages without a fitting partner are refused: unequal sizes, or only a send or only a receive."""
     with pytest.raises(CommError, match=says):
         run(program)
 
@@ -276,5 +276,5 @@ def test_eight_thousand_ranks_are_simulated_without_their_operations() -> None:
     P = 8192
     done = simulate.simulate(Attention(H=1, K=1, D=4), zigzag(2 * P, P), H100)
     assert done.P == P and len(done.busy_s) == P and len(done.recording.logs[1].codes) == 0
-    hop_bytes = 2 * 2 * 4 * 2  # K and V, two tokens, D, bytes of bfloat16
+    hop_bytes = 2 * 2 * 4 * 2  # K and V × two tokens × D × bytes of bfloat16
     assert done.bytes_sent == P * (P - 1) * hop_bytes

@@ -75,7 +75,7 @@ def test_every_value_has_a_source_and_a_plausible_size(name: str) -> None:
 
 
 def test_what_write_ups_get_wrong() -> None:
-    """The tables avoid common mistakes: another GPU's peak, and figures doubled by direction or sparsity."""
+    """Peaks and bandwidths are the right GPU's, per direction, and without sparsity."""
     assert hardware("a100").peak("bfloat16") == 312e12
     assert hardware("h100").peak("bfloat16") == 989.4e12
     assert hardware("a100").inside.bytes_per_s * 2 == 600e9
@@ -403,7 +403,7 @@ def test_lines_of_the_built_in_tables(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "a100-40gb", "h100", "h200", "b200"])
 def test_the_source_says_whether_memory_is_the_drivers_or_the_sheets(name: str) -> None:
-    """The source of a memory size names the driver if it is whole MiB, and else the sheet's decimal GB."""
+    """The source of a memory size names the driver for a whole number of MiB, else decimal GB."""
     it = hardware(name)
     reported = f"driver reports it, {it.memory_bytes / 2**20:.0f} MiB" in it.source
     assert reported != ("decimal GB, which is conservative" in it.source)

@@ -73,7 +73,7 @@ def test_the_ring_holds_six_blocks_whatever_the_sequence() -> None:
             memory.attention_bytes(sizes, 4096, 64, kind) > memory.attention_bytes(sizes, 4096, 8, kind) > six
         )
     grouped = Attention(B=2, H=32, K=8, D=128)
-    assert memory.attention_bytes(grouped, 4096, 8) == six / 2  # 2h + 4h/4 in place of 6h
+    assert memory.attention_bytes(grouped, 4096, 8) == six / 2  # 2h + 4·h/4 = 3h, half of 6h
 
 
 def test_saved_bytes_tensor_by_tensor() -> None:
@@ -101,7 +101,7 @@ def test_what_is_computed_again_is_not_kept(it: Model, tokens: int, dtype: str) 
 
 
 def test_gradients_of_a_layer_tensor_by_tensor() -> None:
-    """A layer's gradients have 3·14336 numbers a token, divided by tp, and 4096 of the residual stream."""
+    """A layer's gradients hold gate, up and their product, divided by tp, and the residual stream."""
     assert memory.layer_gradient_bytes(EIGHT, 10) == 10 * 2 * (3 * 14336 + 4096)
     assert memory.layer_gradient_bytes(EIGHT, 10, "float32", tp=4) == 10 * 4 * (3 * 14336 // 4 + 4096)
     # with this d_ff, the gradients of q, out, k and v are larger than those of gate, up and their product
@@ -161,7 +161,7 @@ def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:
 
 @pytest.mark.parametrize(("dtype", "each"), [("bfloat16", 14), ("float16", 14), ("float32", 16)])
 def test_the_loss_holds_what_is_counted(dtype: str, each: int) -> None:
-    """The loss uses the counted bytes, up to a few scalars, and over three times its logits in float32."""
+    """The loss uses the counted bytes and a few scalars more, which float32 logits alone would not cover."""
     sizes = small_model(vocabulary=2000)
     for tokens in (256, 500):
         counted = memory.loss_bytes(sizes, tokens, dtype)
@@ -264,7 +264,7 @@ def test_work_of_either_dtype_is_counted(dtype: str, P: int) -> None:
 
 
 def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
-    """The paper counts six blocks; our forward takes 7.05 blocks and q, k and v, ten in all."""
+    """The paper counts six blocks; our forward takes 7.05 blocks and the three of q, k and v."""
     block = 32 * 128 * 256 * 2
     for P in (3, 4, 8):
         assert (measured_bytes(32, 32, P, False) / block - 3) == pytest.approx(7.05, abs=0.005)
@@ -272,7 +272,7 @@ def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
 
 
 def test_a_backward_sums_dq_in_float32_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward on three ranks peaks at 19 blocks: dq 2, out 1, two slots 4, and dK and dV three times 4."""
+    """A backward on three ranks peaks at 19 blocks: dq 2, out 1, slots 4, and three pairs dK/dV of 4 each."""
     block, rows = 32 * 128 * 256 * 2, 2 * 32 * 256 * 4
     own = 3 * block
     assert measured_bytes(32, 32, 3, True) == own + 19 * block + rows

@@ -70,7 +70,7 @@ def test_published_totals_catch(mutant: str) -> None:
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
     assert it.name == name and it.title and len(it.source) > 10
-    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # heads wider than the model
+    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # Qwen3's heads are wider than the model
     sizes = it.attention(B=2, dtype="float32", causal=False)
     assert (sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, sizes.causal) == (
         2, it.H, it.K, it.D, "float32", False,

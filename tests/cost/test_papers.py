@@ -96,10 +96,11 @@ def test_theoretical_maximum_speedups(device: str, name: str, mesh: tuple[int, i
 def test_measured_speedups_lie_in_the_tile_granular_bracket(
     device: str, name: str, mesh: tuple[int, int]
 ) -> None:
-    """Measured speed-ups are in the bracket from 16384 tokens per rank on, which 91 of the 137 rows have.
+    """Measured speed-ups with at least 16384 tokens per rank, 91 of the 137 rows, are in the bracket.
 
     With fewer tokens, costs other than FLOPs matter. Source: arXiv 2311.09431, table 2 (262144 tokens) and
     appendix A. On TPU v3 the measured columns of two models are identical in print and partly above the limit
+    for tiles of 2048, so they prove nothing.
     for tiles of 2048, so they prove nothing.
     """
     tile = STRIPED_TILE_GPU if device == "A100" else STRIPED_TILE_TPU
@@ -167,7 +168,7 @@ MINIMA = {  # arXiv 2310.01889, table 2: TFLOP/s, GB/s; thousands of tokens in a
 
 @pytest.mark.parametrize("machine", MINIMA)
 def test_minimum_block_and_sequence(machine: str) -> None:
-    """Minima match the table to 2 %, or to half a digit if a block is printed with one digit (1.0, 1.1)."""
+    """Minima match the table to 2 %, or to the printed digit of a block if that is coarser."""
     flops, bandwidth, block, sequence = MINIMA[machine]
     got = ring_minimum(flops * 1e12, bandwidth * 1e9)
     assert got[1] / 1e3 == pytest.approx(sequence, rel=0.02)
@@ -201,7 +202,7 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
         4,
         8,
         2048,
-    ),  # named by cores, two to a chip; memory as table 2 has it
+    ),  # named by cores, two on a chip; memory as in table 2
     ("TPUv3-512", "ring-13b", 256, 16e9): (1, 2, 8, 1024),
     ("TPUv4-1024", "ring-3b", 512, 32e9): (8, 16, 32, 16384),
     ("TPUv4-1024", "ring-7b", 512, 32e9): (4, 8, 16, 8192),

@@ -99,7 +99,7 @@ cases = st.tuples(
 
 @given(cases)
 def test_the_bubble_and_what_is_held_are_those_of_the_schedule(case: tuple[int, int, int, int, int]) -> None:
-    """Bubble and held chunks match the schedule; with chunks, pp divides the micro-batches, as planned."""
+    """The formulas give the schedule's makespan and its held chunks, for every kind of pipeline."""
     pp, interleave, groups, forward, backward = case
     micro_batches = groups * pp if interleave > 1 else groups
     makespan, most = followed(pp, interleave, micro_batches, forward, backward)
@@ -173,7 +173,7 @@ def test_the_last_stage_needs_most_where_its_logits_do() -> None:
 
 
 def test_the_host_holds_what_the_stage_does_that_offloads_most() -> None:
-    """The host is counted for the first stage, which offloads most, though the last needs most of its GPU."""
+    """Host memory is counted for the stage that offloads most, here the first of the pipeline."""
     found = plan(pipelined(offload="activations")).best.memory
     a_layer = 8192 * 4096 * 2
     assert found.of("logits") > 0 and found.of("activations") == 2 * a_layer
@@ -185,6 +185,6 @@ def test_chunks_shorten_the_bubble_and_hold_more() -> None:
     bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]
     assert bubbles[0] == pytest.approx(2 * bubbles[1], rel=0.01) == pytest.approx(4 * bubbles[2], rel=0.02)
     held = [it.memory.of("activations") for it in (one, two, four)]
-    assert held[0] < held[2] < held[1]  # micro-batches held: pp + (pp − 1) / chunks
+    assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches are held
     told = plan(one.request).as_dict()
     assert told["time"]["bubble_s"] == bubbles[0] and told["degrees"]["pp"] == 8  # type: ignore[index]

@@ -78,13 +78,13 @@ def test_the_memory_of_a_training_by_hand() -> None:
     assert it.of("parameters") == pytest.approx(2 * share, abs=1)
     assert it.of("gradients") == pytest.approx(4 * share, abs=1)
     assert it.of("optimizer") == pytest.approx(12 * share, abs=1)
-    assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # sequence parallel over tp 4
+    assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # tp 4 also splits these tokens
     assert it.of("logits") == (2**20 // 16) * (128256 // 4) * (
         2 + 3 * 4
-    )  # with log-softmax and both gradients
+    )  # with log-softmax and both gradients in float32
     in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
     assert it.of("K/V in flight") == 2 * in_flight * 2  # one block in use, one block arriving
-    assert it.of("dK and dV in float32") == 3 * in_flight * 4  # held, arriving, and added by the block
+    assert it.of("dK and dV in float32") == 3 * in_flight * 4  # one pair held, one arriving, one added
     dout_out_product = 3 * 4 * (64 // 4) * 128 * (2**20 // 16)
     rows = 2 * 4 * (64 // 4) * (2**20 // 16)
     assert it.of("float32 accumulators") == dout_out_product - 3 * in_flight * 4 + rows
@@ -120,7 +120,7 @@ def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
 
 
 def test_an_update_reads_and_writes_every_weight_by_hand() -> None:
-    """An update reads and writes 2 + 12 bytes a weight and reads 4 of gradient, over the 64 sharers."""
+    """An update reads and writes 14 bytes a weight and reads 4 of gradient, divided among 64 ranks."""
     found = plan(Request("llama3-70b", 2**20, "h100", nodes=8, tp=4, ring=16, recomputation="full", fsdp=16))
     time = found.best.time
     assert isinstance(time, StepTime)
@@ -131,7 +131,7 @@ def test_an_update_reads_and_writes_every_weight_by_hand() -> None:
 
 
 def test_merging_partial_outputs_of_a_token_by_hand() -> None:
-    """In each of 80 layers, 8 ranks gather the out and lse of 32 heads of 3 sequences, 129 float32 a head."""
+    """In each of 80 layers, 8 ranks gather out and lse of 3 sequences, 129 float32 numbers a head."""
     machine = ideal(inside=300e9, ranks_per_node=8, memory_bytes=1e12)
     timed = replace(machine, inside=Link("inside", 300e9, 2e-6, "made up"))
     request = Request("llama3-70b", 2**20, timed, nodes=1, purpose="decode", tp=1, ring=8, dp=1, batch=3)
@@ -238,7 +238,7 @@ def test_recomputation_costs_a_forward_and_saves_activations() -> None:
 
 
 def test_what_is_offloaded_must_fit_on_the_host() -> None:
-    """A plan whose offloaded 36.5 GB a GPU exceed the host's memory does not fit, and names the host."""
+    """A plan that offloads more than the host's memory does not fit, and the reason names the host."""
     machine = hardware("h100")
     asked = Request("qwen3-8b", 2**20, machine, tp=1, ring=8, offload="activations", logits_chunk=256)
     assert plan(asked).fits and plan(asked).best.memory.host_bytes == 34 * 2**17 * 4096 * 2
@@ -350,6 +350,6 @@ def test_rounds_of_a_single_sequence_are_said_so() -> None:
 
 
 def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_weighed() -> None:
-    """With Ulysses fixed, only tp degrees that divide the heads further are weighed, here up to 4."""
+    """If the Ulysses degree is fixed at 8, only tp degrees up to 4 are weighed, which divide 32 heads."""
     found = candidates(Request("llama3-8b", 131072, "h100", nodes=8, ulysses=8))
     assert {each.tp for each in found} == {1, 2, 4}

@@ -74,7 +74,7 @@ def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, time
 def test_more_tokens_never_make_a_step_shorter_nor_memory_smaller(
     request: Request, more: int, S: int
 ) -> None:
-    """More tokens never cost less, counted pair by pair; in tiles, more tokens may fill tiles better."""
+    """More tokens never make a step shorter or memory smaller, if work is counted pair by pair."""
     shorter, longer = (request.but(tokens=tokens, tile=(1, 1)) for tokens in (S, S + more))
     assert fastest(longer).step_s >= fastest(shorter).step_s * (1 - 1e-9)
     assert least_memory(longer).memory.total_bytes >= least_memory(shorter).memory.total_bytes
@@ -185,7 +185,7 @@ def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -
 def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
     groups: int, P: int, S: int
 ) -> None:
-    """H/K times fewer K/V heads divide the bytes of a hop and of the cache, and leave attention's time."""
+    """H/K times fewer K/V heads divide a hop's and the cache's bytes by H/K; attention takes as long."""
     shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
     machine = ideal(ranks_per_node=P)
     many, few = (
@@ -253,6 +253,6 @@ def test_every_setting_of_degrees_is_planned_or_refused_with_a_remedy(name: str,
             if number % 120 == 0:
                 assert plan(Request(**asked)).as_dict()["answer"]
     assert planned > 30
-    for command in sorted(commands):  # the command of a remedy must be accepted
+    for command in sorted(commands):  # suggested commands are themselves accepted
         answer = CliRunner().invoke(app, [*shlex.split(command), "--json"])
         assert "error" not in json.loads(answer.stdout), command

@@ -74,7 +74,7 @@ def check_matrices() -> None:
 
 
 def check_collectives() -> None:
-    """Two all-reduces of tp 2, four all-to-alls of ulysses 2 and a gather over 8 ranks take these seconds."""
+    """All-reduces, all-to-alls and weight gathers take the seconds that follow from their bytes by hand."""
     forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
     tokens = 2**17 // 16
     assert forward.tensor_s == pytest.approx(4 * tokens * 4096 * 2 / 2 / 300e9)
@@ -102,7 +102,7 @@ PIPE = Request(
 
 
 def check_pipeline() -> None:
-    """18 layers on four stages are split 4, 5, 5, 4; the second stage holds three micro-batches, not four."""
+    """18 layers on four stages are split 4, 5, 5, 4, and the second stage holds three micro-batches."""
     found = best(PIPE)
     a_layer = 2**14 // 4 * 4096 * 2
     assert found.memory.of("activations") == 5 * 3 * a_layer
@@ -116,7 +116,7 @@ def check_pipeline() -> None:
 
 
 def check_offload() -> None:
-    """Two layers' inputs stay, and two leave at 0.1 GB/s, which takes longer than computing a layer."""
+    """Offloaded inputs of two layers leave at 0.1 GB/s, so a layer takes as long as its transfer."""
     slow = replace(ideal(), host=Host("slow", 0.1e9, 0.0, "made up", 1e12))
     there, here = best(GQA.but(hardware=slow, offload="activations")), best(GQA.but(hardware=slow))
     a_layer = (2**17 // 16) * 4096 * 2 // 2

@@ -69,7 +69,7 @@ def test_its_command_prints_the_plans_figure(row: Published) -> None:
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
-    """The simulated share is 8 times one GPU's time for 8,192 tokens over the time of 8 for 65,536."""
+    """The planned share is 8 times one GPU's time for 8,192 tokens over 8 GPUs' time for 65,536."""
     row = next(row for row in PUBLISHED if row.measure is FORWARD and row.request.layout == layout)
     one = answer("ringlab simulate --tokens 8Ki --ranks 1 --hardware h800 --layout contiguous")
     many = answer(row.command)

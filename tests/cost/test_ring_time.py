@@ -32,7 +32,7 @@ NAMED = [name for name, make in LAYOUTS.items() if make in FORMULAS]
 def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
     layout: str, P: int, node: int, between: float
 ) -> None:
-    """A plan's layer takes the simulated time, with and without causal mask, backward and hidden hops.
+    """A plan's layer takes as long as its simulation, masked or not, with hidden and exposed hops.
 
     A plan lays kernel tiles over all rows of a rank, and the simulation lays them over each tile of the mask.
     For layouts without a formula the two may differ at the edges.
@@ -59,7 +59,7 @@ def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
 def test_measured_blocks_take_as_long_as_in_the_simulation(
     largest_causal: int | None, P: int, monkeypatch
 ) -> None:
-    """Measured blocks take the simulated time, rank by rank and, in large rings, by one pair of a kind."""
+    """Measured blocks take as long as in the simulation, with each rank timed or one pair of a kind."""
     blocks = tuple(
         MeasuredBlock("bfloat16", name, 1e-5, score, 1e-9, 128, "made up", largest_causal)
         for name, score in (("forward", 1e-12), ("backward", 3e-12))
@@ -96,7 +96,7 @@ def test_a_hidden_backward_gives_the_closed_form() -> None:
 
 
 def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
-    """The short cut changes nothing; the bound is never below the exact time, even with slower links."""
+    """The short cut gives the same times as following all ranks, and the bound is never below them."""
     rng = np.random.default_rng(5)
     P = 12
     slow = np.where(np.arange(P) % 4 == 3, 0.9, 0.1)

@@ -102,7 +102,9 @@ def test_the_figures_of_a_plan_by_hand() -> None:
     token = plan.token
     assert token.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
-    weights = 80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16  # as in memory, with embedding and norms
+    weights = (
+        80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
+    )  # with embeddings and norms, as in memory
     assert BASE.weight_bytes == 2 * weights
     assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4
@@ -154,7 +156,7 @@ def test_to_decode_is_to_serve_with_copies() -> None:
 
 
 def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None:
-    """Copies read weights over 8 ranks and all-reduce inside a node; both nodes send partials of 8 heads."""
+    """Copies read 1/8 of the weights on a GPU, all-reduce inside a node, and merge partials between nodes."""
     token = decode_time(replace(BASE, sharing="copies"))
     assert token.weights_s == pytest.approx(model("llama3-70b").parameters * 2 / 8 / 3.35e12)
     row, partial = 8 * 8192 * 2, 8 * 8 * 129 * 4

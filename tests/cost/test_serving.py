@@ -139,7 +139,7 @@ def run_prefill(sizes: Attention, P: int, chunks: tuple[int, ...], travels: str)
 @pytest.mark.parametrize("travels", ["kv", "q"])
 @pytest.mark.parametrize("sizes", SIZES, ids=["MHA fp32", "GQA bf16", "MQA fp64", "wide v"])
 def test_prefill_sends_what_the_formula_says(sizes: Attention, travels: str) -> None:
-    """Every rank sends the predicted bytes and number of messages, even where P does not divide a length."""
+    """Every rank sends the predicted bytes and messages, even if P does not divide a length."""
     for P, chunks in ((1, (5, 8)), (2, (7,)), (3, (29, 10)), (4, (13, 1))):
         outcome = run_prefill(sizes, P, chunks, travels)
         for rank, prefix in enumerate(outcome.results):

@@ -91,7 +91,7 @@ def run(layout: Layout, sizes: Attention = SIZES, **how: Any) -> Simulation:
 
 
 def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
-    """Return the messages that a rank sent, by number of the exchange and without times."""
+    """Return the messages that a rank sent, in the order of their exchanges, without times."""
     return sorted(
         (e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes)
         for e in trace.exchanges(rank)
@@ -159,7 +159,7 @@ class ByBytes(Costs):
 @pytest.mark.parametrize("speed", [1e3, 1e5, 1e9])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 def test_its_times_are_those_of_the_virtual_cluster(layout: Layout, speed: float) -> None:
-    """The times are the virtual cluster's, for exchanges in turn, nodes of two ranks, and one slow rank."""
+    """Times equal the virtual cluster's for one exchange at a time, with two nodes and one slow rank."""
     time = PeakTime(1e6, 1e6, tile=(4, 4))
     network = Network(4, speed, 1e-4, speed / 3, 1e-3, 2)
     costs = ByBytes(layout, time, network)
@@ -235,7 +235,7 @@ def test_jitter_depends_on_the_seed_alone_and_is_each_ranks_own() -> None:
 
 
 def test_measurements_of_another_head_dim_do_not_count() -> None:
-    """For another head dim than the measured one, the peak rate is used, in a simulation as in a plan."""
+    """Measurements of another head dim are ignored, and the peak rate is used in their place."""
     blocks = tuple(
         MeasuredBlock("bfloat16", name, 1.0, 1.0, 1.0, 64, "made up") for name in ("forward", "backward")
     )

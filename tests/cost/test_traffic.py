@@ -133,7 +133,7 @@ def test_the_hybrids_ends_are_ring_and_ulysses(S: int, P: int, backward: bool) -
 @settings(max_examples=30)
 @given(P=st.sampled_from([1, 2, 4, 8]), length=st.integers(1, 4), K=st.sampled_from([1, 2, 8]))
 def test_ulysses_bytes_are_those_of_the_elements_that_change_ranks(P: int, length: int, K: int) -> None:
-    """Ulysses bytes equal a count of each element by its holder before and the ranks that need it after."""
+    """Ulysses bytes equal a count, element by element, of the ranks that need what another rank holds."""
     sizes, S = Attention(B=1, H=8, K=K, D=2, dtype="bfloat16"), P * length
     sends = np.zeros(P, dtype=int)
     for token in range(S):
@@ -210,7 +210,7 @@ def test_both_ways_and_many_rings_are_the_rings_bytes(
     st.sampled_from(["bfloat16", "float32", "float64"]),
 )  # fmt: skip
 def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dtype: str) -> None:
-    """Burst's backward sends fewer bytes than the ring's if and only if every head has own K and V."""
+    """Burst's backward sends fewer bytes than the ring's only if every query head has its own K/V head."""
     sizes = Attention(1, K * group, K, D, dtype)
     ring, burst = (totals(sizes, name, P, True).total_bytes for name in ("ring", "burst"))
     assert (burst < ring) == (group < turning_point(sizes, P)) == (group == 1)
@@ -219,7 +219,7 @@ def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dty
 
 
 def test_the_papers_ratio() -> None:
-    """Counted as in the paper, in q's dtype and without lse and delta, queries send 3 tensors and K/V 4."""
+    """Counted as in the paper (q's dtype, no lse or delta), queries send three tensors and K/V four."""
     sizes = Attention(H=32, K=32, D=128, dtype="float32")
     kv, queries = (load(sizes, what, backward=True) for what in ("kv", "queries"))
     numbers = 32 * 128 * 4

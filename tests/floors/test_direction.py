@@ -28,7 +28,7 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def test_imports_form_no_circle() -> None:
-    """No modules import each other in a circle. The two facades, which import lazily, are left out."""
+    """The modules' imports form no circle; the two facades, which import on first use, are left out."""
     graph = grimp.build_graph("ringlab", "ringlab_course", cache_dir=None)
     modules = graph.modules - {"ringlab", "ringlab_course"}
     assert len(modules) > 300

@@ -1,7 +1,6 @@
 """Rules of the house that a reader could check by eye, checked here by machine.
 
-The list of tests that only `make test-all` runs contains only existing tests, and guards that `make test`
-runs.
+Tests that only `make test-all` runs are listed; each entry exists and names a guard that `make test` runs.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def test_draws_follow_from_the_seed_and_the_name_of_the_test(request: pytest.Fix
 def test_examples_do_not_depend_on_the_modules_that_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Examples do not depend on imports: by default, Hypothesis tries constants of our imported modules."""
+    """Hypothesis draws the same examples whichever of our modules are imported."""
     constants = {*range(10**6, 10**6 + 500)}
     (tmp_path / "imported_late.py").write_text(f"CONSTANTS = {sorted(constants)}\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -177,7 +177,7 @@ STUCK_S = 6 * HANG_S
 
 
 def fuzz_beside(target: str, seed: int, inputs: int, processes: int) -> Fuzzed:
-    """Return the result of `inputs` inputs over `processes` processes; a stuck or dead one is a finding."""
+    """Return the result of `inputs` inputs on several processes; a stuck or dead process is a finding."""
     spawn = multiprocessing.get_context("spawn")
     total, running = Fuzzed(), []
     for number in range(processes):

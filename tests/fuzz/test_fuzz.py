@@ -40,7 +40,7 @@ def test_a_process_that_ends_is_a_finding(monkeypatch) -> None:
 
 
 def test_the_long_run_found_nothing() -> None:
-    """The recorded run found nothing; it names its sources' digests, and the tests above use today's."""
+    """The recorded long run found nothing; the record names the sources that it ran on."""
     record = json.loads((CHECKOUT / "benchmarks/results/fuzz/judge.json").read_text())
     assert set(record["targets"]) == {"protocol", "notebooks"}
     for run in record["targets"].values():

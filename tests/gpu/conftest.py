@@ -1,4 +1,4 @@
-"""Settings of `make gpu`, which loads nothing above this folder: tests that need more GPUs are skipped."""
+"""Settings of `make gpu`, which loads nothing above this folder; tests that need more GPUs are skipped."""
 
 from __future__ import annotations
 

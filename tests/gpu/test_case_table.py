@@ -47,7 +47,7 @@ def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize(("block", "schedule", "case", "kind"), SCORED, ids=str)
 def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case, kind: str) -> None:
-    """The GPU drops the pairs that the CPU's independent copy drops; blockwise computes native's tiles."""
+    """The GPU drops the pairs of tests/philox.py, and blockwise computes native's tiles."""
     cluster = VirtualCluster(case.P, memory=False)
     results = join(case, cluster.run(program, case, block, schedule, kind, "cuda").results)
     assert results.out.device.type == "cuda"

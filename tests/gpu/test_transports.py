@@ -1,4 +1,4 @@
-"""The transports that carry CUDA tensors, on GPUs: they give gloo's data and the attention of one rank.
+"""The transports that carry CUDA tensors, on GPUs: data as over gloo, attention as on one rank.
 
 The parts that the GPU benchmarks rely on: the clock, the memory and the poison of a GPU.
 """
@@ -30,7 +30,7 @@ EVERYWHERE = [ON_ONE, *ON_TWO]
 
 
 def messages(ring: Ring, device: str) -> list[torch.Tensor]:
-    """Return received shifts and relayed blocks of many sizes, while every buffer is reused at once."""
+    """Shift and relay blocks of many sizes, reuse each buffer at once, and return what arrived."""
     came = []
     for length in (1, 1000, 3_000_000, 7):
         k = torch.arange(length, dtype=torch.float32, device=device) + 10 * ring.rank

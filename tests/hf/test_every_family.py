@@ -133,7 +133,7 @@ def floats(x: Any) -> bool:
 
 
 def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], dict[str, Tensor]] | None:
-    """Return the options left out to build a small model, and its output on one process, or None."""
+    """Return the left-out options of a small model and its output on one process, or None if none works."""
     for without in WITHOUT:
         try:
             with torch.device("meta"):
@@ -144,7 +144,7 @@ def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], d
             if "use_cache" in inspect.signature(kind.forward).parameters:
                 given["use_cache"] = False
             return without, outputs(model, **given)
-        except Exception:  # transformers' own error about an impossible config; not tested here
+        except Exception:  # transformers' own error about an unusable config
             continue
     return None
 
@@ -205,7 +205,7 @@ def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def close(true: Tensor, parts: list[Tensor | None]) -> bool:
-    """Return whether an output is one process's up to float32; other visible tokens change it far more."""
+    """Return whether an output equals one process's up to errors far below those of a wrong mask."""
     shapes = [None if part is None else tuple(part.shape[1:2]) for part in parts]
     if shapes != ([()] * P if true.ndim == 0 else [(length,) for length in LAYOUT.lengths]):
         return False
@@ -262,7 +262,7 @@ PARTS = 8
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_family(part: int) -> None:
-    """Families are right or refused, except those that have no small model or take no tokens."""
+    """Every family that can be built small and takes tokens is right or refused."""
     names = [name for name in sorted(CONFIG_MAPPING.keys()) if name not in FEW][part::PARTS]
     found = {name: faults(name) for name in names}
     assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}

@@ -40,7 +40,7 @@ def test_a_model_that_attends_within_its_shard_is_refused(attention: str) -> Non
 
 
 def test_one_rank_that_attends_within_its_shard_hangs_nobody() -> None:
-    """A rank that attends within its shard hangs no rank: both meet in the loss or as the context ends."""
+    """A rank that attends within its shard makes no rank hang, since ranks meet in the loss or at the end."""
 
     def program(ring: Ring, labels: bool) -> RinglabError | None:
         return _with_attention(ring, "sdpa" if ring.rank else "ringlab", labels=labels)

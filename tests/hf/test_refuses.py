@@ -203,7 +203,7 @@ def _built_as(ring: Ring, kind: type, **options: Any) -> RinglabError | None:
 
 
 def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> RinglabError | None:
-    """Return the error of a model of another class, or of a model that gets the labels of its shard."""
+    """Return the error of a model of class Llama`kind`; with `labels` it gets its shard's own labels."""
     config = llama(attn_implementation="ringlab")
     model = getattr(transformers, f"Llama{kind}")(config)
     try:
@@ -220,7 +220,7 @@ def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> Ri
 
 
 def test_heads_that_take_tokens_together_are_refused() -> None:
-    """Heads that combine tokens are refused, as one that pools the last token would use its shard's."""
+    """Heads that combine tokens are refused, as they would combine the tokens of one shard only."""
     errors = run(partial(_called_as, kind="ForSequenceClassification", labels=False), P)
     assert all(isinstance(each, BackendError) and "ForSequenceClassification" in str(each) for each in errors)
     for kind in ("Model", "ForCausalLM"):
@@ -239,7 +239,7 @@ def bert(kind: str, attention: str, **options: Any) -> Any:
 
 
 def as_close(found: torch.Tensor, true: torch.Tensor) -> bool:
-    """Return whether both agree in float32; one visible token more or less changes them far more."""
+    """Return whether two results agree up to float32 rounding; one token more or less changes more."""
     return bool((found - true).abs().max() <= 1e-5)
 
 
@@ -327,7 +327,7 @@ def test_a_group_or_mesh_in_place_of_a_ring_is_told_how_to_make_one() -> None:
 
 
 def test_a_bidirectional_gemma_is_refused_by_the_part_of_its_mask() -> None:
-    """A Gemma with bidirectional attention, as in EmbeddingGemma, is refused by the part of its mask."""
+    """A Gemma with bidirectional attention, as in EmbeddingGemma, is refused; the error names the part."""
     config = transformers.Gemma3TextConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, sliding_window=4, use_bidirectional_attention=True,
@@ -433,7 +433,7 @@ def sharding(mask: Mask | None = None, **changed: Any) -> Any:
     ],
 )
 def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(changed: dict[str, Any]) -> None:
-    """All ranks refuse unequal batches, which would give plausible losses of a sequence that no one has."""
+    """All ranks refuse a batch that differs between ranks, as it would give plausible but wrong losses."""
 
     def program(ring: Ring, **options: Any) -> Any:
         with hf.context(ring, zigzag(S, P), **options) as context:

@@ -108,7 +108,7 @@ def test_float64_equals_one_process(
     make: Callable[[int, int], Layout] | None,
     P: int,
 ) -> None:
-    """Float64 equals one process; `make` returns a layout, and None deals out each document on its own."""
+    """Float64 equals one process; `make` builds the layout, and None deals each document on its own."""
     layout = make(sum(documents), P) if make else per_document(documents, P)
     batch = batch_of(layout.S, 1, seed, tuple(documents) if packed else ())
     assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))
@@ -164,9 +164,7 @@ def test_dropout_draws_alike_however_the_sequence_lies() -> None:
         for layout in (contiguous(S, 1), contiguous(S, 2), zigzag(S, 3))
     )
     true, allowed = truth(llama(), batch), bounds(llama(), batch, truth(llama(), batch))
-    scale = {
-        name: 4 * bound for name, bound in allowed.items()
-    }  # weights up to 1 / (1 − 0.4), between two float32
+    scale = {name: 4 * bound for name, bound in allowed.items()}  # kept weights grow by up to 1 / (1 − 0.4)
     for other in (two, three):
         assert all(error <= scale[name] for name, error in errors(other, one).items())
     [another] = (over(config, contiguous(S, 2), batch, seed=12)[0],)

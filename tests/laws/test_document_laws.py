@@ -1,4 +1,4 @@
-"""Layouts of packed documents: every token has one owner, every rank equal work of each document."""
+"""Layouts of packed documents: every token has one owner, and ranks have equal work on each document."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def law_every_token_has_one_owner(make: Maker, lengths: Lengths, P: int) -> None
 
 
 def law_equal_shares_of_each_document(make: Maker, lengths: Lengths, P: int) -> None:
-    """Every rank has as many tokens and scores of each document, up to the remainder of its length."""
+    """All ranks have equal tokens and scores of each document, apart from its first few tokens."""
     layout, mask = make(lengths, P), Mask(documents=lengths)
     shares = []
     for rank in range(P):

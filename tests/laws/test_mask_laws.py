@@ -120,7 +120,7 @@ def test_tiles_paint_the_mask(problem: tuple[Layout, Mask], largest: int | None)
 
 @given(n=st.integers(0, 20), m=st.integers(1, 20), lo=st.integers(-30, 30), hi=st.integers(-30, 30))
 def test_a_band_is_cut_into_few_tiles(n: int, m: int, lo: int, hi: int) -> None:
-    """A band has at most four tiles for each stretch of rows as long as its width, and two for the ends."""
+    """A band has at most four tiles for each stretch of rows as long as the band is wide, and two more."""
     tiles = band(n, m, lo, hi)
     i, j = np.arange(n)[:, None], np.arange(m)
     assert np.array_equal(painted(tuple(tiles), n, m), (j >= i + lo) & (j <= i + hi))
@@ -133,7 +133,7 @@ def test_a_band_is_cut_into_few_tiles(n: int, m: int, lo: int, hi: int) -> None:
 def the_window_in_local_indices(
     layout: Layout, rank: int, origin: int, mask: Mask, largest: int | None
 ) -> tuple[Tile, ...]:
-    """Lay a window over each block's own indices, a mistake that published code has made."""
+    """A mutant that lays a window over each block's own indices, as some published code does."""
     rows, keys = layout.length(rank), layout.length(origin)
     if mask.window is None or not mask.causal:
         return plan.tiles(layout, rank, origin, mask, largest)
@@ -141,7 +141,7 @@ def the_window_in_local_indices(
 
 
 def one_triangle(layout: Layout, rank: int, origin: int, mask: Mask, largest: int | None) -> tuple[Tile, ...]:
-    """Return the tiles without cutting triangles to the size that the backend accepts."""
+    """A mutant that does not cut triangles to the size that the backend accepts."""
     return plan.tiles(layout, rank, origin, mask, None)
 
 
@@ -215,7 +215,7 @@ def test_both_are_one_function(counter: tuple[int, int, int, int], seed: int) ->
 def test_a_tile_draws_its_part_of_the_whole(
     rate: float, seed: int, rows: list[int], keys: list[int], heads: tuple[int, int]
 ) -> None:
-    """A tile draws its part of the whole, for rows and keys in any order, any heads, and parts of parts."""
+    """A tile draws its part of the whole's numbers, for any rows, keys and heads, and for parts of tiles."""
     first, count = heads
     scores = ScoreRules(dropout=rate, seed=seed, first_head=first)
     tile = scores.of_tile(np.array(rows, np.int64), np.array(keys, np.int64))
@@ -228,7 +228,7 @@ def test_a_tile_draws_its_part_of_the_whole(
 
 
 def test_so_many_are_dropped_and_each_draw_is_its_own() -> None:
-    """A share of 0.1 is dropped, to four standard deviations, and all axes and seeds have other draws."""
+    """A share of 0.1 is dropped up to four standard deviations, and other heads or seeds draw otherwise."""
     drawn = twin.factors(2, 5, 144, 0.1, 7) == 0
     assert abs(drawn.mean() - 0.1) < 4 * np.sqrt(0.09 / drawn.size)
     for axis in range(4):

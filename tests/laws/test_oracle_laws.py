@@ -65,7 +65,7 @@ def law_equals_the_definition(
     mask = random_mask(shape, seed) if masked else None
     scale = temperature * shape.D**-0.5
     out, lse = subject.attention(q, k, v, causal=causal, mask=mask, scale=scale)
-    # A score's rounding, D·ε of its absolute terms, changes p by the same relative amount; rows add Lk terms.
+    # The rounding of a score, D·ε of its absolute terms, is also the relative error of p; rows add Lk terms.
     rounding = EPSILON * (
         8 + shape.Lk + 2 * shape.D * scale * shape.D * np.abs(q).max() * np.abs(k).max(initial=0)
     )

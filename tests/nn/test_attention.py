@@ -121,7 +121,7 @@ def test_a_sink_of_minus_infinity_is_no_sink() -> None:
 
 @pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)
 def test_errors_in_float32_are_those_of_one_process(layout: Layout) -> None:
-    """Errors in float32 are one process's, as the largest over some inputs, so luck does not decide."""
+    """Errors in float32 are no larger than one process's, by the largest over several inputs."""
     exact = layer_of(True, torch.float32).double()
     errors: dict[str, list[list[float]]] = {"ring": [], "plain": []}
     for seed in range(5, 65, 10):
@@ -190,7 +190,7 @@ def test_position_ids_may_start_anew_with_each_document() -> None:
 def refused(
     ring: Ring, wrong_rank: int, kind: type[Exception], said: str, layout: Layout, **options: object
 ) -> bool:
-    """Check that the rank with wrong options reports the fault, and that the others report a difference."""
+    """Check that the rank with wrong options names the fault, and that other ranks name the difference."""
     wrong = ring.rank == wrong_rank or wrong_rank < 0
     with pytest.raises(kind if wrong else AgreementError, match=said if wrong else "same call"):
         Context.agreed(ring, layout, **(options if wrong else {}))
@@ -266,7 +266,7 @@ def peak(program: object, *args: object) -> int:
 
 
 def test_a_block_is_what_the_hidden_values_take() -> None:
-    """A feed-forward by blocks holds hidden values of one block only: gate, silu, up, product, gradients."""
+    """A feed-forward in blocks holds the hidden values of one block, and in one piece those of all tokens."""
     x = torch.randn(1, 2048, 16)
     whole, by_1024, by_64 = (peak(feed_forward_step, block, x) for block in (None, 1024, 64))
     hidden = x.shape[1] * 64 * 4

@@ -91,7 +91,7 @@ def test_after_a_rank_has_died_training_goes_on(tmp_path: Path, uninterrupted: l
 def test_a_resume_without_the_optimizer_leaves_the_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: list[float]
 ) -> None:
-    """Mutants: the comparison notices lost moments of the optimizer, and data that start again."""
+    """Mutants that lose the optimizer's state, or start the data again, change the curve."""
     train(None, replace(RECIPE, steps=3), tmp_path)
     real = checkpoint.load
 

@@ -154,7 +154,7 @@ def test_a_batch_in_which_nothing_counts_raises_on_every_rank() -> None:
 
 
 def test_a_replica_without_labels_has_a_part_in_the_count_of_all() -> None:
-    """A replica without labels counts over all rings; its own ring's count raises and names that call."""
+    """A replica without labels is right if labels are counted over all rings; its own count is refused."""
     degrees = Degrees(dp=2, cp=2)
     rows = torch.stack([TOKENS[0], TOKENS[1]])
     labels = next_tokens(rows)

@@ -110,7 +110,7 @@ def test_the_law_notices_masters_in_bfloat16() -> None:
 
 
 def test_masters_take_the_steps_that_bfloat16_would_ignore() -> None:
-    """Float32 masters take steps below 0.002, which bfloat16 would ignore at a weight of 1."""
+    """Float32 masters take steps so small that a bfloat16 weight of 1 would not change."""
 
     def after_three_steps(masters: torch.dtype) -> Tensor:
         model = Transformer(CONFIG, seed=2).to(masters)
@@ -180,7 +180,7 @@ def test_processes_train_as_virtual_ranks_do_bit_for_bit(precision: str) -> None
 
 
 def test_ddp_averages_so_its_loss_is_to_be_multiplied_by_the_number_of_ranks() -> None:
-    """For a user's model `sum_gradients` is right, DDP is off by P, and DDP of P times the loss is right."""
+    """For a user's model `sum_gradients` is right, DDP is too small by P, and DDP of P × loss is right."""
     [true] = VirtualCluster(1).run(gradients_by, "sum_gradients").results
     for found in two_processes():
         for way, factor in zip(WAYS, (1.0, 0.5, 1.0), strict=True):

@@ -186,7 +186,7 @@ def test_the_law_notices(name: str, wrong: Callable[..., Any], monkeypatch: pyte
     ids=str,
 )
 def test_a_step_sends_what_the_formula_says(changes: dict[str, Any]) -> None:
-    """Gradients go once a step in the masters' dtype, K and V in the computing dtype; clipping is free."""
+    """A step sends gradients once, in the masters' dtype, and K/V in the computing dtype, and no more."""
     recipe, P = replace(SCHEDULED, steps=1, warmup=0, **changes), 3
     trace = VirtualCluster(P, memory=False).run(train, recipe).trace
     parameters = sum(p.numel() for p in Transformer(recipe.model).parameters())

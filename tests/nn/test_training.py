@@ -1,6 +1,6 @@
-"""The loss curve is the same wherever the tokens of the sequence are.
+"""The loss curve does not depend on the layout of the sequence.
 
-Batches are a function of their number, so the number is the position in the data.
+A batch is a function of its number, so the number is the position in the data.
 
 Training as in the guide: one process, virtual ranks and processes have the same losses.
 """
@@ -34,7 +34,7 @@ def test_curves_are_alike_here() -> None:
 
 
 def test_a_wrong_reduction_leaves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant without the sum over ranks leaves the curve, because each rank's model changes differently."""
+    """A mutant that does not sum gradients over ranks leaves the curve."""
     monkeypatch.setattr(module, "sum_gradients", lambda *args: None)
     assert all(difference > 100 * ALIKE for difference in differences(curves(SHORT)).values())
 
@@ -47,7 +47,7 @@ def test_a_window_goes_over_the_ring_as_over_one_rank() -> None:
 
 
 def test_sequences_over_rings_beside_each_other_are_one_batch() -> None:
-    """Rings beside each other (dp 2 × cp 2) train on one batch; test_mesh tests processes with FSDP."""
+    """Two rings of two sequences train as one batch; test_mesh tests the same on processes."""
     short = replace(SHORT, steps=4)
     [one, *others] = VirtualCluster(4, memory=False).run(train, short, None, Degrees(dp=2, cp=2)).results
     assert all(curve == one for curve in others)

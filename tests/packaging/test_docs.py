@@ -25,7 +25,7 @@ def test_every_public_name_has_a_section() -> None:
 
 
 def test_results_of_a_gpu_are_shown(tmp_path: Path) -> None:
-    """The page of benchmarks shows GPU results in the form that `make gpu` writes; these are made up."""
+    """The page of benchmarks shows made-up results that have the form of `make gpu`'s results."""
     results = tmp_path / "benchmarks/results"
     shutil.copytree(CHECKOUT / "benchmarks/results", results)
     for name in ("kernels", "ring"):

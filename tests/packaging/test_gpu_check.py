@@ -82,7 +82,7 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
 
 @pytest.mark.parametrize("what", ["tests/gpu", "commands"])
 def test_nothing_else_is_imported(what: str) -> None:
-    """Nothing but the named packages is imported, in a Python that has no other package of the lock."""
+    """The script imports only the packages that it names, even if other packages are missing."""
     code = f"import sys\nfor name in {OTHERS!r}: sys.modules[name] = None\n"
     if what == "commands":
         rooms = ("kernels", "emulated_ring", "draw", "tune")

@@ -80,7 +80,7 @@ def test_every_command_of_ours_is_one(words: list[str], a_class: Path) -> None:
 
 @pytest.mark.parametrize("line", ["ringlab garde x", "ringlab grade submitted --bok x", "ringlab gradebook show", "ringlab grade nowhere"])  # fmt: skip
 def test_a_command_that_is_none_is_noticed(line: str, a_class: Path) -> None:
-    with pytest.raises(Exception) as caught:  # typer has own error classes, which it does not export
+    with pytest.raises(Exception) as caught:  # typer does not export its own error classes
         parsed(line.split())
     assert type(caught.value).__name__ in ("LookupError", "NoSuchOption", "MissingParameter", "BadParameter")
 

@@ -1,4 +1,4 @@
-"""A training step on a packed batch, and one published mistake; the conformance suite has the others."""
+"""A training step on a packed batch, and one published mistake; the conformance suite has other mistakes."""
 
 from __future__ import annotations
 

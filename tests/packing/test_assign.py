@@ -124,7 +124,7 @@ def test_shares_are_those_of_the_layout(length: int, degree: int) -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 8])
 def test_the_time_of_a_sequence_is_made_of_counted_work(degree: int) -> None:
-    """The time of a sequence is made of `ringlab.cost`'s FLOPs and bytes, for hidden and exposed hops."""
+    """The time of a sequence follows from `ringlab.cost`'s FLOPs and bytes, with and without hidden hops."""
     a_model, machine, n = model("llama3-8b"), hardware("h100"), 16384
     costs, sizes = SequenceCosts.of(a_model, machine), a_model.attention()
     peak, link, expected = machine.peak("bfloat16"), machine.inside, 0.0

@@ -132,7 +132,7 @@ def test_the_last_column_counts() -> None:
 
 
 def test_a_decay_for_each_channel_is_one_for_each_head_of_one_channel() -> None:
-    """A decay for each channel is one for each head of one channel, as docs/guide/scan.md proposes."""
+    """A decay for each channel is the same as one head for each channel, as docs/guide/scan.md explains."""
     layout, (B, H, S, D, Dv) = contiguous(11, 3), (1, 2, 11, 3, 4)
     q, k, decay = torch.randn(3, B, H, S, D, dtype=torch.float64).unbind()
     v, decay = torch.randn(B, H, S, Dv, dtype=torch.float64), -decay.abs()
@@ -168,7 +168,7 @@ def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
 
 
 def test_autocast_casts_as_by_hand_and_rounds_nothing_else() -> None:
-    """Autocast casts like a cast by hand on worker threads of virtual ranks and on threads of processes."""
+    """Autocast gives the bits of a cast by hand, on virtual ranks and on processes."""
     plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
     for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
         for one, other in zip(found.results, plain, strict=True):

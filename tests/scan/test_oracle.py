@@ -29,7 +29,7 @@ def loss(arguments: dict[str, np.ndarray], other: dict[str, Any], problem: Probl
 
 
 def law_gradients_are_differences(problem: Problem) -> None:
-    """Along a few directions the gradient is the loss's change, to the accuracy of central differences."""
+    """The loss changes along random directions as the gradient says, up to errors of central differences."""
     arguments, other = arrays(problem)
     given = problem.inputs()
     found = oracle.gradients(**arguments, **other, dout=given.dout, dstate=given.dstate)

@@ -41,7 +41,7 @@ from tests.scan.problems import Problem
 def law_every_element_hears_of_all_before_it(
     scan: Callable[[int], Hops], elements: tuple[Element, ...]
 ) -> None:
-    """Every element gets all earlier ones once; passages are lists of elements, and must join to compose."""
+    """Every element gets all earlier ones once; here a passage is a list of elements, joined in order."""
     scans, module.SCANS["mine"] = dict(module.SCANS), scan
     try:
         plan = plan_scan("mine", elements)
@@ -112,7 +112,7 @@ def test_the_zigzag_passes_each_rank_twice_and_the_middle_once() -> None:
 
 
 def test_documents_save_messages() -> None:
-    """No state passes a rank that a document begins at, and no transition passes a document's beginning."""
+    """No state passes a rank that begins with a document, and no transition passes a document's beginning."""
     plan = plan_scan("doubling", elements_of(contiguous(16, 4), (6, 2, 8)))
     assert [[(hop.source, hop.target, hop.whole) for hop in hops] for hops in plan.rounds] == [
         [(0, 1, True), (2, 3, True)]

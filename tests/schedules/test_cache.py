@@ -114,7 +114,7 @@ def test_the_law_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_grows_without_copying_everything_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache copies few tokens to larger memory while many tokens are appended one by one."""
+    """A cache that grows token by token copies only a bounded multiple of its tokens."""
     copied: list[int] = []
     grow = ShardedCache._grow
 

@@ -166,7 +166,7 @@ def test_the_oracle_notices(function: str, mutant: Any, merge: str, monkeypatch:
 
 
 def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that merge their own partial first are noticed: they differ in bits, if only by rounding."""
+    """Ranks that merge their own partial first are noticed, because their bits differ by roundings."""
     run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
 
     def own_first(comm: Any, part: Partial) -> Partial:
@@ -235,7 +235,7 @@ RUNS = [
 
 
 def test_decode_marks_nothing_for_blocks_that_are_not_thread_safe() -> None:
-    """Thread-safe blocks compute side by side and leave no mark, since the next block may be another."""
+    """A thread-safe block leaves no mark on the attention function, as the next block may not be safe."""
     on_virtual_ranks(RUNS[0])
     assert not hasattr(module.attend_to_cache, "thread_safe")
 

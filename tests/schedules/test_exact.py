@@ -99,7 +99,7 @@ def test_rows_of_one_rank_are_the_ring_and_one_column_is_ulysses() -> None:
 
 
 def test_queries_meet_blocks_in_the_order_of_the_ring() -> None:
-    """Queries meet blocks in the ring's order, so with one tile a pair the forward has the ring's bits."""
+    """If a pair of ranks is one tile, a ring of queries has the bits of the ring of K/V in the forward."""
     problem = Problem(contiguous(21, 4), 8, 2, dtype=torch.float32)
     ring, by_queries = (solve(problem, name) for name in ("ring", "query-ring"))
     assert torch.equal(ring.out, by_queries.out) and torch.equal(ring.lse, by_queries.lse)
@@ -143,7 +143,7 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
 )
 @pytest.mark.parametrize("block", ["native", "blockwise", "naive"])
 def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
-    """A loss on one rank's lse is right, if others have losses on out or lse; the trace names the block."""
+    """Gradients are right if one rank's loss uses lse and another's only out; the trace names the block."""
     problem = Problem(zigzag(24, 4), 8, 4, dtype=torch.float64, through_lse=True)
     layout, whole = problem.layout, problem.dlse()
     assert whole is not None
@@ -350,7 +350,7 @@ def test_ranks_with_other_degrees_disagree() -> None:
 
 
 def test_one_schedule_by_several_names() -> None:
-    """Different spellings of a schedule agree, because ranks compare the meaning."""
+    """Ranks that write the same schedule in different ways agree."""
 
     def program(ring: Ring) -> RinglabError | None:
         names: list[Any] = [

@@ -3,7 +3,8 @@
 On processes: the bits of the virtual cluster, and its errors word for word. There are few launches, because
 each takes time.
 
-Every schedule gives a block that computes whole steps the announced number of steps, even if a mask saves
+Every schedule gives a block that computes whole steps as many K/V blocks as announced, even if a mask skips
+some.
 some.
 """
 
@@ -144,7 +145,7 @@ def test_documents_that_save_hops(schedule: str) -> None:
 
 
 def test_a_count_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too large a count of blocks is noticed, as the state would be written at a block that never comes."""
+    """A count of blocks that is too large is noticed, because the last block never comes."""
     monkeypatch.setattr(RingSchedule, "block_count", lambda self, call: len(call.offsets) + 1)
     with pytest.raises(ShapeError, match="lse of shape"):
         assert_equals_the_oracle(solve(FEW, "ring", block="triton"), FEW)

@@ -1,4 +1,4 @@
-"""The schedules send the bytes that their formulas predict, and so many of them leave a node.
+"""The schedules send the bytes that their formulas predict, in total and out of a node.
 
 Bytes of the schedules that cross nodes, or merge partial results: double ring and decode.
 

@@ -99,7 +99,7 @@ def assert_layer(results: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("token_ranks", [1, 2, 4])
 def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
-    """A layer on a grid is right on four ranks, or on two if only the two key/value heads are shared."""
+    """A layer on a grid is right on four ranks, and on two ranks that share heads but no tokens."""
     P = 2 if token_ranks == 1 else 4
     assert_layer(VirtualCluster(P, memory=False).run(on_a_grid, token_ranks).results)
 
@@ -130,7 +130,7 @@ def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
 
 
 def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:
-    """A mutant that takes own heads as if ranks were numbered by token first, so those of another rank."""
+    """A mutant that returns the own heads of another rank, as if ranks were numbered by token first."""
     member, rows = self.ring.rank % self.token_ranks, self.head_ranks
     return self._share(heads, member * rows + self.row, self.ring.world_size)
 
@@ -186,7 +186,7 @@ def attended_with(ring: Ring, make: Callable[[Ring, HelixGrid], Ring | None], wr
 @pytest.mark.parametrize("wrong", [(0, 1, 2, 3), (2,)], ids=["on all ranks", "on one rank"])
 @pytest.mark.parametrize("make", [column, backwards, lambda ring, grid: ring, lambda ring, grid: None])
 def test_a_cache_on_another_ring_is_refused_on_all_ranks(make: Any, wrong: tuple[int, ...]) -> None:
-    """A cache on another ring is refused on all ranks, as the other row would wait after attention."""
+    """A cache on another ring is refused on all ranks of both rows, which exchange heads after attention."""
     outcome = VirtualCluster(4, memory=False).run(attended_with, make, wrong)
     assert outcome.trace.bytes_sent() == 0
     for rank, error in enumerate(outcome.results):

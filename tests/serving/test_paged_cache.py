@@ -1,4 +1,4 @@
-"""Pages hold every token of every sequence, through forks and frees; a page without sequence is free."""
+"""Pages hold every token of every sequence through forks and frees; unused pages are free."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_notebook_can_be_downloaded_as_it_is_in_a_checkout(site: Path) -> None
         assert found.name == target.path.name  # the judge identifies the exercise by this name
         skeleton = (
             nbformat.writes(prepare(target, CHECKOUT)) + "\n"
-        )  # not the file itself, in which a learner may have written
+        )  # the unchanged skeleton, since a learner may have edited the file
         assert found.read_text() == (skeleton if target in EXERCISE_PAGES else target.path.read_text())
 
 
@@ -177,7 +177,7 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     assert all(each.splitlines()[0] in text for each in printed) and NONE_MADE not in text
     asked = [str(output.data["text/plain"]) for output in outputs if "text/html" in output.get("data", {})]
     assert all(question.splitlines()[0] in text for question in asked if question.startswith("Predict:"))
-    assert ROOM not in page.read_text(encoding="utf-8")  # of a notebook, where no script can hide the answer
+    assert ROOM not in page.read_text(encoding="utf-8")  # a notebook's page cannot hide the answer by script
     for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
         assert junk not in text
 
@@ -256,7 +256,7 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
             form.locator("input").first.check()
         form.get_by_role("button", name="Compare").click()
         assert "You predicted" in form.inner_text()
-        assert page.evaluate(measured) <= number + 1  # measurements of one question are shown together
+        assert page.evaluate(measured) <= number + 1  # questions asked together are answered together
     assert page.evaluate(measured) == page.locator(".tag_measured").count() > 0
     page.reload()
     assert page.locator(".kept-back").count() == 0

@@ -155,7 +155,7 @@ def test_sinks_that_are_dropped_are_noticed() -> None:
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("kind", RULED)
 def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
-    """For rules that torch lacks, blockwise computes native's tiles, mirrored tiles too."""
+    """With soft caps or dropout, blockwise computes all tiles of native, mirrored tiles too."""
     case = Case("zigzag", 2, 64, 2, 16, "bfloat16", "window-both")
     found, right = (on_virtual_ranks(case, block, schedule, kind) for block in ("native", "blockwise"))
     assert beyond(case, found, kind) == {}
@@ -202,7 +202,7 @@ def test_processes(world_size: int) -> None:
         torch.set_num_threads(threads)
 
 
-# Mistakes in each place where one is possible; each is noticed.
+# Mutants, each with its mistake in another place.
 
 
 class Local(ScoreRules):

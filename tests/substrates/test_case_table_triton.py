@@ -49,7 +49,7 @@ def test_virtual_ranks(case: Case) -> None:
 
 
 def test_both_schedules_and_two_runs_give_the_same_bits() -> None:
-    """No order of sums differs between runs, and the forwards of both schedules have the same bits."""
+    """Two runs add in the same order, and both schedules have the same bits in the forward."""
     case = Case("zigzag", 2, 131, 2, 40, "float32", "causal", Dv=24)
     ring, again, gathered = (
         on_virtual_ranks(case, small_tiles(), schedule) for schedule in ("ring", "ring", "allgather")

@@ -144,7 +144,7 @@ def in_groups_of_their_own(ring: Ring, cases: list[tuple[str, int]]) -> Seen:
     """Run four_shifts under one fault after the other, each in its own process group, which may break."""
     seen: Seen = {}
     for case in cases:
-        # If no message is lost, a long timeout lets the test pass although the machine stands still.
+        # Faults that lose no message get a long timeout, so that a standstill of the machine does no harm.
         comm = DistributedComm(dist.new_group(), timeout=4.0 if case in ENDINGS else 60.0)
         faulty = Faulty(comm, [Fault(case[0], 0, case[1], seed=5)])
         try:
@@ -170,7 +170,7 @@ def named(case: tuple[str, int], ranks: list[Seen]) -> bool:
 
 
 def test_distributed_faults_end_in_errors() -> None:
-    """Distributed faults end in errors; another error, as after a standstill, may not occur twice."""
+    """Faults end in the expected errors; a standstill of the machine may change an error, but not twice."""
     cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]
     ranks = launch(in_groups_of_their_own, 2, cases, timeout=150, memory=False).results
     for case in ENDINGS:

@@ -1,4 +1,4 @@
-"""The fork server behind `launch`: one for many launches, in each rank's environment, replaced if gone.
+"""The fork server behind `launch`: one server for many launches, which keeps each rank's environment.
 
 The server survives failing forks and unwanted ranks, and ends with its parent, even if a fork of the parent
 lives on.
@@ -145,7 +145,7 @@ def test_a_fork_that_fails_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rank_that_nobody_wants_is_killed_and_its_server_serves_on(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "path.json")  # the rank would wait here for ever
+    os.mkfifo(tmp_path / "path.json")  # the rank would wait for ever for the other end of this pipe
     server = fork_server.running(dict(os.environ))
     rank = fork_server.ForkedProcess(server, tmp_path, 0)
     number = rank.pid

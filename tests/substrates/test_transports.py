@@ -126,7 +126,7 @@ def test_every_kind_of_exchange_is_as_on_gloo(transport: str, world_size: int) -
     for rank in range(world_size):
         assert_same(other.results[rank]["exchanges"], gloo.results[rank]["exchanges"])
         assert facts(other.trace, rank) == facts(gloo.trace, rank)
-        if world_size == 3:  # with two ranks, tracebacks of caught errors hold tensors
+        if world_size == 3:  # with two ranks, caught errors keep tensors alive in their tracebacks
             assert other.memory[rank] == gloo.memory[rank], "what a transport takes itself does not count"
 
 
@@ -168,7 +168,7 @@ def test_exposed_communication_is_a_number(transport: str) -> None:
         assert trace.exposed(rank) == sum(e.exposed for e in trace.exchanges(rank)) >= late[0].exposed
     for first, second in zip(*lates, strict=True):  # one clock: rank 0 waits at least until rank 1 has posted
         assert first.done >= second.posted
-    # A busy machine may delay a rank once, but not in all three rounds.
+    # A busy machine may delay a rank once, but not three times.
     assert max(e.exposed for e in lates[0]) > LATE_S / 2 > min(e.exposed for e in lates[1])
     assert trace.exposed() == pytest.approx(trace.exposed(0) + trace.exposed(1))
     events = trace.to_chrome()["traceEvents"]

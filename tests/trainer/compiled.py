@@ -26,7 +26,7 @@ class Compiled:
 
 
 def steps(ring: Ring) -> dict[str, Compiled]:
-    """Return a step uncompiled, compiled with and without validation, and a call alone, also traced into."""
+    """Return a step as it is, compiled with and without validation, a lone call, and the call traced into."""
     found = {
         "plain": step(ring, lambda model: model),
         "validate": traced(partial(step, ring, validate=True)),
@@ -51,7 +51,7 @@ def step(ring: Ring, compiler: Callable[[Any], Any], validate: bool = True) -> C
 
 
 def traced(program: Callable[..., Compiled]) -> Compiled:
-    """Return the result of the program, whose compiler runs graphs as they were traced."""
+    """Return the program's result under a compiler that only records graphs."""
     from torch._dynamo.utils import counters  # late, since this loads the compiler
 
     torch._dynamo.reset()

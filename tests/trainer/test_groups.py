@@ -78,7 +78,7 @@ def differences(found: Gradients, true: Gradients) -> float:
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_gradients_are_those_of_one_process(name: str, processes: list[dict[str, Any]]) -> None:
-    """Gradients are one process's if the loss is multiplied by the ranks, over which DDP takes the mean."""
+    """Gradients equal one process's; DDP averages over ranks, so its loss is multiplied by their number."""
     true = truth()
     largest = max(float(x.abs().max()) for x in true.values())
     for of in processes:

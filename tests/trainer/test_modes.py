@@ -65,7 +65,7 @@ def error_of(program: Callable[[], Any]) -> Any:
 
 
 def penalty_on(what: str, ring: Ring) -> Any:
-    """Differentiate a loss of a gradient of attention, or of both this gradient and the first loss."""
+    """Differentiate a loss that depends on a gradient of attention, as a gradient penalty does."""
     q, k, v, dout = leaves_of(ring)
     sinks = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     out, lse = attend(ring, q, k, v, return_lse=True, sinks=sinks if "sinks" in what else None)

@@ -1,6 +1,6 @@
 """Every control of the cost pictures' widgets has a name and can be reached and moved by keys alone.
 
-Widgets are for people; without a person, their static form is shown.
+Widgets are shown in a live notebook only; elsewhere their static form is shown.
 """
 
 from __future__ import annotations
