@@ -26,7 +26,7 @@ FAST, SPILLS, LARGE, WRONG = (
 
 
 def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
-    """Compile nothing: report that all jobs fit except two, and shared memory that grows with the stages."""
+    """Compile nothing: report shared memory that grows with the stages, and faults of two configurations."""
     found = []
     for job in jobs:
         spill = 4 if job.config == SPILLS else 0

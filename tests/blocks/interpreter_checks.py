@@ -36,7 +36,7 @@ def same(got: Tensor, wanted: Tensor, *, zeros_alike: bool = False) -> bool:
 def floats(dtype: torch.dtype, count: int = 2**14, seed: int = 0) -> Tensor:
     """Return numbers of every size: random bits, some of them near ties of a rounding, and edge cases."""
     bits = np.random.default_rng(seed).integers(0, 2**32, count, dtype=np.uint32)
-    bits[: count // 4] &= np.uint32(0xFFFF8000)  # bfloat16 numbers, or halfway between two of them
+    bits[: count // 4] &= np.uint32(0xFFFF8000)  # halfway between two bfloat16 numbers, or equal to one
     numbers = np.concatenate([bits.view(np.float32), np.float32(EDGES), -np.float32(EDGES)])
     numbers[np.isnan(numbers)] = np.nan  # quiet NaNs only; torch.fmax prefers a signaling NaN to a number
     return torch.from_numpy(numbers).to(dtype)

@@ -11,7 +11,7 @@ from ringlab.blocks.triton.interpreter import repair
 
 repair()
 
-# These tell the test that a kernel is running, because the interpreter calls any Python function.
+# The next names tell the test that a kernel is running; the interpreter can call any Python function.
 inside, both_running = threading.Event(), threading.Barrier(2)
 PATIENCE = 0.2
 """Seconds that a kernel waits for one of another thread, which never comes where launches take turns."""

@@ -1,4 +1,4 @@
-"""Every call of a torch operator on CUDA, a Triton launch or NCCL meets the assumptions of the called code.
+"""All calls of torch operators on CUDA, Triton launches and NCCL messages keep the rules of the called code.
 
 The table of cases runs on virtual ranks with the rules of tests/blocks/device_calls.py, and a mutant breaks
 each rule.

@@ -415,7 +415,7 @@ def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> N
 
 
 def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> None:
-    """With the paper's 268 GB/s for TPU v4 its bounds come out; the project's table has another link."""
+    """With the paper's 268 GB/s for TPU v4 the bounds are the paper's; the project's table differs."""
     asked = "--bound ring --hardware tpu-v4"
     own, paper = told(asked), told(f"{asked} --bandwidth '268 GB/s'")
     assert "formula of arXiv 2310.01889" in own["source"] and "this project's table" in own["source"]

@@ -4,7 +4,7 @@ A subgroup is a transport like any other: rings, collectives, traces and errors.
 
 The memory meter: live bytes, peak and largest tensor, per rank.
 
-The tensors that a learner's ring program may change during a transfer; the judge's tests cover the rest.
+Tensors in transfer: what a learner's ring program may do with them. The judge's tests cover the rest.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class FakeEvent:
 
 
 class FakeTensor:
-    """A stand-in for a CUDA tensor, with the few attributes that ordering uses."""
+    """A stand-in for a CUDA tensor, with the few attributes that the order of launches depends on."""
 
     is_cuda = True
     device = torch.device("cuda", 0)

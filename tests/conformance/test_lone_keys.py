@@ -94,8 +94,8 @@ RIGHT: dict[str, Attention] = {"by hand": by_hand} | {
 def law_is_within_bounds(attention: Attention, whole: Whole, mask: Mask) -> None:
     true = truth(*whole, mask=mask)
     allowed, measured = bounds(*whole, mask=mask, true=true), errors(attention(whole, mask), true)
-    # dv is left out: it is not zero, and a search finds inputs whose dv the plainest implementation has exact
-    # by luck.
+    # dv is left out: it is not zero, and a search would find inputs whose dv is exact by luck in the plainest
+    # implementation.
     beyond = {n: (measured[n], allowed[n]) for n in ("dq", "dk") if not measured[n] <= allowed[n]}
     assert not beyond, f"(error, allowed) {beyond}"
 

@@ -71,7 +71,7 @@ def test_the_stand_in_is_attention(kernel: Kernel, causal: bool, dtype: torch.dt
 
 @pytest.mark.parametrize(("rows", "keys"), [(3, 7), (7, 3)])
 def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int, keys: int) -> None:
-    """The last row sees all keys; if rows outnumber keys, the first rows have out 0, lse +∞, no gradient."""
+    """The last row sees all keys; if rows outnumber keys, first rows have out 0, lse +∞ and no gradient."""
     random = torch.Generator().manual_seed(rows)
     q, dout = torch.randn(2, 1, 1, rows, 8, generator=random)
     k, v = torch.randn(2, 1, 1, keys, 8, generator=random)

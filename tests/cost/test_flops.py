@@ -36,7 +36,7 @@ tiles = st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9))
 def brute(
     layout: Layout, tile: tuple[int, int] | None, causal: bool = True, ascending: bool = False
 ) -> np.ndarray:
-    """Return the work of each rank and step, counted position by position and tile by tile."""
+    """Return the work of each rank and step, counted over all pairs of positions, tile by tile."""
     rows, keys = tile or (1, 1)
     work = np.zeros((layout.P, layout.P), dtype=np.int64)
     for rank in range(layout.P):

@@ -264,7 +264,7 @@ def test_work_of_either_dtype_is_counted(dtype: str, P: int) -> None:
 
 
 def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
-    """The paper counts six blocks; our forward takes 7.05 blocks and the three of q, k and v."""
+    """The paper counts six blocks; our forward takes 7.05 blocks, and three more for q, k and v."""
     block = 32 * 128 * 256 * 2
     for P in (3, 4, 8):
         assert (measured_bytes(32, 32, P, False) / block - 3) == pytest.approx(7.05, abs=0.005)

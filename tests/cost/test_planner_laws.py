@@ -185,7 +185,7 @@ def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -
 def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
     groups: int, P: int, S: int
 ) -> None:
-    """H/K times fewer K/V heads divide a hop's and the cache's bytes by H/K; attention takes as long."""
+    """H/K times fewer K/V heads send and cache H/K times fewer bytes, and attention takes as long."""
     shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
     machine = ideal(ranks_per_node=P)
     many, few = (

@@ -38,7 +38,7 @@ IDS = [f"{layout!r}" for layout in LAYOUTS]
 
 
 class OnCpu(ShapeBlock):
-    """The block of shapes with real memory, whose contents do not matter."""
+    """The block of shapes, run on CPU memory; the numbers in that memory do not matter."""
 
     def supports(self, q: Tensor) -> str | None:
         return None

@@ -57,7 +57,7 @@ def run(inputs: int, seed: int, processes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command line's request."""
+    """Run the fuzzer as the command line requests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of each target")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Runs a target on the inputs of a seed; input N depends only on the seed and N, so findings can be repeated.
+"""Runs of a target on the inputs of a seed; input N depends only on the seed and N, so findings repeat.
 
 The fuzzer in several processes side by side, each watched from outside.
 """

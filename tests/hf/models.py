@@ -107,7 +107,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
 
 
 def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a model with the same weights every time, so large that attention and positions matter."""
+    """Return a model whose fixed weights are so large that attention and positions matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)

@@ -84,7 +84,7 @@ def test_a_step_on_a_flattened_batch(layout: str) -> None:
 
 @pytest.mark.parametrize("multiple", [1, 6])
 def test_a_step_on_a_padded_batch(multiple: int) -> None:
-    """A step without a batch's padding, but with padding for the ring, equals the step of one process."""
+    """A step that drops a batch's padding, and adds padding for the ring, equals one process's step."""
     batch = padded("right")
     packing, packed = packed_for_the_ring(batch, multiple)
     law_equals_one_process(llama(), packing.layout("per_document", 3), packed, as_given(batch))

@@ -111,7 +111,7 @@ def law_gradient_is_the_slope(
 
 
 def law_caps_and_drops(subject: Oracle, shape: Shape, seed: int, causal: bool, cap: float) -> None:
-    """lse is that of all capped scores, and out sums only the kept weights, entry by entry."""
+    """The lse is that of all capped scores, and out sums only the kept weights, entry by entry."""
     q, k, v, _ = problem(shape, seed)
     kept = 1.25 * random_mask(shape, seed + 2)
     out, lse = subject.attention(q, k, v, causal=causal, softcap=cap, factors=kept)

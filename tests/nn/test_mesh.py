@@ -121,7 +121,7 @@ def test_bfloat16_on_a_mesh_trains_as_on_one_process(four: Processes) -> None:
 
 
 def test_shards_of_processes_are_read_by_others_and_by_one(four: Processes, tmp_path: Path) -> None:
-    """Checkpoints of four processes on two meshes can be continued by one process, then by virtual ranks."""
+    """Checkpoints of four processes on two meshes can be continued by one process and by virtual ranks."""
     folder = shutil.copytree(four.folder, tmp_path / "copy")
     whole = train(None, LEARNER)
     assert all(equal(curve, whole[:4]) for _, curve, _ in four.results)

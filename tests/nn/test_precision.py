@@ -81,7 +81,7 @@ def a_rank_of_a_step(ring: Ring, masters: torch.dtype) -> tuple[dict[str, Tensor
 
 
 def law_of_the_update(masters: torch.dtype) -> None:
-    """A step's weights are float32 AdamW's, bit for bit, by the float32 sum of ranks' rounded gradients."""
+    """After a step, weights equal float32 AdamW's bit for bit, by the float32 sum of rounded gradients."""
 
     def gradients(ring: Ring) -> dict[str, Tensor]:
         model = Transformer(CONFIG, seed=2).to(BF16)

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: its commands, their order, and that it needs only the packages that it names."""
+"""`make gpu` without a GPU: its commands, their order, and the packages that it needs, which it names."""
 
 from __future__ import annotations
 

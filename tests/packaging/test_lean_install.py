@@ -1,4 +1,6 @@
-"""`pip install ringlab` without extras: the reference works, and any command that needs an extra names it."""
+"""`pip install ringlab` without extras: the reference works, and other commands name the extra that they
+need.
+"""
 
 from __future__ import annotations
 

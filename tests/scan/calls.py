@@ -1,4 +1,4 @@
-"""A right call of every function that hybrid layers use, on a rank of two; tests spoil a part of it."""
+"""A right call of every function that hybrid layers use, on one of two ranks; tests spoil parts of it."""
 
 from __future__ import annotations
 

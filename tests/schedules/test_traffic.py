@@ -178,8 +178,8 @@ def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
         "double-ring(node=2)": (3 + 3 + 4) / 22,
         "bidirectional": (1 + 1 + 2) / (7 + 7 + 8),
         "multi-ring": (1 + 1 + 2) / (7 + 7 + 8),
-        # Per row in float32: q forth, out and lse home; in backward q, dout, lse and delta forth, and dq
-        # home.
+        # Per row in float32: forward sends q, then out and lse home; backward sends q, dout, lse and delta,
+        # then dq home.
         "query-ring": (4 + 2 * 5 + 10 + 2 * 4) / (7 * 4 + 8 * 5 + 7 * 10 + 8 * 4),
     }
     assert share == pytest.approx(expected[schedule])

@@ -244,7 +244,7 @@ def test_messages_of_an_all_gather_are_seen_until_the_last_has_arrived(site: Pat
 @pytest.mark.parametrize("schedule", ["ring", "allgather"])
 @pytest.mark.parametrize("P", [2, 3, 8])
 def test_as_many_blocks_are_named_as_are_counted(site: Path, page: Any, P: int, schedule: str) -> None:
-    """The legend names as many blocks as its size contains: a block takes 4,096 bytes a token."""
+    """The number of blocks and the size in the legend agree: a block takes 4,096 bytes a token."""
     opened(site, page, f"#layout=contiguous&mask=full&schedule={schedule}&P={P}&S=14&H=32&K=8&machine=h100")
     legend = page.locator(".play-legend li").nth(1).inner_text()
     words, size = legend.rsplit(": ", 1)

@@ -1,4 +1,4 @@
-"""Records writes into memory that ringlab did not allocate itself.
+"""A recorder of writes into memory that ringlab did not allocate itself.
 
 An operator's result may be kept by other code, such as a selective checkpoint, and a caller's tensor belongs
 to the caller. So ringlab writes only into memory that it allocated: by `empty`, `zeros` and the like, or as a
