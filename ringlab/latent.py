@@ -99,7 +99,7 @@ def latent_attention(
 
 
 def _stand_in(q: Any, latent: Any, head_dim: int) -> Any:
-    """Return a tensor without memory that has the shape, dtype and device that the keys or values will have."""
+    """Return a tensor without memory that has the shape, dtype and device of the keys or values."""
     tensors = isinstance(q, Tensor) and isinstance(latent, Tensor) and q.ndim == 4 and latent.ndim == 3
     if not tensors:
         return latent
@@ -137,6 +137,6 @@ def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
 
 
 def _describe_latent(latent: Tensor, k_rope: Tensor, *weights: Tensor) -> str:
-    """Return a text about the latent that must be equal on all ranks, as the text of `describe_arguments` must."""
+    """Return a text about the latent that must be equal on all ranks, like `describe_arguments`."""
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
     return f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"
