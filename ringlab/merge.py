@@ -79,7 +79,7 @@ def merge_into(state: Partial, rows: slice, part: Partial) -> None:
 
 
 def sink_partial(sinks: Sinks, like: Partial) -> Partial:
-    """Return the partial of the sinks: one more key for each row of `like`, with its head's logit and no value.
+    """Return the partial of the sinks: one more key for each row of `like`, with a logit but no value.
 
     Merge the partial once, after all keys. Each weight of a row is then multiplied by e^lse / (e^lse +
     e^sink).

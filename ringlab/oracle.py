@@ -64,7 +64,7 @@ class _Scoring(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """`dq`, `dk` and `dv` in the shapes of q, k and v. dk and dv are summed over the query heads that share them."""
+    """`dq`, `dk` and `dv` in the shapes of q, k and v. dk and dv are summed over query heads."""
 
     dq: Float64[np.ndarray, "B H Lq D"]
     dk: Float64[np.ndarray, "B K Lk D"]
@@ -153,7 +153,7 @@ def gradients(
 
 
 def _pieces(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, int], tuple[int, int], slice]]:
-    """Yield (batch, query head), (batch, kv head) and a slice of query rows that is small enough for a tile."""
+    """Yield (batch, query head), (batch, kv head) and a slice of query rows, small enough for a tile."""
     group = q.shape[1] // k.shape[1]
     rows = max(1, TILE_ELEMENTS // max(1, k.shape[2]))
     for b in range(q.shape[0]):

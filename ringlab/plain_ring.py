@@ -101,10 +101,7 @@ def merge(out: Query, lse: RowState, new: Query, new_lse: RowState) -> tuple[Que
 def backward(
     call: Call, q: Query, k: KeyValue, v: KeyValue, out: Query, lse: RowState, dout: Query
 ) -> tuple[Query, KeyValue, KeyValue]:
-    """Return (dq, dk, dv).
-
-    Keys and values travel again, with their dk and dv, to which each rank adds its part.
-    """
+    """Return (dq, dk, dv). Keys and values travel again, with their dk and dv: each rank adds its part."""
     ring = call.ring
     # dscore = weight · (dweight − delta), where delta = Σ weight · dweight over all keys = dout · out.
     delta = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
@@ -177,14 +174,14 @@ class Call:
 
 
 def runs(positions: Int[Tensor, " L"]) -> list[slice]:
-    """Return slices of positions, cut where their step changes: the two halves of a zig-zag shard, for example."""
+    """Return slices of positions, cut where their step changes, as between the halves of a zig-zag shard."""
     steps = positions.diff()
     breaks = [0, *(torch.nonzero(steps != steps[:1]).flatten() + 1).tolist(), len(positions)]
     return [slice(a, b) for a, b in pairwise(breaks) if b > a]
 
 
 def safe(lse: RowState) -> RowState:
-    """Return lse with 0 in place of −inf (a row that saw no key), as −inf − (−inf) is NaN but e^(−inf − 0) is 0."""
+    """Return lse with 0 in place of −inf, because −inf − (−inf) is NaN, but e^(−inf − 0) is 0."""
     return lse.masked_fill(lse == -math.inf, 0.0)
 
 

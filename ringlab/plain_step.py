@@ -75,7 +75,7 @@ def step(
 
 
 def next_tokens(labels: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Return the label that each position of whole sequences predicts: the next one, and IGNORE at the end."""
+    """Return the label that each position of a sequence predicts: the next one, or IGNORE at the end."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
 
 

@@ -164,7 +164,7 @@ class Plan:
 
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and the lengths of all ranks' runs, each (P, most runs), padded with empty runs."""
+        """Return the starts and lengths of all ranks' runs, each (P, most runs), padded with empty runs."""
         filled = [[*runs, *[Run(0, 1, 0)] * (self._most_runs - len(runs))] for runs in self.layout.ranks]
         shape = self.layout.P, self._most_runs
         starts = np.array([[run.start for run in runs] for runs in filled], np.int64).reshape(shape)

@@ -46,7 +46,7 @@ def _cast(x: Any) -> Any:
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Return a context without autocast on this kind of device, so products keep the dtype of their inputs."""
+    """Return a context without autocast on this kind of device, so products keep their inputs' dtype."""
     return nullcontext() if autocast_dtype(kind) is None else torch.autocast(kind, enabled=False)
 
 

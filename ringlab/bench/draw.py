@@ -1,6 +1,6 @@
-"""Pictures of results: bars for each result, a roofline for kernels, each with a text.
+"""Draws results: bars for each result and a roofline for kernels, each with a description.
 
-The roof comes from a table of GPU limits, by the name that torch reports.
+The roof comes from a table of GPU limits, indexed by the name that torch reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Dense bf16 matrix FLOP/s with float32 sums, and bytes/s of device memory, as the maker states them.
+    """The limits that the maker states: dense bf16 FLOP/s with float32 sums, and bytes/s of device memory.
 
     Both are upper limits at the highest clocks, which a loaded GPU does not hold.
     """
@@ -48,7 +48,7 @@ CEILINGS = {
 
 
 def ceiling(name: str) -> Ceiling | None:
-    """Return the ceiling of the GPU that torch calls `name`, None if the table does not have it."""
+    """Return the ceiling of the GPU that torch calls `name`, or None if the table does not contain it."""
     return CEILINGS.get(name)
 
 
@@ -60,7 +60,7 @@ DPI = 160
 def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
     """Write the figures of `files` into `out`; return each PNG's path and a description of it.
 
-    Every PNG has an SVG beside it; both hold the description. `figures.md` shows all pictures.
+    An SVG is written beside every PNG, and both contain the description. `figures.md` shows all pictures.
     Raises: RinglabError if there is nothing to draw, or a file is not a result of `ringlab bench`.
     """
     if not files:
@@ -100,7 +100,7 @@ def _save(figure: Figure, alt: str, path: Path) -> None:
 
 
 def _where(result: Result) -> str:
-    """One line on the measurement, its machine and its date; a result's own `note` first."""
+    """Return one line about the measurement, its machine and its date, after the result's `note` if any."""
     machine, work = result["machine"], result["work"]
     device = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     P = f", P={work['P']}" if "P" in work else ""
@@ -175,7 +175,7 @@ def ratio_bars(result: Result) -> Drawn:
     for place, (_, ratio, index) in enumerate(rows):
         colour, hatch = PALETTE[index % len(PALETTE)], HATCHES[index % len(HATCHES)]
         axes.barh(place, ratio, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
-        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # it may lie on the line at 1
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # the text may overlap the line at 1
         axes.annotate(
             f"{ratio:.2f}",
             (ratio, place),
@@ -254,7 +254,7 @@ def _bar(
     words: str,
     above: float | None = None,
 ) -> None:
-    """One bar with its number above it, or above `above`."""
+    """Draw one bar, with its number above the bar, or above the height `above`."""
     colour, hatch = PALETTE[index % len(PALETTE)], HATCHES[index % len(HATCHES)]
     axes.bar(at, height, width, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label)
     top = (at, height if above is None else above)

@@ -68,7 +68,7 @@ def bench_ring(
 
 
 def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
-    """Each rank's own peak, in bytes and in tensors of S/P tokens."""
+    """Return the peak of each rank, in bytes and as a number of tensors of S/P tokens."""
     problem, layout = bench.problem, zigzag(bench.problem.S, P)
     peaks = []
     for rank in range(P):
@@ -78,7 +78,7 @@ def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
         def run(ring: Ring = ring, shards: tuple[torch.Tensor, ...] = shards) -> Any:
             return rank_program(ring, shards, layout, block, problem.causal, of != "forward")
 
-        run()  # lasting tables and workspaces do not count
+        run()  # a first run, so that lasting tables and workspaces do not count
         peaks.append(bench.device.peak_bytes(run))
     one = problem.tensor_bytes // problem.S * -(-problem.S // P)
     return {
