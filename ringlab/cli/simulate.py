@@ -193,7 +193,10 @@ def simulate(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Draw when every rank computes, sends and waits in a layer's attention. The real program runs, without data."""
+    """Draw when every rank computes, sends and waits in a layer's attention.
+
+    The program runs without data.
+    """
     with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.simulate import check_amounts, runs_every_rank

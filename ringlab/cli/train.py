@@ -229,9 +229,9 @@ class Request:
     def run(self, ring: Ring | None) -> dict[str, Any]:
         """Train as one rank, and return the report; rank 0 writes the log and the figure.
 
-        Raises: as `train`; TrainingError if the folder contains a checkpoint and `resume` is not set, the text is not that
-            of the checkpoint, or there are other ranks than `ranks` or the degrees ask for; CostError if the folder cannot
-            be written.
+        Raises: as `train`; TrainingError if the folder contains a checkpoint and `resume` is not set, if the
+            text is not the checkpoint's text, or if the number of ranks does not fit `ranks` and the degrees;
+            CostError if the folder cannot be written.
         """
         from ringlab.nn import train
 

@@ -16,12 +16,14 @@ _comms: dict[dist.ProcessGroup, DistributedComm] = {}
 
 
 def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) -> DistributedComm:
-    """Return this process's end of the transport over `group`, the same one at every call.
+    """Return this process's end of the transport over `group`, which is the same object at every call.
 
-    One transport for each group, because it counts the calls of attention that ranks compare in backward.
+    Each group has one transport, because the transport counts the calls of attention that ranks compare in
+    backward.
 
-    Raises: BackendError for something else than a group, without torch.distributed, or for a group that cannot carry CPU
-    tensors; WorldSizeError for a mesh of several dimensions, or a group that this process is not in.
+    Raises: BackendError for an object that is not a group, if torch.distributed is not initialized, or for a
+    group that cannot carry CPU tensors; WorldSizeError for a mesh of several dimensions, or for a group
+    without this process.
     """
     found = _process_group(group)
     for closed in _comms.keys() - dist.distributed_c10d._world.pg_map.keys():
