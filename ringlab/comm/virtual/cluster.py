@@ -204,7 +204,7 @@ class _Scheduler:
             send.partner = receive
 
     def give(self, work: _VirtualWork) -> None:
-        """Complete the messages that the sender gives away. It now waits, and needs their tensors no longer."""
+        """Complete the messages that the sender gives away. It now waits, and no longer needs the tensors."""
         for half in list(work.open_ends):
             half.free = True
             if half.partner is not None:
