@@ -146,7 +146,7 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     layout.of_ranks(ring.world_size)
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-        raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may be D or another", shapes)
+        raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may differ from D", shapes)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
             "query heads divisible by key/value heads",

@@ -6,7 +6,7 @@
     ## averages_blocks
     kind forward · found_by values
 
-    What is wrong, in paragraphs. Their lines are joined with single spaces.
+    Paragraphs that describe the mistake. Their lines are joined with single spaces.
 
     ```diff
          total = logaddexp(lse, new_lse)

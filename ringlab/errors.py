@@ -84,7 +84,7 @@ class CostError(RinglabError, ValueError):
 
 
 class LabError(RinglabError, RuntimeError):
-    """A lab cannot start, or a file of results is invalid; `remedy` says what to change."""
+    """A lab cannot start, or a file of results is invalid; `remedy` names the change to make."""
 
 
 class EditError(RinglabError, ValueError):
@@ -136,7 +136,7 @@ class CourseError(RinglabError):
 
 
 class OffLimitsError(CourseError):
-    """A submission calls ringlab or PyTorch for the part that its exercise asks to be written."""
+    """A submission calls ringlab or PyTorch for the part that the learner must write."""
 
 
 class SandboxError(RinglabError, RuntimeError):

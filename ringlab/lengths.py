@@ -25,7 +25,7 @@ def lengths_of_cu_seqlens(cu_seqlens: Any) -> tuple[int, ...]:
     if not len(ends) or ends[0] != 0 or (np.diff(ends) < 0).any():
         looks_like_lengths = len(ends) and (ends >= 0).all()
         raise MaskError(
-            "cu_seqlens: 0, and then the end of each document, none before the one that precedes it",
+            "cu_seqlens: 0, and then the end of each document, in ascending order",
             f"{_shown(ends)}",
             "these look like lengths: Mask(documents=tuple(lengths)), Packing.of_lengths(lengths)"
             if looks_like_lengths

@@ -161,7 +161,7 @@ class Mask:
             raise MaskError(
                 "global positions, which count from 0" + ("" if end is None else f" to {end - 1}"),
                 f"positions from {positions.min()} to {positions.max()}",
-                "pass layout.positions(rank); a model whose ids begin at another number adds it to what is returned",
+                "pass layout.positions(rank); if a model's ids begin at another number, add it to the result",
             )
         return positions - self.bounds[self.document_of(positions)]
 

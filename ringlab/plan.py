@@ -1,6 +1,6 @@
 """The tile plan: which query rows of one rank see which keys of another, as tiles.
 
-`AttentionCall.tiles` looks up the tiles of a call of attention here whenever a K/V block arrives.
+`AttentionCall.tiles` looks up the tiles in this plan whenever a K/V block arrives.
 
 Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥
 start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of runs is

@@ -1,4 +1,4 @@
-"""Agreement: before any data moves, all ranks compare descriptions of what they are about to do.
+"""Agreement: before any data moves, all ranks compare descriptions of their next step.
 
 If one rank is called with wrong or different arguments, every rank raises instead of waiting for that rank.
 """

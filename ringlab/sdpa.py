@@ -105,7 +105,7 @@ def _refusal(
         return MaskError(
             "dropout_p=0.0",
             str(dropout_p),
-            "ring_attention(..., dropout=, seed=): ranks have no common random numbers but those of a seed",
+            "ring_attention(..., dropout=, seed=): only a seed gives all ranks the same random numbers",
         )
     if mask is not None and mask.causal != is_causal:
         return MaskError(f"is_causal={mask.causal}, as the mask says", f"is_causal={is_causal}")

@@ -92,7 +92,7 @@ def _has_tangent(x: Any) -> bool:
 
 
 def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
-    """Return an empty tensor that depends on `inputs` and holds none of their memory; None if no gradient is wanted."""
+    """Return an empty tensor that depends on `inputs` without keeping their memory; None without gradients."""
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return None
     return torch.cat([x[:0].reshape(0) for x in inputs])

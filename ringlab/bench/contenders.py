@@ -32,9 +32,8 @@ from ringlab.layout import contiguous, zigzag
 class Alone(Comm):
     """Rank `rank` of `world_size` without its neighbours: it receives the tensors that it sends.
 
-    The tensors that the rank sends are copied into those it receives, as far as they fit. The sizes, the
-    number and the lifetimes of its tensors are those of a real rank, but the results are wrong unless it is
-    the only rank.
+    Sent tensors are copied into the received tensors, as far as they fit. The sizes, the number and the
+    lifetimes of the tensors are as on a real rank, but the results are wrong unless it is the only rank.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:

@@ -81,7 +81,7 @@ class Bench:
             with new_memory_is_nan():
                 again = judge(contender.join(turn.run(turn.prepare())), self.expected)
             return again if again.refusal else verdict
-        except Exception as error:  # a kernel that cannot run must not keep the others from being timed
+        except Exception as error:  # other kernels are still timed if one cannot run
             reason = in_one_line(error) or "no reason given"
             return Verdict({}, {}, f"{type(error).__name__}: {reason[:300]}")
 

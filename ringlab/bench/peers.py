@@ -61,7 +61,8 @@ def bench_peers(
     """Return errors, times and ratios for each number of ranks and pass, for JSON; times in seconds.
 
     Peers that are not installed, or fail in a small run, are not timed; `not_run` contains the reasons.
-    Raises: BackendError for an unknown peer or dtype, or a length that twice the ranks do not divide.
+    Raises: BackendError for an unknown peer or dtype, or a length that is not divisible by twice the number
+    of ranks.
     """
     _check(work, ranks, names, dtype)
     inputs = _inputs(work, dtype)

@@ -64,7 +64,7 @@ class Recorded:
 
 
 def recorded(path: Path | None = None) -> Recorded:
-    """Return the lanes that come with the course, or those that `save` wrote.
+    """Return recorded lanes: those of the course, or those in a file that `save` wrote.
 
     Raises: OSError if the file is missing.
     """

@@ -26,7 +26,7 @@ def members(comm: Comm) -> tuple[Comm, tuple[int, ...]]:
 
 
 class SubGroup(Wrapper):
-    """The ranks `ranks` of `comm`, numbered 0, 1, … in this order. This rank must be one of them.
+    """The ranks `ranks` of `comm`, numbered 0, 1, … in this order. This rank must be among them.
 
     Each member makes its own SubGroup, without communication. Messages are messages of `comm`, so traces,
     meters and errors name the ranks of `comm`, and two ranks that are both in several subgroups receive in

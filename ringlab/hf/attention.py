@@ -83,7 +83,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
         raise MaskError(
             "the mask that transformers makes for attn_implementation='ringlab'",
             f"attention_mask {got} in {type(module).__name__}",
-            f"say it as a ringlab.Mask in ringlab.hf.context, if it can be; if the model makes it itself, {ALONE}",
+            f"pass an equal ringlab.Mask to ringlab.hf.context; if the model makes the mask, {ALONE}",
         )
     mask = asked.mask()
     causal = more.get("is_causal")
@@ -113,7 +113,7 @@ def _check_rest(more: dict[str, Any]) -> None:
         remedy = _REMEDIES.get(name, "leave it out: it would be dropped")
         if name in _CU_SEQ_LENS:
             remedy = "leave it out, and give ringlab.hf.context(mask=ringlab.hf.mask_of(position_ids))"
-        raise MaskError("arguments of attention that ringlab.hf knows", f"{name}=", remedy)
+        raise MaskError("only arguments of attention that ringlab.hf supports", f"{name}=", remedy)
 
 
 def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:

@@ -148,7 +148,7 @@ def _positions(context: Context, given: Tensor | None) -> Tensor:
         )
     if rows.shape[-1] != layout.S:
         raise ShapeError(
-            f"{layout.S} position ids", f"shape {tuple(given.shape)}", "give those of the whole sequence"
+            f"{layout.S} position ids", f"shape {tuple(given.shape)}", "pass those of the whole sequence"
         )
     _check_whole(rows[0], mask or Mask())
     return context.shard(rows[:1])

@@ -107,7 +107,7 @@ class LayerMask:
         mask = self.held.context.mask or Mask(causal=self.causal)
         if mask.causal != self.causal:
             raise MaskError(
-                f"a mask with causal={self.causal}, as the model's layers ask",
+                f"a mask with causal={self.causal}, as the model's layers need",
                 f"causal={mask.causal} in ringlab.hf.context",
                 "set config.is_causal and the mask alike",
             )
@@ -115,13 +115,13 @@ class LayerMask:
             raise MaskError(
                 f"the window of the model's config, {self.window}",
                 f"window={mask.window} in ringlab.hf.context",
-                "leave window= out: the config says it layer by layer (sliding_window, layer_types)",
+                "leave window= out, because the config sets it for each layer (sliding_window, layer_types)",
             )
         if self.window is not None and not self.causal:
             raise MaskError(
                 "a causal sliding window",
-                "one that is not causal",
-                "transformers counts its edge in another way",
+                "a sliding window that is not causal",
+                "transformers defines the edge of such a window differently",
             )
         return replace(mask, window=self.window)
 
@@ -136,14 +136,14 @@ class LayerMask:
             return
         if ids is None:
             raise MaskError(
-                "position ids handed to attention, where they are compared with this rank's tokens",
+                "position ids passed to attention, which compares them with this rank's tokens",
                 f"none from {layer}",
-                f"give the model position_ids from ringlab.hf.shard_batch; where layers do not hand them on, {ALONE}",
+                f"give the model ringlab.hf.shard_batch's position_ids; if layers do not pass them on, {ALONE}",
             )
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
             got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise MaskError(
-                "position ids (1 or batch, tokens), alike in all rows, handed to attention",
+                "position ids (1 or batch, tokens), equal in all rows, passed to attention",
                 got,
                 "give the model position_ids from ringlab.hf.shard_batch",
             )
@@ -211,7 +211,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
         raise MaskError(
             "a mask of these parts: causal, sliding window, packed documents",
             f"a part {getattr(function, '__qualname__', repr(function))}",
-            "say it as a ringlab.Mask in ringlab.hf.context, if it can be; else run on one process",
+            "pass an equal ringlab.Mask to ringlab.hf.context, if there is one; else run on one process",
         )
 
 
@@ -221,7 +221,7 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         raise BackendError(
             f"a model of type {', '.join(TESTED)}",
             f"{kind!r}",
-            f"if its tokens meet in attention alone: ringlab.hf.context(..., models=({kind!r},))",
+            f"if its tokens interact only in attention: ringlab.hf.context(..., models=({kind!r},))",
         )
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
@@ -237,8 +237,8 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         rope_type = each.get("rope_type", each.get("type"))
         if rope_type in _ROPE_BY_LENGTH:
             raise BackendError(
-                "rotary frequencies that do not depend on the longest position at hand",
-                f"rope_type {rope_type!r}, which each rank would choose by its own shard",
+                "rotary frequencies that do not depend on the largest position in the input",
+                f"rope_type {rope_type!r}, whose frequencies each rank would choose from its own shard",
                 "use default, linear, yarn or llama3",
             )
 
@@ -267,5 +267,5 @@ def _check_padding(attention_mask: Tensor | None) -> None:
         raise MaskError(
             "attention_mask of ones, or none",
             f"one of shape {tuple(attention_mask.shape)} that hides keys",
-            "give the whole sequence's to ringlab.hf.shard_batch, which takes padding at the end; or pack documents",
+            "pass that of the whole sequence to ringlab.hf.shard_batch, with padding at the end; or pack documents",
         )

@@ -101,12 +101,12 @@ class OverRing(Trainer):
         if self.args.process_index % ring.world_size != ring.rank or self.args.world_size % ring.world_size:
             got = f"{ring!r} on process {self.args.process_index} of {self.args.world_size}"
             raise WorldSizeError(
-                "a ring of processes that follow one another", got, 'init_device_mesh(…, ("dp", "cp"))["cp"]'
+                "a ring of consecutive processes", got, 'init_device_mesh(…, ("dp", "cp"))["cp"]'
             )
         config = getattr(self.args, "parallelism_config", None)
         if getattr(config, "cp_size", 1) > 1 or getattr(config, "sp_size", 1) > 1:
             raise WorldSizeError(
-                "one context parallelism", "accelerate's cp_size or sp_size too", "leave those out"
+                "only the ring's context parallelism", "accelerate's cp_size or sp_size too", "leave them out"
             )
         return ring
 

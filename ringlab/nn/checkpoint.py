@@ -110,7 +110,7 @@ def latest(folder: Path) -> Path | None:
         return None
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"step-[0-9]+(\.[0-9]+)?", name):
-        raise _unusable(folder / "…", f"it holds {name[:40]!r}, which is not the name of a checkpoint")
+        raise _unusable(folder / "…", f"its text is {name[:40]!r}, which is not the name of a checkpoint")
     where = folder / name
     if not where.is_dir():
         raise _unusable(where, "no such folder")

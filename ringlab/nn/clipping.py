@@ -66,7 +66,7 @@ def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> 
     (5.0, tensor([[1.5000, 2.0000]]))
     """
     if not limit > 0:
-        raise TrainingError("a limit of the gradient's norm above 0", f"{limit!r}", "None does not clip")
+        raise TrainingError("a limit of the gradient's norm above 0", f"{limit!r}", "limit=None: no clipping")
     norm = gradient_norm(model, ring)
     if not math.isfinite(norm):
         remedy = "lower the learning rate, or lengthen the warm-up"

@@ -74,7 +74,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
         raise BackendError(
             "processes of torch.distributed, for tensor parallelism",
             "none: virtual ranks are threads",
-            "launch(train, P, ...) or torchrun; dp and cp alone run on virtual ranks too",
+            "launch(train, P, ...) or torchrun; only tp needs processes, dp and cp do not",
         )
 
 

@@ -72,7 +72,7 @@ def of_attention_mask(mask: Any) -> Fields:
             raise MaskError(
                 "padding at the ends of rows",
                 f"padding inside row {number}, between its tokens",
-                "if the row holds several documents: Packing.of_document_ids(ids, padding=0)",
+                "if the row contains several documents: Packing.of_document_ids(ids, padding=0)",
             )
     return of_document_ids(rows, padding=0)
 
@@ -160,7 +160,7 @@ def _check_all_are_read(batch: Mapping[str, Any]) -> None:
             raise MaskError(
                 f"documents in entries that of_batch reads: {', '.join(_ENTRIES)}",
                 f"{name}, which would be ignored",
-                f"{reader}; or leave {name} out, if the other entries say the same",
+                f"{reader}; or leave {name} out, if other entries contain the same documents",
             )
 
 

@@ -93,9 +93,9 @@ def repair() -> bool:
 
     if not isinstance(triton.language.standard.sum, interpreter.InterpretedFunction):
         raise BackendError(
-            "TRITON_INTERPRET=1 from before Triton's import: its own functions are compiled or interpreted from then on",
-            "it was set later",
-            "set it before Python starts, or at the very top of the program or notebook and restart",
+            "TRITON_INTERPRET=1 before Triton is imported, because the import decides how its functions run",
+            "the variable was set later",
+            "set it before Python starts, or in the first line of the program or notebook, and restart",
         )
     with _LAUNCHING:
         if not hasattr(interpreter, _MARK):
@@ -111,7 +111,7 @@ def _replace(interpreter: ModuleType, version: str) -> None:
     if strange:
         raise BackendError(
             f"the interpreter of Triton {KNOWN}, which ringlab knows how to make exact",
-            f"Triton {version}, whose {', '.join(strange)} is not what it was",
+            f"Triton {version}, in which these have changed: {', '.join(strange)}",
             "pip install 'triton>=3.6,<3.10', or unset TRITON_INTERPRET and use block='native'",
         )
     for each in needed:

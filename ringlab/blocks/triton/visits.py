@@ -79,7 +79,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """The keys begin … end, of which row i sees those from i + low to i + high."""
+    """A range of keys begin … end, in which row i sees the keys from i + low to i + high."""
 
     begin: int
     end: int

@@ -59,7 +59,7 @@ def _moved(peers: array[int], by: int, P: int) -> array[int]:
 
 
 def _check_messages(made: Recording) -> None:
-    """Compare both ends of every message, which nothing has done before, because each model ran alone."""
+    """Compare both ends of every message. They were not compared before, because each model ran alone."""
     program = made.program
     sends, receives = (np.bincount(_pairs(made, sending), minlength=made.P**2) for sending in (True, False))
     if not np.array_equal(sends, receives):

@@ -183,7 +183,7 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float)
         raise TransportTimeout(
             f"all ranks connected within {startup:g} s",
             got,
-            "see how those ranks fare, and on which machine",
+            "look for the missing ranks: their output, and their machine",
         ) from error
 
 

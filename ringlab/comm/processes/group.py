@@ -49,7 +49,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
         raise WorldSizeError(
             f"a group that rank {dist.get_rank()} is in",
             "a group of other ranks",
-            "only its members make its ring",
+            "only members of a group make its ring",
         )
     if not isinstance(group, dist.ProcessGroup):
         raise BackendError(

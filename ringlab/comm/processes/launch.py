@@ -125,7 +125,7 @@ def _write_job(folder: Path, job: Job) -> None:
         raise CommError(
             "a program and arguments that can be sent to another process",
             f"{type(error).__name__}: {error}",
-            "create what cannot be pickled (files, locks, sockets) inside the program",
+            "create objects that cannot be pickled (files, locks, sockets) inside the program",
         ) from error
     (folder / "job.pickle").write_bytes(content)
     (folder / "port.json").write_text(json.dumps(job.port))

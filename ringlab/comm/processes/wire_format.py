@@ -151,7 +151,7 @@ class Message:
         """
         if self.local and not self.taken:
             raise DeadlockError(
-                self.label.waits(self.peer), "a message to itself that it has not posted a receive for", _BOTH
+                self.label.waits(self.peer), "a message to itself, for which it posted no receive", _BOTH
             )
         for work in self.header_works:
             work.wait(timedelta(seconds=timeout))

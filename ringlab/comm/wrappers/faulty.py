@@ -92,7 +92,7 @@ def _raise_killed(fault: Fault) -> None:
     raise RankKilled(
         f"rank {fault.rank} to make exchange {fault.exchange}",
         "a fault killed the rank before it",
-        "this was asked for with faults=",
+        "the argument faults= asked for this",
     )
 
 

@@ -46,7 +46,7 @@ class Strict(Wrapper):
             raise CommError(
                 f"receive buffers of their own in exchange {index} of rank {self.rank}",
                 "a receive buffer that is also sent",
-                "what arrives would overwrite what is still being read",
+                "arriving data would overwrite data that is still being sent",
             )
         arriving = tuple(map(torch.empty_like, receive))
         for buffer in receive:
