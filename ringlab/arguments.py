@@ -69,7 +69,7 @@ class Arguments:
 
 
 def check_arguments(given: Arguments) -> ScheduledCall:
-    """Return the call that this rank asks for, with every default filled in.
+    """Return the call that these arguments describe, with every default filled in.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError if an
     argument is wrong.
@@ -132,7 +132,7 @@ def describe_arguments(given: Arguments, call: ScheduledCall) -> str:
 
 
 def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
-    """Raise for tensors that are not this rank's shards under the layout."""
+    """Raise an error for tensors that are not this rank's shards under the layout."""
     check_ring(ring)
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
@@ -165,7 +165,7 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
 
 
 def _check_kinds(named: dict[str, Tensor]) -> None:
-    """Raise for tensors of different or unsupported dtypes, or on different devices."""
+    """Raise an error for tensors of different or unsupported dtypes, or on different devices."""
     q, k, v = named.values()
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         dtypes = {name: x.dtype for name, x in named.items()}

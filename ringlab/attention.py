@@ -257,7 +257,7 @@ def _save(
     """Save the tensors that backward needs, and return (out, lse), which the caller may write into."""
     out, lse, saved = result
     ctx.call, ctx.saved_count = call, len(saved)
-    ctx.save_for_backward(*saved, anchor, *weights)  # the weights, so that autograd notices if they change
+    ctx.save_for_backward(*saved, anchor, *weights)  # autograd notices if saved weights change
     ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
     ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
     if not call.wants_lse:

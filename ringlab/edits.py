@@ -90,7 +90,7 @@ def apply(hunks: str, base: str, where: str = "edits") -> str:
 
 
 def as_module(source: str, name: str) -> ModuleType:
-    r"""Return a module of this name with this text, which tracebacks can quote.
+    r"""Return a module with this source text, which tracebacks can quote.
 
     >>> as_module("def twice(x):\n    return 2 * x", "ringlab_example").twice(21)
     42
@@ -203,7 +203,7 @@ def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, in
 
 
 def _marked(old: list[str], new: list[str]) -> Iterator[str]:
-    """Yield the lines of a change; lines that stay are context."""
+    """Yield the marked lines of a change. Lines that do not change are context."""
     for code, start, stop, new_start, new_stop in SequenceMatcher(
         None, old, new, autojunk=False
     ).get_opcodes():

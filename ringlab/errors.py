@@ -10,7 +10,7 @@ import re
 
 
 class RinglabError(Exception):
-    """Base of every error that is raised on purpose. It keeps `needed`, `got` and `remedy` as attributes.
+    """Base of every error that is raised on purpose. Its attributes are `needed`, `got` and `remedy`.
 
     >>> print(WorldSizeError("a rank from 0 to 3", "rank=4", "count ranks from 0"))
     needed: a rank from 0 to 3
@@ -76,11 +76,11 @@ class BackendError(RinglabError, ValueError):
 
 
 class CacheError(RinglabError, RuntimeError):
-    """A paged cache has too few free pages, or no such sequence."""
+    """A paged cache has too few free pages, or does not contain the sequence."""
 
 
 class CostError(RinglabError, ValueError):
-    """A model, hardware or request cannot be costed; `remedy` names the nearest one that can."""
+    """The cost of a model, hardware or request is unknown; `remedy` names the nearest known one."""
 
 
 class LabError(RinglabError, RuntimeError):
@@ -104,7 +104,7 @@ class CommError(RinglabError, RuntimeError):
 
 
 class AgreementError(CommError):
-    """Ranks were called with different arguments; raised on every rank before any data moves."""
+    """Ranks were called with different arguments. The error is raised on every rank before any data moves."""
 
 
 class MismatchError(CommError):
@@ -120,7 +120,7 @@ class UnreceivedError(CommError):
 
 
 class PeerDiedError(CommError):
-    """Another rank ended before it sent, or received, a message that this rank waits for."""
+    """Another rank ended before it sent or received a message for which this rank waits."""
 
 
 class TransportTimeout(CommError, TimeoutError):

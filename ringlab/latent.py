@@ -1,4 +1,4 @@
-"""`latent_attention`: multi-head latent attention over a ring in which the latent travels."""
+"""`latent_attention`: multi-head latent attention over a ring around which the latent is sent."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def last(self) -> int:
-        """Return the last position; for an empty run, start − step."""
+        """Return the last position. For an empty run it is start − step."""
         return self.start + self.step * (self.length - 1)
 
     @property
@@ -238,7 +238,7 @@ class Layout:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """Return the index of each global position in the shards laid end to end."""
+        """Return the index of each global position in the concatenated shards of all ranks."""
         return np.argsort(np.concatenate([self.positions(rank) for rank in range(self.P)]), kind="stable")
 
 

@@ -1,6 +1,7 @@
-"""The mask: the keys that each query sees, by global position. Causal, sliding window, packed documents, shared prefix.
+"""The mask: the keys that each query sees, by global position.
 
-`ring_attention` takes it as `mask=`; `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
+A mask can be causal, and have a sliding window, packed documents and a shared prefix. `ring_attention` takes
+the mask as `mask=`. `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Mask:
 
     @classmethod
     def of_document_ids(cls, ids: Any, **other: Any) -> Mask:
-        """Return the mask of packed documents, given each token's document id; a new id begins a new document.
+        """Return the mask of packed documents, given each token's document id. A new id begins a document.
 
         other: further fields of the mask, such as window=.
         Raises: MaskError for a document whose tokens are not adjacent, or ids that are not a sequence of integers.
@@ -195,7 +196,7 @@ class Mask:
         return np.array([0, *accumulate(self.documents)], np.int64)
 
     def document_of(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return the number of the document that holds each global position; 0 if there is only one."""
+        """Return the number of the document that contains each global position, or 0 without documents."""
         if not self.documents:
             return np.zeros(len(positions), np.int64)
         return np.searchsorted(self.bounds, positions, side="right") - 1

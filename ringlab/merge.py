@@ -56,7 +56,7 @@ class Partial:
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of accumulators for inputs of `dtype`: float32, or float64 for float64."""
+    """Return the dtype of accumulators for inputs of `dtype`: float64 for float64, and otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

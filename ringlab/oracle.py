@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 class _Scoring(NamedTuple):
-    """The keywords of `attention` about scores and weights, resolved for these inputs."""
+    """The arguments of `attention` that change scores and weights, with the shapes of these inputs."""
 
     causal: bool
     mask: Bool[np.ndarray, "B H Lq Lk"]
@@ -184,7 +184,7 @@ def _softmax(
     scores = np.where(visible, scores, -np.inf)
     sink = scoring.sinks[query[1]]
     top = scores.max(-1, initial=sink)
-    top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
+    top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see no key
     powers = np.exp(scores - top[:, None])
     total = powers.sum(-1) + np.exp(sink - top)
     weights = np.where(visible, powers / total[:, None], 0.0)
@@ -198,7 +198,7 @@ def _dscores(weights: Matrix, visible: Visible, dweights: Matrix, dlse: Column) 
 
 
 def _visible_sum(weights: Matrix, visible: Visible, values: Vectors) -> Float64[np.ndarray, "rows D"]:
-    """Return weights @ values, adding the terms of visible pairs only."""
+    """Return weights @ values, where only visible pairs contribute to the sum."""
     finite = np.isfinite(values).all(-1)
     total = weights @ np.where(finite[:, None], values, 0.0)
     for column in np.flatnonzero(~finite):

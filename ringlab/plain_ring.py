@@ -1,8 +1,9 @@
 """Ring attention in one file, forward and backward. Read it first, from top to bottom.
 
-Each of P ranks owns some tokens of a long sequence: their queries, keys and values. Queries stay. Blocks of
-keys and values travel around the ring, one hop per step, so every query meets every key and no rank holds
-all of them. `ringlab.attention` is the same algorithm, faster; `ringlab.conformance` tests both.
+Each of P ranks owns some tokens of a long sequence: their queries, keys and values. Queries stay on their
+rank. Blocks of keys and values travel around the ring, one hop per step, so every query meets every key and
+no rank holds all of them. `ringlab.attention` is the same algorithm, faster; `ringlab.conformance` tests
+both.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def backward(
         if dkv_work is not None:
             arrived_dk, arrived_dv = dkv_work.wait()
             dk, dv = dk + arrived_dk, dv + arrived_dv
-        # After the last step the block is one hop from its owner. The gradients make that hop too: P in all,
-        # against P − 1 for K and V.
+        # After the last step the block is one hop from its owner. The gradients make this hop too: P hops in
+        # all, where K and V make P − 1.
         if ring.world_size > 1:
             dkv_work = ring.post(dk, dv, length=call.length(step + 1), tag="dkv")
         if kv_work is not None:

@@ -99,12 +99,15 @@ class Plan:
         self._most_runs = max(1, *map(len, layout.ranks))
 
     def of(self, rank: int, origin: int) -> tuple[Tile, ...]:
-        """Return the tiles of one pair. Raises: WorldSizeError for a number that is not a rank."""
+        """Return the tiles of a pair of ranks. Raises: WorldSizeError for a number that is not a rank."""
         self.layout.length(origin)
         return self.of_rank(rank)[origin]
 
     def of_rank(self, rank: int) -> TilesByOrigin:
-        """Return the tiles of `rank`, by origin. Raises: WorldSizeError for a number that is not a rank."""
+        """Return the tiles of `rank`, indexed by origin.
+
+        Raises: WorldSizeError for a number that is not a rank.
+        """
         found = self._by_rank.get(rank)
         if found is None:
             self.layout.length(rank)

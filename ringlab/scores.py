@@ -81,7 +81,7 @@ class TileRules:
 
     @property
     def requirements(self) -> frozenset[str]:
-        """Return the names of the rules that a block must support; empty for plain attention."""
+        """Return the names of the rules that a block must support. There are none for plain attention."""
         return self.rules.requirements
 
     def part(self, rows: slice, keys: slice) -> TileRules:
@@ -104,7 +104,7 @@ class TileRules:
     def cap_slope(
         self, capped: Float[Tensor, "*heads rows keys"]
     ) -> Float[Tensor, "*heads rows keys"] | None:
-        """Return the derivative of capped scores by the scores, 1 − tanh²; None without a cap."""
+        """Return the derivative of the capped scores by the scores, 1 − tanh², or None without a cap."""
         cap = self.rules.softcap
         return None if cap is None else 1 - (capped / cap) ** 2
 

@@ -74,7 +74,7 @@ class Tile:
 def band(n: int, m: int, lo: int, hi: int) -> list[Tile]:
     """Return tiles for `n` rows and `m` keys in which row i sees keys i + lo … i + hi.
 
-    The tiles do not overlap and come in no particular order.
+    The tiles do not overlap, and are in no particular order.
     """
     lo, hi = max(lo, -n), min(hi, m)
     first, last = max(0, -hi), min(n, m - lo)

@@ -202,7 +202,7 @@ def case(
 ) -> dict[str, Any]:
     """Return one pass on P ranks, for JSON: each entrant's correctness and times, and the fastest correct one.
 
-    `ratio` is the median over rounds of an entrant's time relative to that of the entrant `ours`.
+    `ratio` is the median over rounds of an entrant's time divided by the time of the entrant `ours`.
     """
     contenders = judged(of, found, expected)
     for name, each in contenders.items():

@@ -99,12 +99,12 @@ class Device(Clock, Protocol):
         ...
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Return the peak bytes allocated during `run`, beyond those before it."""
+        """Return the peak bytes allocated during `run`, minus the bytes allocated before `run`."""
         ...
 
 
 class Cpu:
-    """This process's processor."""
+    """A clock for work on this machine's processor, in this process."""
 
     name = "cpu"
 
@@ -141,7 +141,10 @@ class Ranks:
         device: torch.device | str = "cpu",
         seen: Callable[[Any], None] = lambda kept: None,
     ) -> None:
-        """seen: called with the value of a run after its clock has stopped."""
+        """Make the clock.
+
+        seen: a function that is called with the value of a run after its clock has stopped.
+        """
         self.ring, self.device, self.seen = ring, torch.device(device), seen
 
     def seconds(self, run: Callable[[], Any]) -> float:
@@ -197,7 +200,7 @@ class Cuda:
             fill_with_nan(output)
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Return the peak bytes of torch's allocator during `run`, beyond those before it."""
+        """Return the peak bytes of torch's allocator during `run`, minus the bytes allocated before `run`."""
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -220,7 +223,7 @@ _ASKED = {
 def machine() -> dict[str, object]:
     """Return processor, cores, GPUs, system, versions and the date (UTC), ready for JSON.
 
-    With a GPU, `gpu` describes the current one and `versions` has those of triton, CUDA and cuDNN.
+    With a GPU, `gpu` describes the current GPU, and `versions` includes triton, CUDA and cuDNN.
     """
     return {
         "processor": _processor(),

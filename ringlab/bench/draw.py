@@ -114,7 +114,7 @@ def _alt(text: str, result: Result) -> str:
 
 
 def time_bars(result: Result) -> Drawn:
-    """Times of the ring and of torch in one call, on a CPU: medians, with every measured time as a dot."""
+    """Draw the times of the ring and of one call of torch on a CPU: medians, with a dot for every time."""
     names = {"forward": "forward", "forward_backward": "forward + backward"}
     who = {"emulate": "virtual ranks", "processes": "processes"}[result["bench"]]
     sides = {"subject": f"ring, {result['work']['P']} {who}", "baseline": "torch, one call"}
@@ -139,7 +139,7 @@ def time_bars(result: Result) -> Drawn:
 
 
 def speed_bars(result: Result) -> Drawn:
-    """TFLOP/s of every contender, case by case."""
+    """Draw the TFLOP/s of every contender, case by case."""
     cases = result["cases"]
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
     figure = new_figure((max(WIDE[0], 0.55 * len(cases) * len(names) + 2), WIDE[1] + 0.4))
@@ -162,7 +162,7 @@ def speed_bars(result: Result) -> Drawn:
 
 
 def ratio_bars(result: Result) -> Drawn:
-    """Speed of each subject relative to each of its baselines; the line at 1 marks equal speed."""
+    """Draw the speed of each subject relative to each of its baselines. The line at 1 marks equal speed."""
     cases = result["cases"]
     rows = [
         (f"{_title(case)}: {subject} / {baseline}", ratio, index)
@@ -195,7 +195,7 @@ def ratio_bars(result: Result) -> Drawn:
 
 
 def roofline(result: Result) -> Drawn:
-    """TFLOP/s over operations per byte, under the GPU's ceiling if it is known."""
+    """Draw TFLOP/s over operations per byte, and the GPU's ceiling if it is known."""
     cases, gpu = result["cases"], ", ".join(result["machine"]["gpus"])
     roof = ceiling(result["machine"].get("gpu", {}).get("name", gpu))
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
@@ -228,7 +228,7 @@ def roofline(result: Result) -> Drawn:
 
 
 def _draw_roof(axes: Axes, roof: Ceiling | None, gpu: str, intensities: list[float]) -> str:
-    """Draw the ceilings, and return a sentence about them; without a known GPU, only the sentence."""
+    """Draw the ceilings, and return a sentence about them. For an unknown GPU, only return a sentence."""
     if roof is None:
         note = f"No ceilings: ringlab's table does not know {gpu or 'this machine'}."
         axes.text(0.01, 0.02, note, transform=axes.transAxes, color=QUIET, fontsize=9)

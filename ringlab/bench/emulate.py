@@ -1,4 +1,4 @@
-"""The cost of emulation: P virtual ranks compared with torch computing the whole problem in one call.
+"""The cost of emulation: P virtual ranks are compared with one call of torch on the whole problem.
 
 `Work` is shared by the CPU benchmarks: causal attention, forward or with backward.
 """
@@ -41,7 +41,7 @@ class Work:
         return {**asdict(self), "dtype": "float32", "causal": True, "layout": "zigzag", "block": "native"}
 
     def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k, v and the gradient of out: whole sequences of random numbers."""
+        """Return random whole sequences for q, k, v and the gradient of out."""
         random = torch.Generator().manual_seed(seed)
         shape = (self.B, self.H, self.S, self.D)
         q, k, v, dout = (torch.randn(shape, generator=random) for _ in range(4))

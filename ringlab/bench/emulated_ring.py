@@ -1,4 +1,4 @@
-"""The cost of the ring without its links: P virtual ranks on one GPU, compared with the whole problem in one call."""
+"""The cost of the ring without links: P virtual ranks on one GPU are compared with one call of the kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench_ring(
     """Return times, speed ratios and memory of the emulated zig-zag ring, for JSON; times in seconds.
 
     Each block's ring is compared to the same block called once on the whole problem, and to torch's
-    attention called once. `progress` is called after every round, 3 + `rounds` times a pass.
+    attention called once. `progress` is called after every round, 3 + `rounds` times in each pass.
     Raises: DeviceError without a GPU.
     """
     device = device or Cuda()

@@ -123,7 +123,7 @@ def _poisoned_run(turn: Turn, device: Device) -> Any:
     outputs = tuple(_tensors(turn.run(turn.prepare())))
     ready = turn.prepare()
     device.poison(outputs)
-    del outputs  # so that the second run is given the same memory
+    del outputs  # so that the second run gets the same memory
     return turn.run(ready)
 
 

@@ -1,4 +1,4 @@
-"""The work of the GPU benchmarks: its sizes, its operations and bytes, and random inputs."""
+"""The problem that GPU benchmarks compute: its sizes, operations and bytes, and random inputs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 def draw(problem: Problem, device: str, generator: torch.Generator) -> Inputs:
-    """Return normally distributed inputs, different ones at every call."""
+    """Return normally distributed inputs, which differ at every call."""
     shape = (1, problem.H, problem.S, problem.D)
     dtype = problem.torch_dtype
     return Inputs(*(torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)))

@@ -47,7 +47,7 @@ def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
             pass
         run()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # launched work is not complete yet
+            torch.cuda.synchronize()  # launched kernels may still be running
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

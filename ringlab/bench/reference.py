@@ -36,7 +36,7 @@ Results = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """True results at `tokens`, and the largest error allowed in each of their rows, (H, tokens)."""
+    """The true results at `tokens`, and the largest allowed error of each of their rows, (H, tokens)."""
 
     tokens: Tensor
     true: dict[str, Tensor]
@@ -63,7 +63,7 @@ def sample(S: int, generator: torch.Generator, count: int = 48) -> Tensor:
 
 
 def reference(inputs: Inputs, causal: bool, tokens: Int[Tensor, " tokens"]) -> Reference:
-    """Return the true results at `tokens` in float64, and the bounds that the inputs' own dtype implies."""
+    """Return the true results at `tokens` in float64, and the error bounds for the inputs' dtype."""
     tokens = tokens.to(inputs.q.device)
     lse, delta, spread = _of_all_rows(inputs, causal)
     true = at_tokens(inputs, tokens, lse, delta, causal, torch.float64)

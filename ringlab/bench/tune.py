@@ -1,4 +1,4 @@
-"""Choosing launch configurations by measuring them, for `ringlab tune` on a GPU.
+"""Chooses launch configurations by measuring them, for `ringlab tune` on a GPU.
 
 For each row of the table, every candidate is compiled. Candidates that exceed a budget of
 `blocks.triton.offline` are dropped, and the model of `blocks.triton.occupancy` selects the likely ones. Of
@@ -97,7 +97,8 @@ def tune(
 ) -> Tuned:
     """Return the fastest correct candidate of `slot` within the budgets.
 
-    Candidates are the `most` likeliest ones by the model, and the one that the table has now."""
+    Candidates are the `most` likeliest ones by the model, and the one that the table has now.
+    """
     found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
     able = {each.job.config: each for each in found if not each.broken()}
     likely = sorted(able, key=lambda config: clocks_per_score(able[config]))[:most]

@@ -25,7 +25,7 @@ _TRITON = "triton"
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the block backends that run on every machine, in any floating point dtype.
+    """Return the names of the block backends that run on every machine, with every floating point dtype.
 
     >>> available()
     ('naive', 'blockwise', 'native')
@@ -34,7 +34,9 @@ def available() -> tuple[str, ...]:
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of all block backends. `triton` needs a GPU or its interpreter, and has no float64.
+    """Return the names of all block backends.
+
+    `triton` needs a GPU or Triton's interpreter, and does not support float64.
 
     >>> known()
     ('naive', 'blockwise', 'native', 'triton')

@@ -83,7 +83,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dropout_factors(rules: TileRules, q: Tensor) -> Tensor | None:
-    """Return the factors of the weights of grouped heads; None without dropout."""
+    """Return the dropout factors of the weights of grouped heads, or None without dropout."""
     factors = rules.dropout_factors(q.shape[0], q.shape[1] * q.shape[2], q)
     return None if factors is None else factors.unflatten(1, q.shape[1:3])
 

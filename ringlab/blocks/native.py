@@ -146,7 +146,7 @@ def _cut(x: Tensor, like: Tensor) -> Tensor:
 
 def _check_square(q: Tensor, k: Tensor, causal: bool) -> None:
     """Return if a causal tile is square. Raises: BackendError."""
-    # How the CUDA operators align a rectangular causal mask differs between versions.
+    # Versions of the CUDA operators differ in how they align a rectangular causal mask.
     if causal and q.shape[-2] != k.shape[-2]:
         raise BackendError(
             "a square causal tile for the native block on CUDA",
@@ -168,7 +168,7 @@ def _cuda_backward(
     _check_square(q, k, causal)
     dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
     lse = lse.contiguous()  # the kernel ignores strides of lse, and torch makes no copy
-    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # the random state of dropout
+    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # in place of the random state of dropout
     return _aten._scaled_dot_product_flash_attention_backward(
         dout,
         q,

@@ -69,7 +69,7 @@ def processes(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare gloo processes of one thread with one call of torch's attention with as many threads."""
+    """Compare gloo processes of one thread with one call of torch's attention on equally many threads."""
     from ringlab.bench.emulate import Work
     from ringlab.bench.processes import bench_processes
 
@@ -94,7 +94,8 @@ def peers(
 ) -> None:
     """Compare known packages of ring attention with ringlab's, causal, over gloo processes of one thread.
 
-    The exit status is 1 if ringlab's own result is wrong."""
+    The exit status is 1 if ringlab's own result is wrong.
+    """
     numbers = [each.strip() for each in ranks.split(",")]
     if not all(each.isdigit() for each in numbers):
         raise typer.BadParameter("comma-separated numbers are needed", param_hint="--ranks")

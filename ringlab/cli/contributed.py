@@ -16,7 +16,7 @@ from typer.models import TyperInfo
 
 
 class _Later(NamedTuple):
-    """A command that is not loaded yet. An entry point is wrapped because its class depends on who found it."""
+    """A command that is not loaded yet. It wraps the command's entry point."""
 
     entry: EntryPoint
 

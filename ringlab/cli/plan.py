@@ -1,4 +1,4 @@
-"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, and what would help?
+"""`ringlab plan`: whether and how a context fits on a cluster, how fast it is, and what limits it.
 
 The answer is printed first. `--details` adds the memory item by item, the time of a layer, the other ways to
 share the work, and all assumptions. `--bound` computes a bound that a paper states. `--list` prints the
@@ -200,7 +200,7 @@ def plan(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
+    """Size a cluster: whether a context fits, with which layout and split, how fast, and what limits it.
 
     ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """

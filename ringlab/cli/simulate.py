@@ -294,7 +294,7 @@ def _sizes(
 def rank_count(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
     """Return the number of ranks.
 
-    Raises: CostError if ranks and nodes are below one or contradict each other.
+    Raises: CostError if ranks or nodes are below one, or if they contradict each other.
     """
     per_node = machine.ranks_per_node
     for name, value in (("ranks", ranks), ("nodes", nodes)):
@@ -321,7 +321,7 @@ def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Ma
 def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
     """Return the layout `name`.
 
-    Raises: CostError for an unknown name, or a chunk or fold that does not belong to it.
+    Raises: CostError for an unknown name, or for a chunk or fold with a layout that has none.
     """
     from ringlab.layout import dealt, get_layout, layout_names, per_document
 
@@ -420,7 +420,7 @@ class Serving:
         return f"prefill(travels={self.travels!r})", f"a chunk after {self.prefix:,} tokens"
 
     def layout_words(self, layout: Layout) -> str:
-        """Return the places of the tokens in words: in pages, or for a chunk under `layout`."""
+        """Return a description of where the tokens are: in pages or, for a chunk, under `layout`."""
         from ringlab.cost.simulate_serving import PAGE
 
         return f"pages of {PAGE} tokens" if self.step == "decode" else repr(layout)

@@ -65,7 +65,7 @@ class Comm(ABC):
     """One rank's end of a transport.
 
     Messages from one rank to another arrive in the order in which they were sent. A receive takes the next message, and
-    fails if its tag, shape or dtype is not the expected one.
+    raises an error if the message's tag, shape or dtype is not the expected one.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The strides of rings that go through all ranks."""
+"""The strides of rings that visit all ranks."""
 
 from __future__ import annotations
 

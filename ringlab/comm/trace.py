@@ -68,7 +68,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Compute:
-    """One computation on one rank."""
+    """One computation on one rank, with its times."""
 
     rank: int
     label: str

@@ -168,7 +168,7 @@ def layer_mask(
 
     Raises: BackendError outside `ringlab.hf.context`.
     """
-    if q_length is None and cache_position is not None:  # the argument of transformers 5.0
+    if q_length is None and cache_position is not None:  # transformers 5.0 passes cache_position instead
         q_length, q_offset = len(cache_position), cache_position[0] if len(cache_position) else 0
     found = held()
     try:
@@ -182,7 +182,7 @@ def layer_mask(
 
 
 def read(function: Callable[..., Any]) -> tuple[bool, int | None]:
-    """Return (causal, window) of a mask function of transformers. Position ids show the documents later.
+    """Return (causal, window) of a mask function of transformers. Documents are read from position ids.
 
     Raises: MaskError for a function with any other part.
     """

@@ -79,7 +79,7 @@ def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> 
 
 
 def _part(gradient: Any) -> tuple[Float[Tensor, "..."], int]:
-    """Return this rank's part of a gradient, and the number of different parts that all ranks hold."""
+    """Return this rank's part of a gradient, and the number of parts into which it is sharded."""
     if not is_sharded(gradient):
         return gradient, 1
     from torch.distributed.tensor import Replicate

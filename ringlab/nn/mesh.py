@@ -145,9 +145,7 @@ def _by_heads(qk_norm: bool) -> dict[str, ParallelStyle]:
     columns = [*(f"attention.{name}" for name in "qkv"), "feed_forward.gate", "feed_forward.up"]
     plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
     plan |= {name: RowwiseParallel() for name in ("attention.out", "feed_forward.down")}
-    if (
-        qk_norm
-    ):  # all heads share these weights, so their gradients are summed over all tp ranks
+    if qk_norm:  # all heads share these weights, so their gradients are summed over all tp ranks
         over_heads = SequenceParallel(sequence_dim=1, use_local_output=True)
         plan |= {f"attention.{name}_norm": over_heads for name in "qk"}
     return plan

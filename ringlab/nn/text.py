@@ -27,7 +27,7 @@ MODULES = ("argparse", "bisect", "fractions", "heapq", "random", "statistics", "
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes and their name."""
+    """A text: its bytes and its name."""
 
     name: str
     content: bytes

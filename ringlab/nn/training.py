@@ -236,7 +236,7 @@ def _checked(
     device: str,
     until: int | None,
 ) -> str:
-    """Return a text that must be equal on all ranks."""
+    """Check this rank's arguments, and return a text that must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
     kind = str(device).partition(":")[0]  # a torch.device will do

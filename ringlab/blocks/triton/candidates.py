@@ -25,7 +25,7 @@ class Slot:
 
     @property
     def torch_dtype(self) -> str:
-        """Return the dtype to compile and measure with."""
+        """Return the dtype with which the row is compiled and measured."""
         return "bfloat16" if self.dtype == "16-bit" else self.dtype
 
     def job(self, arch: str, config: Config) -> Job:
@@ -33,7 +33,7 @@ class Slot:
         return Job(self.kernel, arch, self.head_dim, self.torch_dtype, config)
 
     def row(self, config: Config, reason: str, compiled: tuple[int, int, int] | None = None) -> Row:
-        """Return the filled row."""
+        """Return the row of the table with `config` filled in."""
         return Row(self.kernel, self.head_dim, self.dtype, config, reason, compiled)
 
 

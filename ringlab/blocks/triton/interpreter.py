@@ -32,7 +32,7 @@ KNOWN = "3.6 to 3.9"  # the versions of Triton for which every repair is tested
 # replaces the functions of triton.language while a kernel runs. It is reentrant, so that a hook can launch a
 # kernel.
 _LAUNCHING = threading.RLock()
-# For each running launch, the modules (by the id of their globals) whose triton.language is prepared.
+# For each running launch, the ids of the globals of the modules whose triton.language is prepared.
 _prepared: list[set[int]] = []
 _MARK = "_ringlab_repaired"
 
@@ -148,7 +148,7 @@ def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
 
     def patch_lang(fn: Any) -> Any:
         if _prepared and id(fn.__globals__) in _prepared[-1]:
-            return None  # a call within a kernel does not use the scope
+            return None  # calls within a kernel do not use the returned scope
         if _prepared:
             _prepared[-1].add(id(fn.__globals__))
         return original(fn)

@@ -84,7 +84,7 @@ def clocks_per_score(found: Compiled) -> float:
     fetch, ahead = LATENCY + load, config.num_stages - 1  # `ahead`: tiles fetched while a tile is computed
     alone = max(one_program, fetch / ahead) if ahead else one_program + fetch
     busiest = max(matrix, load, operands, lanes / sm.lanes)
-    wasted = (config.block_m + config.block_n) / TOKENS  # the hidden part of tiles on a diagonal
+    wasted = (config.block_m + config.block_n) / TOKENS  # hidden share of the computed scores
     return hypot(busiest, alone / programs) / scores * (1 + wasted)
 
 

@@ -140,7 +140,7 @@ def _odd_single(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _nan_loses(operation: np.ufunc) -> Callable[[ModuleType, Operation], Operation]:
-    """Return the repair that makes tl.maximum or tl.minimum prefer a number to NaN, like the instruction."""
+    """Return the repair that makes tl.maximum or tl.minimum prefer a number to NaN, as on a GPU."""
 
     def make(interpreter: ModuleType, original: Operation) -> Operation:
         return lambda self, lhs, rhs: self.binary_op(lhs, rhs, operation)

@@ -100,7 +100,7 @@ class RuleArguments:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Return the constants that a kernel is compiled for."""
+        """Return the constants for which a kernel is compiled."""
         return {"SOFTCAP": self.softcap, "DROPOUT": self.dropout}
 
 

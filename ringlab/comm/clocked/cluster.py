@@ -299,7 +299,7 @@ class _ClockedComm(Comm):
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self.state == "computing":
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside another one is part of it
         if self.state:
             self._refuse("compute")
         self.state, self.spent = "computing", 0.0

@@ -180,7 +180,7 @@ class Program:
         # posting.
         sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
         receives = receives[np.lexsort((self.post_rank[receives], self.source[receives]))]
-        order = np.argsort(sends, kind="stable")  # back to the order of rank and posting
+        order = np.argsort(sends, kind="stable")  # restores the order of rank and posting
         sends, receives = sends[order], receives[order]
         count = len(self.to)
         outgoing, incoming = np.full(count, -1, np.int32), np.full(count, -1, np.int32)

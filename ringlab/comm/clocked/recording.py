@@ -78,7 +78,7 @@ class Recording:
         return self.timeline(network, self._seconds(slow or {}, jitter, seed))
 
     def timeline(self, network: Links, seconds: Float[np.ndarray, " computations"]) -> Timeline:
-        """Return the times of all operations on `network` if the computations take these `seconds`, rank by rank.
+        """Return the times of all operations on `network`. seconds: those of all computations, rank by rank.
 
         Raises: DeadlockError if sends wait for receives that are posted only after them.
         """

@@ -104,7 +104,7 @@ class _Job(Move):
 
 def as_bytes(tensor: AnyTensor) -> Bytes:
     """Return the memory of a contiguous tensor as an array of bytes."""
-    if not tensor.numel():  # NumPy's empty arrays have stride 0, which no view as bytes may have
+    if not tensor.numel():  # NumPy's empty arrays have stride 0, so they cannot be viewed as bytes
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
 

@@ -32,7 +32,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def start(self, message: Message | None, expected: Expected | None) -> None:
-        """Begin to move tensors to and from other ranks, and append the moves to the two halves."""
+        """Start moving tensors to and from other ranks, and append the moves to the exchange's two halves."""
 
     def relay(self, message: Message, expected: Expected, hops: int) -> None:
         """Do the same as `start` for a block that has made `hops` hops.
@@ -92,7 +92,7 @@ class PointToPoint(Carrier):
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             for work in dist.batch_isend_irecv(ops):
-                work.wait()  # makes this stream wait, not the host
+                work.wait()  # makes this stream wait; the host does not wait
         for op in ops:  # memory freed meanwhile must not be reused before this stream has finished with it
             op.tensor.record_stream(self._stream)
         return _OnStream(self._stream.record_event())

@@ -69,7 +69,7 @@ def check(transport: str, ranks: int) -> None:
 
 
 def lack(transport: str, ranks: int) -> Lack | None:
-    """Return the lack that keeps `ranks` ranks of this machine from using `transport`, or None.
+    """Return the unmet need that keeps `ranks` ranks of this machine from using `transport`, or None.
 
     Raises: BackendError for an unknown name.
     """

@@ -25,7 +25,7 @@ from ringlab.comm.trace import Exchange, Trace
 T = TypeVar("T")
 
 _FAILURE = "ringlab/failure"
-_SETTLE = 3.0  # seconds for the reason of a closed connection to reach the board
+_SETTLE = 3.0  # seconds to wait until the reason of a closed connection is on the board
 _POLL = 0.02
 
 
@@ -54,7 +54,7 @@ class Board:
         return self.first_failure() or mine
 
     def first_failure(self) -> Failure | None:
-        """Return the failure recorded first, or None."""
+        """Return the failure that was recorded first, or None."""
         content = self._ask(lambda store: store.get(_FAILURE) if store.check([_FAILURE]) else None)
         return Failure(**json.loads(content)) if content else None
 

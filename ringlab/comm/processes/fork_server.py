@@ -36,10 +36,8 @@ from ringlab.comm.processes.rank_process import STARTUP, die_with
 from ringlab.errors import CommError, TransportTimeout
 
 AVAILABLE = sys.platform == "linux"
-_LONGEST = 1 << 16  # bytes of a request or an answer
-_CHANGING = (
-    "PYTEST_CURRENT_TEST"  # pytest changes this value before each test, which needs no new server
-)
+_LONGEST = 1 << 16  # largest number of bytes of a request or an answer
+_CHANGING = "PYTEST_CURRENT_TEST"  # pytest changes this value before each test, which needs no new server
 _NEEDED = "the process that forks the ranks to keep running"
 
 
@@ -125,7 +123,7 @@ class ForkServer:
         return own and self.process.poll() is None
 
     def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Send a request and these descriptors. Raises: CommError if the server has ended."""
+        """Send a request and file descriptors to the server. Raises: CommError if the server has ended."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
             self._control.sendmsg([json.dumps(request).encode()], rights)

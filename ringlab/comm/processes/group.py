@@ -41,7 +41,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
             "none is open",
             "torch.distributed.init_process_group(), or ringlab.connect() under torchrun, which opens one",
         )
-    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):  # a DeviceMesh, without importing it
+    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):  # a DeviceMesh
         group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD

@@ -71,7 +71,7 @@ def launch(
     [10, 0]
     """
     _check(world_size, threads, timeout, transport)
-    with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # readable by this user only
+    with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # only this user can read it
         folder, store = Path(name), _host_store()
         message_timeout = min(message_timeout, _MESSAGE_SHARE * timeout)
         job = Job(

@@ -85,7 +85,7 @@ def die_with(parent: int) -> None:
 
 
 def kill_this_process() -> None:
-    """End this process as the system's out-of-memory killer would."""
+    """Kill this process with SIGKILL, as the system's out-of-memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

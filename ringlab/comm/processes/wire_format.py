@@ -94,7 +94,7 @@ _BOTH = "post the send and the receive in one exchange"
 
 @dataclass(frozen=True)
 class Label:
-    """The name of an exchange in errors."""
+    """The description of an exchange that errors quote."""
 
     rank: int
     number: int

@@ -305,7 +305,7 @@ class _VirtualComm(Comm):
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         thread, turns = self.scheduler.threads[self.rank], self.scheduler.turns
         if not thread.is_current and not self.scheduler.over:
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside another one is part of it
         self._only_in_the_program("compute")
         grad, modes = torch.is_grad_enabled(), entered_modes()
 
@@ -374,7 +374,7 @@ class _VirtualWork(Work):
 def _copy_alone(source: Tensor, into: Tensor) -> None:
     """Copy on this thread only. torch's OpenMP threads would slow down other ranks' computations."""
     source, into = source.detach(), into.detach()
-    if not into.numel():  # NumPy's empty arrays have stride 0, which no view as bytes may have
+    if not into.numel():  # NumPy's empty arrays have stride 0, so they cannot be viewed as bytes
         return
     if all(
         x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()

@@ -1,4 +1,4 @@
-"""A thread that runs only when it has the turn, and torch's dispatch modes, which belong to a thread."""
+"""Threads that run only when they have the turn, and torch's dispatch modes, which belong to a thread."""
 
 from __future__ import annotations
 

@@ -160,9 +160,7 @@ class _Workers:
             self._threads.append(threading.Thread(target=self._work, args=(ready,), name=name, daemon=True))
             self._threads[-1].start()
         ready.wait()
-        torch.set_num_threads(
-            self._all_threads
-        )  # the default for new threads, which workers have changed
+        torch.set_num_threads(self._all_threads)  # the default for new threads, which workers have changed
 
     def _work(self, ready: threading.Barrier) -> None:
         torch.get_num_threads()  # the first call on a thread resets its number of threads

@@ -43,7 +43,7 @@ KINDS = ("drop", "delay", "duplicate", "reorder", "corrupt", "kill")
 
 
 class RankKilled(CommError):
-    """A fault killed this rank."""
+    """The error of a rank that a fault killed."""
 
 
 @dataclass(frozen=True)
