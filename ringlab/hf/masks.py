@@ -143,7 +143,7 @@ class LayerMask:
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
             got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise MaskError(
-                "position ids (1 or batch, tokens), equal in all rows, passed to attention",
+                "position ids (1 or batch, tokens), alike in all rows, passed to attention",
                 got,
                 "give the model position_ids from ringlab.hf.shard_batch",
             )
@@ -238,7 +238,7 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         if rope_type in _ROPE_BY_LENGTH:
             raise BackendError(
                 "rotary frequencies that do not depend on the largest position in the input",
-                f"rope_type {rope_type!r}, whose frequencies each rank would choose from its own shard",
+                f"rope_type {rope_type!r}, whose frequencies each rank would choose by its own shard",
                 "use default, linear, yarn or llama3",
             )
 
