@@ -121,8 +121,8 @@ def backward(
         if dkv_work is not None:
             arrived_dk, arrived_dv = dkv_work.wait()
             dk, dv = dk + arrived_dk, dv + arrived_dv
-        # After the last step the block is one hop from its owner. The gradients make this hop too: P hops in
-        # all, where K and V make P − 1.
+        # After the last step the block is one hop from its owner. The gradients make that hop too: P in all,
+        # against P − 1 for K and V.
         if ring.world_size > 1:
             dkv_work = ring.post(dk, dv, length=call.length(step + 1), tag="dkv")
         if kv_work is not None:
