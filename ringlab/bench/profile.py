@@ -2,7 +2,7 @@
 
 `python -m ringlab.bench.profile FILE` records the ring of lesson 13 in both orders, with a description of the
 machine. Each order runs several times, and the run of median duration is kept. If this machine has two or
-more GPUs, all of them are used, over NCCL (nobody has tried this yet). Otherwise two gloo processes are used.
+more GPUs, all of them are used over NCCL (nobody has tried this yet). Otherwise two gloo processes are used.
 """
 
 from __future__ import annotations
