@@ -27,7 +27,10 @@ TESTS = (
 
 
 def fetched(version: str, folder: Path) -> Path:
-    """Return the folder that holds this Triton and the newest NumPy, after downloading them where they are missing."""
+    """Return the folder with this version of Triton and the newest NumPy.
+
+    Download them if they are missing.
+    """
     target = folder / f"triton-{version}"
     if not (target / "triton").is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
@@ -36,7 +39,7 @@ def fetched(version: str, folder: Path) -> Path:
 
 
 def run(version: str, packages: Path, tests: list[str]) -> bool:
-    """Run the tests with these packages and return whether all passed."""
+    """Run the tests with these packages, and return whether all tests passed."""
     paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
     ask = "import numpy, torch, triton; print(triton.__version__, numpy.__version__, torch.__version__)"

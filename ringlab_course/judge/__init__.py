@@ -1,11 +1,8 @@
 """The judge: grades notebooks in a process that never runs a learner's code.
 
-sandbox    the bubblewrap command lines, and the limits of a worker; `probe` tests whether the sandbox works
-here
-fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `namespace`
-isolates each one
-spawn      the ways to start a worker: forked, in its own sandbox, or without one; `servers` keeps the fork
-servers
+sandbox    the bubblewrap command lines and the limits of a worker; `probe` tests whether the sandbox works
+fork_server  the program in a sandbox that forks workers; `namespace` isolates each worker
+spawn      the ways to start a worker: forked, in its own sandbox, or in none; `servers` keeps fork servers
 process    a worker as the judge sees it
 channel    the worker's end of the socket that carries frames (`checking.protocol`)
 worker     the program inside the sandbox: answers calls, but does not decide whether answers are right
@@ -14,11 +11,9 @@ exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
 deadline   the end of a call's time, extended while the submission waits for a processor
-allowance  limits for the processor time and memory of all workers together; `processes` reads both, and ends
-leftover processes
+allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftover processes
 removal    makes what a submission may not call (`checking.forbidden`) unreachable in a worker
-records    loads and stores of Triton kernels: reported by the worker, unlike values, bytes on the ring and
-memory
+records    loads and stores of Triton kernels, which are the worker's claim, unlike values, bytes and memory
 judge      grades a notebook and returns a report
 """
 
