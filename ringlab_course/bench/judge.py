@@ -89,7 +89,7 @@ def notebooks(
     """
     solutions = sorted((checkout / SOLUTIONS).glob(f"{exercise}_*.ipynb"))
     if not solutions:
-        raise CourseError("a checkout, with solutions", str(checkout), "cd to it")
+        raise CourseError("a checkout with solutions", str(checkout), "change into the checkout")
     wrong = [
         (answer.stage, answer.source)
         for answer in sorted(wrong_answers(exercise), key=lambda each: each.name)
@@ -156,7 +156,7 @@ def _refuse_wrong_grades(run: Run, right: Sequence[bool]) -> None:
     ]
     odd += [f"{each.learner} not graded: {each.reason}" for each in run.ungraded]
     if odd:
-        raise CourseError(f"{len(right)} grades, full ones for right answers only", "; ".join(odd[:5]))
+        raise CourseError(f"{len(right)} grades, with full marks for right answers only", "; ".join(odd[:5]))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ def _made(target: Target, root: Path) -> NotebookNode:
         execute(notebook, target.path.parent)
         notebook.metadata["ringlab"]["outputs"] = outputs_hash(notebook)
     if problems := lint(notebook):
-        raise CourseError("a notebook to the standard of the course", "; ".join(problems))
+        raise CourseError("a notebook that follows the rules of the course", "; ".join(problems))
     return notebook
 
 

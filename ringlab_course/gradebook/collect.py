@@ -316,7 +316,7 @@ def _refuse_mixed(found: list[HandedIn]) -> None:
         other = roots.setdefault(each.key, each)
         if other.root != each.root and other.root.is_dir() and each.root.is_dir():
             raise CourseError(
-                "learners whose folders lie under one of the paths given",
+                "learners whose folders are all below one of the given paths",
                 f"{each.learner} under {shown_name(other.root)} and under {shown_name(each.root)}",
                 "give the folder above them, grade one after the other, or name the one learner with --learner",
             )

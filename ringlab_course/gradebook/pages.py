@@ -79,7 +79,7 @@ def learner_page(learner: str, entries: Sequence[Entry], title: str) -> str:
     """Return the page of one learner. Raises: CourseError if an entry belongs to another learner."""
     others = {entry.learner for entry in entries} - {learner}
     if others:
-        raise CourseError("entries of one learner", f"{len(others)} others' among them")
+        raise CourseError("entries of one learner", f"entries of {len(others)} other learners, too")
     views = [entry_view(entry) for entry in entries]
     return rendered(
         "learner.html",
@@ -218,7 +218,7 @@ def _refuse_foreign(folder: Path, pages: Iterable[str]) -> None:
         path = folder / name
         if (path.is_symlink() or path.exists()) and not (path.is_file() and _is_ours(path)):
             raise CourseError(
-                "a folder for the pages alone", f"{path}, which is no page of ours", "choose another folder"
+                "a folder that contains only these pages", f"{path}, which is no page of ours", "choose another folder"
             )
 
 

@@ -40,7 +40,7 @@ def parse_late(text: str) -> Late:
         return Late()
     found = _LATE.fullmatch(text.strip().lower())
     if found is None:
-        raise CourseError("what lateness costs", repr(text), 'as in "10%/day" or "10%/day, max 50%"')
+        raise CourseError("the cost of lateness", repr(text), 'as in "10%/day" or "10%/day, max 50%"')
     return Late(float(found[1]) / 100, float(found[2]) / 100 if found[2] else 1.0)
 
 
@@ -57,7 +57,7 @@ def parse_due(text: str) -> datetime:
             raise ValueError("no date and time")
         due = datetime.fromisoformat(f"{found[1]}T{found[2]}")
         if (due.tzinfo is None) != bool(found[3]):
-            raise ValueError("no zone, or two")
+            raise ValueError("no zone or two zones")
         if found[3]:
             local = ZoneInfo(found[3])
             return max(due.replace(tzinfo=local, fold=fold).astimezone(UTC) for fold in (0, 1))

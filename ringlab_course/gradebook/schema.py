@@ -141,7 +141,7 @@ def _check_tables(book: sqlite3.Connection, path: Path | None) -> None:
     if _tables(book) != expected_tables():
         raise _foreign(path, "tables that ringlab did not make")
     if (word := book.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-        raise CourseError("a gradebook that is whole", f"{path}: {word[:200]}", "restore a copy of it")
+        raise CourseError("an undamaged gradebook", f"{path}: {word[:200]}", "restore a copy of it")
 
 
 def expected_tables() -> set[tuple[str, str, str]]:
@@ -203,15 +203,15 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     seconds, earned, maximum = (checked_number(value, f"number of row {row[0]}") for value in row[9:12])
     report = json.loads(row[12])
     if not isinstance(report, dict) or (report["earned"], report["points"]) != (earned, maximum):
-        raise ValueError(f"row {row[0]} does not say what its report says")
+        raise ValueError(f"row {row[0]} differs from its report")
     if earned > maximum or report["exercise"] not in (exercise, ""):
-        raise ValueError(f"row {row[0]} has more points than there are, or another exercise's")
+        raise ValueError(f"row {row[0]} has more points than its maximum, or a report of another exercise")
     for stage in report["stages"]:
         checked_text(stage["stage"], "stage")
         for check in stage["checks"]:
             for name, kind in _CHECK.items():
                 if not isinstance(check[name], kind):
-                    raise TypeError(f"row {row[0]}: {name} of a check is no {kind.__name__}")
+                    raise TypeError(f"row {row[0]}: {name} of a check is not of type {kind.__name__}")
     return Entry(
         learner, exercise, path, digest, graded_at, seconds, report, earned, maximum, submitted_at,
         contract=contract, seed=int(seed), id=row[0],
@@ -221,14 +221,14 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 def checked_text(value: Any, what: str) -> str:
     """Return `value` if it is text of limited length. Raises: DamagedError otherwise."""
     if not isinstance(value, str) or len(value) > TEXT_CHARACTERS:
-        raise DamagedError(f"{what} is no text of at most {TEXT_CHARACTERS} characters")
+        raise DamagedError(f"{what} is not text of at most {TEXT_CHARACTERS} characters")
     return value
 
 
 def checked_number(value: Any, what: str, most: float = MOST_POINTS) -> float:
     """Return `value` if it is a number from 0 to `most`. Raises: DamagedError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DamagedError(f"{what} is no number")
+        raise DamagedError(f"{what} is not a number")
     if not math.isfinite(value) or not 0 <= value <= most:
         raise DamagedError(f"{what} is not between 0 and {most:g}")
     return value

@@ -103,7 +103,7 @@ class Gradebook:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            remedy = "wait for it, or give this one a book of its own"
+            remedy = "wait for that run, or use another gradebook for this one"
             got = f"{self.path}: a run is under way"
             raise CourseError("a gradebook that no other run writes", got, remedy) from None
         finally:

@@ -51,10 +51,10 @@ class L1:
     def __post_init__(self) -> None:
         if min(len(set(self.messages)), len(set(self.tokens))) < 2:
             got = f"{', '.join(map(str, self.messages))} bytes and {', '.join(map(str, self.tokens))} tokens"
-            raise LabError("two message sizes and two lengths at least", got)
+            raise LabError("at least two message sizes and two lengths", got)
         if min(*self.messages, *self.tokens) < 1 or _twice(self.messages) or _twice(self.tokens):
             got = f"messages {self.messages}, lengths {self.tokens}"
-            raise LabError("messages of a byte and blocks of a token at least, each size once", got)
+            raise LabError("messages of at least one byte and blocks of at least one token, each size once", got)
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed)
         if self.K < 1 or self.H % self.K:
             raise LabError(

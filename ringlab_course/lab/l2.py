@@ -61,7 +61,7 @@ class L2:
                 f"layouts among {', '.join(layout_names())}, each once", ", ".join(self.layouts) or "none"
             )
         if min(self.S, self.c) < 16:
-            raise LabError("16 tokens at least", f"S={self.S}, c={self.c}")
+            raise LabError("at least 16 tokens", f"S={self.S}, c={self.c}")
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed, self.block)
 
     def check(self, P: int) -> None:

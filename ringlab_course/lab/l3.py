@@ -55,7 +55,7 @@ class L3:
         if self.layout not in layout_names():
             raise LabError(f"a layout among {', '.join(layout_names())}", repr(self.layout))
         if self.target == OURS:
-            raise LabError("an entrant beside ringlab", repr(self.target), "package.module:function")
+            raise LabError("an entrant other than ringlab", repr(self.target), "package.module:function")
 
     def check(self, P: int) -> None:
         """Raise LabError unless the entrant can be loaded, and `P` ranks can share the tokens."""
@@ -63,7 +63,7 @@ class L3:
         if self.S < 2 * P or self.S % (2 * P):
             raise LabError(f"tokens divisible by {2 * P}, twice the ranks", f"S={self.S}, P={P}", "--tokens")
         if self.S < 16:
-            raise LabError("16 tokens at least", f"S={self.S}")
+            raise LabError("at least 16 tokens", f"S={self.S}")
         _loaded(self.target)
 
     def needed_bytes(self, P: int, rank: int = 0) -> int:

@@ -67,7 +67,7 @@ def reserve(path: Path) -> Path:
                 return free
     except OSError as error:
         raise LabError(f"a file that can be written at {path}", f"{error.strerror}", "--output") from None
-    raise LabError(f"a name that is free beside {path}", "a thousand that are taken", "--output")
+    raise LabError(f"a free name beside {path}", "a thousand taken names", "--output")
 
 
 def blame(path: Path, cause: str, stacks: Mapping[str, str] | None = None) -> None:
@@ -216,9 +216,9 @@ def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: 
     if dtype not in DTYPES:
         raise LabError(f"a dtype among {', '.join(DTYPES)}", repr(dtype), "--dtype")
     if min(H, D) < 1:
-        raise LabError("a head and a column at least", f"H={H}, D={D}", "--heads, --head-dim")
+        raise LabError("at least one head and one column", f"H={H}, D={D}", "--heads, --head-dim")
     if rounds < 1:
-        raise LabError("a round at least", str(rounds), "--rounds")
+        raise LabError("at least one round", str(rounds), "--rounds")
     if not 0 <= seed < 2**62:
         raise LabError("a seed from 0 to 2⁶² − 1", str(seed), "--seed")
     if block not in (*known(), "auto"):
@@ -229,5 +229,5 @@ def expect_ranks(P: int) -> None:
     """Raise LabError for fewer than two ranks."""
     if P < 2:
         raise LabError(
-            "two ranks or more, for an exchange", str(P), "--ranks 2, or torchrun --nproc-per-node 2"
+            "at least two ranks, for an exchange", str(P), "--ranks 2, or torchrun --nproc-per-node 2"
         )

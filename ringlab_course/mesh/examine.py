@@ -163,7 +163,7 @@ def taken_in(value: Any) -> Examined:
         for count in (value["messages"], value["blocks"], value["scratch"], *value["types"].values())
     )
     if not ok:
-        raise ProtocolError("what an examined program answered, sent and held", "something else")
+        raise ProtocolError("the answer, traffic and memory of an examined program", "something else")
     return Examined(**value)
 
 

@@ -58,7 +58,7 @@ def release(names: tuple[str, ...], folder: Path) -> list[Path]:
     paths = [folder / "source" / t.slug / f"{t.slug}.ipynb" for t in chosen]
     for path in paths:
         if path.exists() and not _as_written(path):
-            raise CourseError("a source notebook as it was written", f"{path}, edited", "move it away first")
+            raise CourseError("an unedited source notebook", f"{path}, edited", "move it away first")
     for target, path in zip(chosen, paths, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(nbformat.writes(source_notebook(target, root)) + "\n", encoding="utf-8")
