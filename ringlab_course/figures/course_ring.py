@@ -67,7 +67,7 @@ def draw_course(selected: str = "05") -> Figure:
 
 
 def describe_lesson(selected: str) -> str:
-    """Return the picture's content about one lesson in words."""
+    """Return in words what the picture shows about one lesson."""
     item, needed = lesson(selected), all_needs(selected)
     before = f"needs {', '.join(needed)}" if needed else "needs no other lesson"
     return (

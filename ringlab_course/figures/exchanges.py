@@ -75,7 +75,7 @@ def trade() -> Figure:
 
 
 def describe_trade() -> str:
-    """The picture of `trade` in words."""
+    """Return the picture of `trade` in words."""
     return (
         f"{P} heads by {TOKENS} tokens on {P} ranks, before and after an all-to-all. Before it, each rank holds {TOKENS // P} "
         "neighbouring tokens of all heads: four columns, rank 0 to 3. After it, each rank holds all tokens of one head: "
@@ -152,7 +152,7 @@ def schedules() -> Figure:
 
 
 def describe_schedules() -> str:
-    """The picture of `schedules` in words."""
+    """Return the picture of `schedules` in words."""
     return (
         "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 tokens in all 4 heads; keys "
         "and values of 4 other tokens come in the first exchange, those of the remaining 8 later. All-gather: the same queries, and the keys "
@@ -191,7 +191,7 @@ def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
 
 
 def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
-    """The picture of `steps` in words."""
+    """Return the picture of `steps` in words."""
     each = (
         f"{name}, {counted(hops, 'hop')}: a hop of {hop_s * 1e6:.0f} µs beside a block of {block_s * 1e6:.0f} µs"
         for name, (hops, hop_s, block_s) in timed.items()
@@ -235,7 +235,7 @@ def decode_step(lengths: Sequence[int]) -> Figure:
 
 
 def describe_decode_step(lengths: Sequence[int]) -> str:
-    """The picture of `decode_step` in words."""
+    """Return the picture of `decode_step` in words."""
     keys = ", ".join(map(str, lengths))
     return (
         f"One step of decode on {len(lengths)} ranks. Every rank has the query of the new token. It meets the keys and values "

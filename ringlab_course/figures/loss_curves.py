@@ -152,7 +152,7 @@ def distances(tables: Mapping[str, Any]) -> Figure:
 
 
 def describe_distances(tables: Mapping[str, Any]) -> str:
-    """The picture of `distances` in words."""
+    """Return the picture of `distances` in words."""
     words = (f"{name}, {', '.join(f'{x:.0%}' for x in table.diagonal())}" for name, table in tables.items())
     return (
         "The share of visible pairs whose distance is wrong if each rank counts its tokens from 0, by the ranks of query and "
@@ -180,7 +180,7 @@ def shares(parts: int = 4) -> Figure:
 
 
 def describe_shares(parts: int = 4) -> str:
-    """The picture of `shares` in words."""
+    """Return the picture of `shares` in words."""
     ways = "; ".join(
         f"under {name} it has one of the {parts} {'token blocks' if cut == 'tokens' else cut} and all of the rest"
         for name, cut in SHARDS.items()
@@ -248,7 +248,7 @@ def _place(dp: int, cp: int, tp: int) -> tuple[float, float]:
 
 
 def describe_mesh(degrees: Degrees) -> str:
-    """The picture of `mesh` in words."""
+    """Return the picture of `mesh` in words."""
     rings = [
         [(dp * degrees.cp + cp) * degrees.tp + tp for cp in range(degrees.cp)]
         for dp in range(degrees.dp)

@@ -263,7 +263,7 @@ def shapes_figure(ratio: int = 5) -> Figure:
 
 
 def describe_shapes(ratio: int = 5) -> str:
-    """Return in words what `shapes_figure` shows."""
+    """Return the picture of `shapes_figure` in words."""
     return (
         f"One head of attention, areas to scale for S = {ratio} D. q, S × D, times k transposed, D × S, gives the "
         "scores, S × S. The softmax of each row gives the weights, S × S. The weights times v, S × D, give out, S × D. "
@@ -312,7 +312,7 @@ def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
 
 
 def describe_sharing(heads: int = 8, kv_heads: int = 2) -> str:
-    """Return in words what `sharing_figure` shows."""
+    """Return the picture of `sharing_figure` in words."""
     orders = _orders(heads, kv_heads)
     rows = [f"{name}: {', '.join(map(str, order))}" for name, order in orders.items()]
     agree = [head for head in range(heads) if len({order[head] for order in orders.values()}) == 1]

@@ -41,7 +41,7 @@ class Step:
 
     @property
     def lse(self) -> float:
-        """m + ln Σ e^(s − m)."""
+        """The running log-sum-exp, m + ln Σ e^(s − m)."""
         return self.maximum + math.log(self.total) if self.total > 0 else -math.inf
 
 

@@ -68,7 +68,7 @@ def _titled(layout: Layout) -> str:
 
 
 def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
-    """Return the pictured pairs in words."""
+    """Return the visible pairs of `figure` in words."""
     tokens = np.arange(layouts[0].S)
     seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
     parts = []
@@ -158,7 +158,7 @@ def labels(
 def describe_labels(
     layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
 ) -> str:
-    """Return the labels of `labels` in words."""
+    """Return the picture of `labels` in words."""
     parts = [
         f"{layout.name}: wrong at {', '.join(map(str, np.flatnonzero(own != right))) or 'no token'}"
         for layout, own in zip(layouts, made, strict=True)
@@ -199,7 +199,7 @@ def _draw_piece(ax: Any, at: int, length: int, columns: int, colour: str) -> Non
 
 
 def describe_rectangle(documents: Sequence[int], columns: int) -> str:
-    """Return the two batches in words."""
+    """Return the two batches of `rectangle` in words."""
     total, longest = sum(documents), max(documents)
     share = 1 - total / (longest * len(documents))
     return (
@@ -276,7 +276,7 @@ def _goes_on(
 
 
 def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
-    """Return the bars in words."""
+    """Return the bars of `groups` in words."""
     parts = []
     for ranks, title in zip(placed, titles, strict=True):
         ends = [sum(ms for _, ms in parts) for parts in ranks]

@@ -1,4 +1,4 @@
-"""Scans of states over ranks: whose tokens each rank has received after each round, and a state's memory."""
+"""Scans of states over ranks: which ranks' tokens each rank knows after each round, and a state's memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
 
 
 def describe(scans: Mapping[str, Known]) -> str:
-    """Return the rounds in words."""
+    """Return the picture of `rounds` in words."""
     parts = [f"{name}: {len(each) - 1} round{'s' * (len(each) > 2)}" for name, each in scans.items()]
     return (
         "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
@@ -120,7 +120,7 @@ def composition() -> Figure:
 
 
 def describe_composition() -> str:
-    """Return the picture in words."""
+    """Return the picture of `composition` in words."""
     return (
         "A state S passes stretch 1, which makes A1 S + B1, and stretch 2, which makes A2 (A1 S + B1) + B2. "
         "Both together are one stretch with the pair (A2 A1, A2 B1 + B2)."
@@ -147,7 +147,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
 
 
 def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]) -> str:
-    """Return the curves in words."""
+    """Return the curves of `recall` in words."""
     ends = ", ".join(
         f"{name} from {values[0]:.2f} to {values[-1]:.2f}, {max(values):.2f} at most"
         for name, values in errors.items()
@@ -195,7 +195,7 @@ def survival(alphas: Sequence[float]) -> Figure:
 
 
 def describe_survival(alphas: Sequence[float]) -> str:
-    """Return the fractions in words."""
+    """Return the fractions of `survival` in words."""
     *reads, leaves = _surviving(alphas)
     each = "; ".join(
         f"token {i} reads {state:.3g} of the state and {', '.join(f'{x:.3g}' for x in of[:i])} of the writes so far"

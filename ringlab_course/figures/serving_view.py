@@ -68,7 +68,7 @@ def pages(
 
 
 def describe_pages(held: Sequence[Sequence[tuple[str, int]]]) -> str:
-    """Return the pages in words."""
+    """Return the picture of `pages` in words."""
     words = [
         f"page {number}: {' and '.join(f'{tokens} tokens of {name}' for name, tokens in owners) or 'free'}"
         for number, owners in enumerate(held)
@@ -99,7 +99,7 @@ def chunk_masks(prefix: int, new: int) -> Figure:
 
 
 def describe_chunk_masks(prefix: int, new: int) -> str:
-    """Return the two masks in words."""
+    """Return the two masks of `chunk_masks` in words."""
     return (
         f"Keys that the queries of a chunk see. In truth the first sees {prefix + 1} and the last {prefix + new}; "
         f"with is_causal=True the first sees 1 and the last {new}."
@@ -156,7 +156,7 @@ def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour
 
 
 def describe_travellers(P: int) -> str:
-    """Return the two pictures in words."""
+    """Return the two pictures of `travellers` in words."""
     return (
         f"{P} ranks, each with a tall block of keys and values and a small one of queries. Left: tall blocks go from rank to "
         "rank. Right: small blocks do, and the partials of rank 0's queries come home to rank 0 from every other rank."
@@ -185,7 +185,7 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
 
 
 def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> str:
-    """Return the two lines in words."""
+    """Return the two lines of `bytes_by_prefix` in words."""
     ends = "; ".join(
         f"{name}: {values[0] / 1e6:,.1f} to {values[-1] / 1e6:,.1f} MB" for name, values in lines.items()
     )
@@ -220,7 +220,7 @@ def hand_over(P: int) -> Figure:
 
 
 def describe_hand_over(P: int) -> str:
-    """Return the squares in words."""
+    """Return the picture of `hand_over` in words."""
     return (
         f"Squares of heads by tokens for {P} ranks. After attending, rank r has column r: all heads over its own tokens. "
         "After the hand-over it has row r: its own heads over the tokens of all ranks."

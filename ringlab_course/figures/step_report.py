@@ -123,7 +123,7 @@ def segment(
 def describe_segment(
     layout: Layout, rank: int, origin: int, rows: tuple[int, int], line: tuple[int, int, int, int]
 ) -> str:
-    """The picture of `segment` in words."""
+    """Return the picture of `segment` in words."""
     start, split, stop, shift = line
     words = [
         f"One line of SEGMENTS, {start}, {split}, {stop}, {shift}, for rows {rows[0]} to {rows[1] - 1} of rank {rank}, "
@@ -170,7 +170,7 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
 
 
 def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
-    """The picture of `traffic` in words."""
+    """Return the picture of `traffic` in words."""
     words = [
         "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
     ]

@@ -210,6 +210,3 @@ def _whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-
-
-# TeX that matplotlib reads in another spelling only.

@@ -219,7 +219,7 @@ class Network:
             self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
 
     def _stuck(self, works: dict[int, Posted]) -> None:
-        """Raise the deadlock if no rank was killed; otherwise tell the waiting ranks which rank died."""
+        """Raise DeadlockError if no rank was killed; otherwise tell the waiting ranks which rank died."""
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():

@@ -35,7 +35,7 @@ from ringlab_course.judge.sandbox import (
 from ringlab_course.judge.seccomp import filter_program
 
 ORDER_S = 5.0
-"""Seconds in which a fork server must read an order, even while it imports; the socket can hold dozens."""
+"""Seconds to wait until the server's socket takes an order; it holds dozens while the server imports."""
 END_S = 5.0
 """Seconds that the kernel may take to end all processes of a namespace."""
 

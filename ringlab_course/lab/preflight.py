@@ -26,7 +26,7 @@ from ringlab.errors import LabError
 from ringlab_course.lab.result import gather, source
 
 BUSY_SHARE = 0.05
-"""The largest share of a GPU's time or memory that others may use before the run without raising doubts."""
+"""A larger share of a GPU's time or memory in use by others before the run makes all figures doubtful."""
 _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu")
 
 
