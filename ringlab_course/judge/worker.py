@@ -151,7 +151,7 @@ def _report(channel: Channel, error: BaseException) -> None:
     known = getattr(builtins, name, getattr(ringlab.errors, name, None)) is type(error)
     try:
         text = own_lines(error)
-    except BaseException:  # the exception's own methods raise
+    except BaseException:  # methods of the exception may raise, too
         text = name
     channel.send("error", type=name if known else "", text=_bounded(text), own=True)
 

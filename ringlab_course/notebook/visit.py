@@ -32,7 +32,7 @@ def ward(*names: str) -> None:
 
 
 def examine(name: str, ranks: int, tokens: int, **case: Any) -> Findings:
-    """Return the findings of one run on `ranks` ranks with `tokens` tokens each; print them to read them.
+    """Return the findings of one run on `ranks` ranks with `tokens` tokens each; print() shows them readably.
 
     case: layout (one of `ringlab.layout.layout_names()`), causal, dtype ("float32" or "bfloat16"). Errors
     within the bound are shown as "rounding".
