@@ -161,4 +161,4 @@ def _refuse_chance(cell: Any) -> None:
             )
         text = output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
         if _ADDRESS.search(text):
-            raise CourseError("outputs that are the same on every run", f"a memory address from the cell {first!r}")
+            raise CourseError("outputs that are always the same", f"a memory address from the cell {first!r}")

@@ -234,7 +234,7 @@ TOP = 40.0
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of inputs and one dtype: mean relative errors over `ranks`, by the rounded part of the state."""
+    """One kind of inputs and one dtype: mean errors over `ranks`, by the rounded part of the state."""
 
     probe: str
     dtype: str

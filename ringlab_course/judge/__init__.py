@@ -11,7 +11,7 @@ exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
 deadline   the end of a call's time, extended while the submission waits for a processor
-allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftover processes
+allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftovers
 removal    makes what a submission may not call (`checking.forbidden`) unreachable in a worker
 records    loads and stores of Triton kernels, which are the worker's claim, unlike values, bytes and memory
 judge      grades a notebook and returns a report

@@ -138,9 +138,9 @@ class Network:
         If a rank was killed, the results of ranks that stopped early are `Ended`, and the outcome contains
         only the results.
 
-        Raises: RankRaised (also for a MismatchError), DeadlockError or UnreceivedError, after which the workers
-        can take another call; Overdue, Endless, WorkerDied or ProtocolError, after which the workers for which
-        `idle` is false have to be killed.
+        Raises: RankRaised (also for a MismatchError), DeadlockError or UnreceivedError, after which the
+        workers can take another call; Overdue, Endless, WorkerDied or ProtocolError, after which the workers
+        for which `idle` is false have to be killed.
         """
         self._begin(function, arguments, keywords, gradient)
         while not all(rank.over for rank in self.ranks):

@@ -54,7 +54,7 @@ class L1:
             raise LabError("at least two message sizes and two lengths", got)
         if min(*self.messages, *self.tokens) < 1 or _twice(self.messages) or _twice(self.tokens):
             got = f"messages {self.messages}, lengths {self.tokens}"
-            raise LabError("messages of at least one byte and blocks of at least one token, each size once", got)
+            raise LabError("messages and blocks of at least one byte and one token, each size once", got)
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed)
         if self.K < 1 or self.H % self.K:
             raise LabError(

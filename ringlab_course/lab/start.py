@@ -1,4 +1,4 @@
-"""Starting a lab: on the ranks that torchrun started, or without torchrun on gloo processes of this machine."""
+"""Starting a lab on the ranks that torchrun started or, without torchrun, on gloo processes of this machine."""
 
 from __future__ import annotations
 

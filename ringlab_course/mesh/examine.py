@@ -171,7 +171,7 @@ MOST_KNOWN = 64
 Loops: TypeAlias = Sequence[tuple[int, int]]
 """For each loop that sends something, the elements per turn and the number of turns."""
 _known: dict[str, tuple[Any, Examined, Loops]] = {}
-"""Compiled programs by their text before compilation, which determines the result: the devices never change."""
+"""Compiled programs by their text before compilation, which determines the result."""
 
 
 class _FormError(Exception):

@@ -159,7 +159,7 @@ def _role(file: Path) -> str:
     """Return the first paragraph of a module's docstring. Raises: ValueError unless it is a sentence."""
     role = _docstring(file).partition("\n\n")[0]
     if not role.endswith((".", "?", "…")):
-        raise ValueError(f"{file}: the docstring's first paragraph is no whole sentence: {role!r}")
+        raise ValueError(f"{file}: the docstring's first paragraph is not a whole sentence: {role!r}")
     return first_sentence(role)
 
 

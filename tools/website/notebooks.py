@@ -158,7 +158,7 @@ def _describe_pictures(cell: Any, path: Path) -> None:
     ]
     if len(found) != len(pictures) or len(pictures) > 1:
         raise ValueError(
-            f"needed: one described picture a cell\n   got: {len(pictures)} pictures, {len(found)} descriptions "
+            f"needed: at most one picture in a cell, with a description\n   got: {len(pictures)} pictures, {len(found)} descriptions "
             f"in {path.name}: {cell.source[:60]!r}"
         )
     if found:
