@@ -102,9 +102,9 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
     else:
         yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s}
     flops_per_s = 0.0
-    for c in settings.tokens:
+    for c in sorted(settings.tokens):
         case = _overlap(ring, settings, c, device)
-        flops_per_s = case["flops_per_s"]  # the last length's rate, which is that of long shards
+        flops_per_s = case["flops_per_s"]  # after the loop, the rate of the longest block, which long shards have
         yield case
     sizes = settings.sizes
     least = least_tokens_hidden(flops_per_s, bytes_per_s, sizes, latency_s=latency_s)
