@@ -28,13 +28,13 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Before anything imports a module of ringlab, or its functions would escape the check.
+# This runs before anything imports a module of ringlab, whose functions would otherwise escape the check.
 # Only modules that name an array type: the hook wraps every function of a module, which made the
 # virtual cluster's small ones five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
 
-# Tests that call the reference as its users do, thousands of times. The other tests hold it to its shapes; here, holding every
-# call to them doubles the time.
+# Tests that call the reference thousands of times, as its users do. Here checking the shapes of every call
+# would double the time; the other tests check the reference's shapes.
 UNCHECKED = (
     "tests/conformance/test_evidence.py",
     "tests/conformance/test_mutants.py",
@@ -46,7 +46,7 @@ UNCHECKED = (
     "tests/site/test_ring_model.py",
 )
 
-# How long drawing an example takes is a matter of what else the machine does.
+# The time to draw an example depends on what else the machine does.
 TIMELESS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
 hypothesis.settings.register_profile("same", derandomize=True, database=None, **TIMELESS)
 hypothesis.settings.register_profile("searching", **TIMELESS)
@@ -82,15 +82,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Have all that a test draws follow from the seed of the run and the test's name, whoever made its fixtures."""
+    """Seed all that a test draws from the seed of the run and the test's name, whoever made its fixtures."""
     chance.begin(item.config.option.seed, item.nodeid)
 
 
 def _one_thread_for_numpy() -> None:
-    """Keep NumPy's BLAS from a thread per core: in the interpreter of Triton its small products wait for them.
+    """Keep NumPy's BLAS from starting a thread per core, since small products in Triton's interpreter wait for all.
 
-    It reads OPENBLAS_NUM_THREADS when it is loaded, which a plugin of pytest has done by now; processes that
-    tests start read it in time.
+    BLAS reads OPENBLAS_NUM_THREADS when it is loaded. A plugin of pytest has loaded it by now, but the
+    processes that tests start read the variable in time.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for library in Path(numpy.__file__).parent.with_name("numpy.libs").glob("*openblas*"):
@@ -100,7 +100,7 @@ def _one_thread_for_numpy() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare the garbage collector what collecting has made: it lives until the end."""
+    """Exempt the objects that collecting tests has made from garbage collection; they live until the end."""
     gc.collect()
     gc.freeze()
 
@@ -109,7 +109,7 @@ _settled = 0
 
 
 def pytest_runtest_logfinish(nodeid: str, location: tuple[str, int | None, str]) -> None:
-    """Return freed memory to the system where a test grew by 100 MB: glibc keeps the pages of large tensors."""
+    """Return freed memory to the system if a test grew by 100 MB, since glibc keeps pages of large tensors."""
     global _settled
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None and _resident_bytes() > _settled + (100 << 20):
@@ -127,7 +127,7 @@ def _resident_bytes() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where no thorough test is asked for, leave files of nothing else unread: some import much."""
+    """Do not read files of only thorough tests unless thorough tests run, because some of them import much."""
     if config.option.markexpr != "not thorough" or not collection_path.is_relative_to(CHECKOUT):
         return None
     name = collection_path.relative_to(CHECKOUT).as_posix()
@@ -137,7 +137,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave to other commits their part of the long tests, and skip what cannot run on this machine, with the remedy as the reason.
 
-    RINGLAB_REQUIRE_ALL=1 forbids skips, but for what no package can bring.
+    RINGLAB_REQUIRE_ALL=1 forbids skips, except for needs that no package can meet.
     """
     if (part := config.option.sweep_part) is not None:
         others = sweeps.left_to_other_parts([item.nodeid for item in items], part)
@@ -151,7 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Where everything is required, turn every skip into a failure; say how to draw again what failed."""
+    """Turn skips into failures if everything is required, and tell in a failure how to draw its inputs again."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:
@@ -170,7 +170,7 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line that nobody overlooks for each thing whose tests did not run, and the most memory that was held."""
+    """Print a conspicuous line for each missing thing whose tests did not run, and the peak of memory."""
     if (part := terminalreporter.config.option.sweep_part) is not None:
         terminalreporter.write_line(f"of long tests only part {part} was run (tests/sweeps.py)")
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
@@ -182,7 +182,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that skips itself while it is collected is a skip like any other."""
+    """Treat a module that skips itself while it is collected like any other skip."""
     if needs.all_required() and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped although RINGLAB_REQUIRE_ALL=1: {report.longrepr}"
@@ -212,7 +212,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.fixture(autouse=True)
 def shape_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check shapes in the tests of the reference only."""
+    """Check the shapes of functions only in the tests of the reference."""
     unchecked = request.node.nodeid.startswith(UNCHECKED)
     monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", unchecked)
 

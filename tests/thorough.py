@@ -1,11 +1,11 @@
 """Tests that only `make test-all` and CI run, each with a shorter guard of the same behaviour.
 
 A key is the beginning of a test's name, as pytest prints it. Its value names the file or test that still guards the
-behaviour in `make test`; where none does, it says "only here" and why a user can do without.
+behaviour in `make test`. If no test does, the value is "only here" and the reason why a user can do without.
 
-Most of them start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports torch, which takes
-longer than all that it then computes. The others hold rules for contributors, whom CI tells: what they try is the same on
-every machine.
+Most of these tests start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports
+torch, which takes longer than all that it then computes. The others check rules for contributors. They give the
+same result on every machine, so that it is enough if CI runs them.
 """
 
 from __future__ import annotations
