@@ -1,4 +1,4 @@
-"""`ringlab bench lessons` and `all`: what is written, and that a bench that fails replaces nothing."""
+"""`ringlab bench lessons` and `all` write their results, and replace nothing if a bench fails."""
 
 from __future__ import annotations
 

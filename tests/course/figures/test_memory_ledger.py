@@ -1,4 +1,4 @@
-"""The ledger of memory counts the bytes of real arrays; its bars are the ledger."""
+"""The memory ledger counts the bytes of real arrays, and the bars of its picture show these counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that the picture of online softmax shows is the softmax of what was seen."""
+"""The state that the picture of online softmax shows is the softmax of the scores seen so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every picture can be read, says in words what it shows, and refuses what it cannot draw."""
+"""Every picture can be read, has a description in words, and refuses arguments that it cannot draw."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def couriers():
 
 
 def of(module, *arguments, figure="figure", words="describe", **options):
-    """Return a picture and its words, which take the same arguments."""
+    """Return a function that makes a picture and its description from the same arguments."""
     return lambda: (
         getattr(module, figure)(*arguments, **options),
         getattr(module, words)(*arguments, **options),

@@ -1,4 +1,4 @@
-"""Controls move a picture together with its words; where nobody can move them, still pictures or text are shown."""
+"""Controls change a picture together with its words; without a live notebook, still pictures or text are shown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MATRIX = KillMatrix(
 
 
 class Moved:
-    """A picture that each control must change into one that was not there yet."""
+    """A picture that each control must change into a state not seen before."""
 
     def __init__(self, picture: Any) -> None:
         self.picture, self.seen = picture, [picture.value]

@@ -1,4 +1,4 @@
-"""Pages of grades in a real browser: they fit a phone, obey their own policy, ask nobody, and need no mouse."""
+"""Pages of grades in a real browser fit a phone, obey their own policy, load nothing, and need no mouse."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chromium() -> Iterator[Any]:
 
 
 def new_page(browser: Any, **options: Any) -> Any:
-    """A page in a context of its own that waits as long as a busy machine may take."""
+    """Return a page in a new context, with timeouts long enough for a busy machine."""
     from tests.browser.window import PATIENCE
 
     context = browser.new_context(**options)
