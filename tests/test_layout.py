@@ -67,7 +67,7 @@ def test_an_axis_is_not_guessed_where_two_fit(make: Callable[..., Any]) -> None:
         layout.unshard(halves)
     with pytest.raises(ShapeError, match="dim=0 or dim=1"):
         VirtualCluster(2).run(lambda ring: layout.gather(ring, torch.zeros(4, 4)))
-    assert layout.shard(make((2, 8, 8, 3)), 0).shape == (2, 8, 4, 3)  # the axis of heads is before that of tokens
+    assert layout.shard(make((2, 8, 8, 3)), 0).shape == (2, 8, 4, 3)  # heads come before tokens
 
 
 def test_fewer_tokens_than_ranks_leave_ranks_empty() -> None:

@@ -40,7 +40,7 @@ RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
 
 @pytest.fixture(scope="module")
 def handed_in():
-    """One session for all, as Triton's interpreter is slow to start: each submission has names of its own."""
+    """Yield one session with all submissions, renamed apart, because Triton's interpreter starts slowly."""
     first, sources = turn(), [*SUBMISSIONS.values(), RIGHT]
     cells = [own(source, number) for number, source in enumerate(sources)]
     functions = [f"double_{number}" for number in range(len(sources))]
