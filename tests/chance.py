@@ -20,8 +20,8 @@ _fresh = random.Random()
 def install(seed: int) -> None:
     """Derive the draws of this process from `seed`, and the order of sets of strings in its children.
 
-    With the seed 0, Hypothesis derives its examples from the code of each test. Any other seed is also the seed
-    of Hypothesis.
+    With the seed 0, Hypothesis derives its examples from the code of each test. Any other seed is also the
+    seed of Hypothesis.
     """
     secrets.randbits = numpy.random.bit_generator.randbits = _fresh.getrandbits  # type: ignore[attr-defined]
     os.environ["PYTHONHASHSEED"] = str(seed % 2**32)

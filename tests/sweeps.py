@@ -1,13 +1,13 @@
 """The part of the tests that CI runs on one commit: those of `make test`, and a third of all others.
 
-`pytest --sweep-part N` runs part N. `.ci/run` passes the number of commits as N, so one commit always gets the
-same tests, and runs on three successive commits cover all that tests/thorough.py lists. `make test` runs part 0.
-Without the option, as in `make test-all` and in the nightly workflow, all tests run. The tests that `ALWAYS`
-lists run on every commit: those about hostile code, the rules for contributors and generated files.
+`pytest --sweep-part N` runs part N. `.ci/run` passes the number of commits as N, so one commit always gets
+the same tests, and runs on three successive commits cover all that tests/thorough.py lists. `make test` runs
+part 0. Without the option, as in `make test-all` and in the nightly workflow, all tests run. The tests that
+`ALWAYS` lists run on every commit: those about hostile code, the rules for contributors and generated files.
 
-A sweep is one long test of many cases, such as hundreds of wrong answers, the mutants, or the rows of the case
-table. Each sweep is divided into parts of its own. Its key is the beginning of a test's name, as pytest prints
-it, up to the bracket that contains the case; its value is the number of runs that cover all cases.
+A sweep is one long test of many cases, such as hundreds of wrong answers, the mutants, or the rows of the
+case table. Each sweep is divided into parts of its own. Its key is the beginning of a test's name, as pytest
+prints it, up to the bracket that contains the case; its value is the number of runs that cover all cases.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SWEEPS = {
 def left_to_other_parts(nodeids: Sequence[str], part: int) -> set[str]:
     """Return the tests that this part leaves to other parts.
 
-    The part of a test depends on its name, not on its place in a list. By place, cases in a regular order would
-    put the same kinds into the same parts, and a new entry would move all entries after it.
+    The part of a test depends on its name, not on its place in a list. By place, cases in a regular order
+    would put the same kinds into the same parts, and a new entry would move all entries after it.
     """
     left: set[str] = set()
     for nodeid in nodeids:

@@ -4,8 +4,8 @@ A key is the beginning of a test's name, as pytest prints it. Its value names th
 behaviour in `make test`. If no test does, the value is "only here" and the reason why a user can do without.
 
 Most of these tests start real processes: ranks, kernels, sandboxed workers, browsers. Each process imports
-torch, which takes longer than all that it then computes. The others check rules for contributors. They give the
-same result on every machine, so that it is enough if CI runs them.
+torch, which takes longer than all that it then computes. The others check rules for contributors. They give
+the same result on every machine, so that it is enough if CI runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exercise 07: its truths against masks and against a clock, and mistakes that are named only where they explain all cases."""
+"""Exercise 07: its expected values agree with masks and a clock, and a named mistake explains all cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_work_that_is_asked_for_is_that_of_the_position_mask(P, S, chunk, fo
 
 
 class BySeconds(Costs):
-    """What a table says of a rank's step; every message takes as long."""
+    """Costs that take the seconds of a rank's step from a table; every message takes equally long."""
 
     def __init__(self, seconds, hop):
         self.seconds, self.hop = seconds, hop
@@ -50,7 +50,7 @@ class BySeconds(Costs):
 
 
 def posted_first(ring):
-    """A ring that posts its block, computes, and waits; when it was done with its last step."""
+    """Run a ring whose ranks post their block, compute, and then wait, in every step."""
     x = torch.zeros(1, 1)
     for step in range(ring.world_size):
         work = ring.post(x) if step < ring.world_size - 1 else None
@@ -123,7 +123,7 @@ def test_a_count_that_runs_out_of_time_or_memory_is_told_why(message, name):
 
 
 def test_a_mistake_is_named_by_all_cases_and_not_by_the_first_that_it_fits():
-    """Counting all pairs and counting a triangle of everything are alike where each rank has one token."""
+    """A mistake must explain all cases, as two mistakes agree on a first case with one token per rank."""
     local, everything = (e07_work.NAMED[name] for name in ("local_triangle", "counts_hidden_pairs"))
     cases = []
     for layout in (layouts.contiguous(2, 2), layouts.contiguous(4, 2)):
@@ -138,7 +138,7 @@ def test_a_mistake_is_named_by_all_cases_and_not_by_the_first_that_it_fits():
 
 
 def test_a_mistake_is_not_named_where_another_one_fits_as_well_or_none_fits_all_cases():
-    """The message that is false is worse than none: then the case stands alone."""
+    """If two mistakes fit, or none fits all cases, no mistake is named, since a false name is worse."""
     local, everything = (e07_work.NAMED[name] for name in ("local_triangle", "counts_hidden_pairs"))
     one_token, two_tokens = (runs_of(layouts.contiguous(S, 2)) for S in (2, 4))
     answers = {"both fit": [(one_token, local)], "none fits": [(two_tokens, local), (two_tokens, everything)]}

@@ -1,4 +1,4 @@
-"""Exercise 12: the tables and the emulated step give attention under the mask of the whole sequence."""
+"""Exercise 12: its tables and its emulated step give the attention of the whole sequence under its mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 14: its truths against PyTorch on one process and against ringlab.nn."""
+"""Exercise 14: its expected values agree with PyTorch on one process and with ringlab.nn."""
 
 from __future__ import annotations
 

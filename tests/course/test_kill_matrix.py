@@ -1,7 +1,7 @@
-"""Each check can fail and is worth having, and each mistake has its own message: by the committed runs of all checks.
+"""The committed kill matrix: each check can fail and is worth having, and each mistake has its own message.
 
-tests/course/test_submissions.py runs the check that must find it on every wrong answer, today; here those that must find none
-are run, each on one answer that it found.
+tests/course/test_submissions.py runs, on every wrong answer, the check that must find it. The tests here run
+the other checks, each on one answer that it found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEWEST_WRONG = 6
 
 
 def unnamed():
-    """Return a wrong answer, by name, for each check that must find none: the first one that it found."""
+    """Return, for each check that no wrong answer names, the first wrong answer that the check found."""
     found = {}
     for exercise_id in exercise_ids():
         named = {wrong.finder for wrong in wrong_answers(exercise_id)}
@@ -34,7 +34,7 @@ def unnamed():
 
 
 def test_what_was_run_is_every_wrong_answer_and_contract_as_they_are():
-    """`python -m tests.course.matrix` runs what is not there, or was changed since."""
+    """The matrix has a fresh entry of every wrong answer; `python -m tests.course.matrix` adds those missing."""
     entries = kill_matrix.entries()
     assert set(entries) == {each.name for each in submissions("*/wrong_*")}, "python -m tests.course.matrix"
     assert not {name: entry["faults"] for name, entry in entries.items() if entry["faults"]}
@@ -49,7 +49,7 @@ def test_what_was_run_is_what_the_checks_say_today(wrong):
 
 
 def said(*checks):
-    """Stand in for what the checks of 00.axes say."""
+    """Return a stand-in for the reports of the checks of 00.axes."""
     return lambda wrong: SimpleNamespace(checks=checks)
 
 
@@ -74,7 +74,7 @@ def test_an_entry_is_stale_when_what_is_said_about_mistakes_changes(monkeypatch)
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
-    """Variants of one mistake share one; wrong values that no mistake explains have nothing of their own to say."""
+    """Mistakes have different messages, except for variants of one and values that no mistake explains."""
     assert len(wrong_answers(exercise_id)) >= FEWEST_WRONG
     by_message = {}
     for wrong in wrong_answers(exercise_id):
@@ -88,7 +88,7 @@ def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_can_fail(exercise_id):
-    """A check that finds no wrong submission checks nothing."""
+    """Every check finds at least one wrong submission; otherwise it would check nothing."""
     for stage in load_exercise(exercise_id).stages:
         failing = {check for row in kill_matrix.rows(stage.id) for check in row.failed}
         assert {check.id for check in stage.checks} - failing == set()
@@ -96,7 +96,7 @@ def test_every_check_can_fail(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_is_worth_having(exercise_id):
-    """It stands alone for a wrong answer, or is the first to show or to name one, or there is a reason."""
+    """Every check alone finds some wrong answer, or is the first to show or name a mistake, or has a reason."""
     for stage in load_exercise(exercise_id).stages:
         for check, names in kill_matrix.alone(stage).items():
             assert names or kill_matrix.worth(stage, check), (

@@ -1,4 +1,4 @@
-"""Lesson 17's last task judges itself: as it stands it says "not yet", its answer is "done", wrong ones are not."""
+"""Lesson 17's last task prints "not yet" unchanged and for wrong answers, and "done" for the right one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(node: ast.Assign) -> set[str]:
 
 
 def task(loop: str) -> str:
-    """Return a script of the task with `loop` in place of the one that visits everybody."""
+    """Return a script of the task with `loop` in place of the loop that visits every rank."""
     *cells, last = [cell.source for cell in read_percent(SOURCE).cells if cell.cell_type == "code"]
     script = "\n".join(needed(cell, cell is cells[0]) for cell in cells)
     before, _, after = script.rpartition(ALL)

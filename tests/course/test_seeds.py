@@ -1,6 +1,6 @@
-"""Right answers hold and wrong ones fall for their reason on every draw of the probes, not on a lucky one.
+"""Right answers pass, and wrong ones fail for their reason, on every draw of the probes, not only on a lucky one.
 
-The judge in its sandbox says of a submission what `check()` says in the notebook.
+The judge in its sandbox reports the same of a submission as `check()` does in the notebook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason
 
 
 def test_what_was_swept_had_no_fault():
-    """`python -m tests.course.seeds` runs what is not there, or was changed since."""
+    """The sweep over seeds is fresh and has no fault; `python -m tests.course.seeds` renews it."""
     entries = seeds.read(seeds.RESULTS)
     assert set(entries) <= set(seeds.wants())
     right = {name for name in seeds.wants() if "/wrong_" not in name}
@@ -107,7 +107,7 @@ def test_a_difference_is_seen(monkeypatch):
 
 
 def test_what_was_graded_differed_in_nothing():
-    """`python -m tests.course.sandboxed` grades what is not there, or was changed since."""
+    """The judge's record is fresh and has no difference; `python -m tests.course.sandboxed` renews it."""
     entries = seeds.read(sandboxed.RESULTS)
     assert entries and set(entries) <= set(seeds.wants())
     for name, entry in entries.items():

@@ -4,8 +4,8 @@
 
 MOMENTS is a number of random moments, "all", or "until": all moments up to the first that causes a fault. A
 moment is a number of lines that have run. The program is a process of its own because it forks. It prints as
-JSON the number of moments, the moments after which the resumed book differs from an undisturbed one (`wrong`),
-and those after which a result was missing although the run had reported it as done (`lost`).
+JSON the number of moments, the moments after which the resumed book differs from an undisturbed one
+(`wrong`), and those after which a result was missing although the run had reported it as done (`lost`).
 """
 
 from __future__ import annotations

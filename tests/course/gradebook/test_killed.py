@@ -35,7 +35,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     if not os.access(memory, os.W_OK):
         yield tmp_path
         return
-    # The prefix differs from that of the ranks' windows, and the name is random, as a killed run may leave a folder.
+    # The prefix differs from that of the ranks' windows, and the name is random, as a killed run may leave a
+    # folder.
     with tempfile.TemporaryDirectory(prefix="gradebook-", dir=memory) as path:
         yield Path(path)
 

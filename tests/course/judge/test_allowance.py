@@ -142,7 +142,8 @@ def test_the_processors_time_of_each_rank_is_read_from_outside() -> None:
     with Session([SOURCE.replace('ring.compute("product", torch.matmul, x, arrived)', "x @ arrived")], ["ring_forward"], torch=True) as session:  # fmt: skip
         subject = SandboxedSubject(session, "ring_forward")
         runs = [subject.efforts(3, shards())[1] for _ in range(4)][1:]
-        # The least of each, because the clock charges interrupts and the loss of the processor to the process.
+        # The least of each, because the clock charges interrupts and the loss of the processor to the
+        # process.
         idle, _, busy = map(min, zip(*runs, strict=True))
         assert 0 <= idle < busy / 2
         assert sum(run[2] for run in runs) < sum(worker.computed() for worker in session.workers(3))

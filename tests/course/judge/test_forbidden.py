@@ -221,7 +221,8 @@ ANSWERS = (
 
 @inside
 def test_neither_source_nor_byte_code_of_answers_is_there() -> None:
-    # Byte code that another process writes later would not be hidden. A fresh checkout has none, so write it now.
+    # Byte code that another process writes later would not be hidden. A fresh checkout has none, so write it
+    # now.
     for package in PACKAGES:
         compileall.compile_dir(HOME / package, quiet=2)
     answers = {path.parent.name for path in (HOME / "ringlab_course/exercises").glob("*/wrong_answers.md")}
