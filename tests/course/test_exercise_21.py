@@ -1,4 +1,4 @@
-"""Exercise 21: the suite tests a learner's ring on every transport, the judge grades it, and reports add up."""
+"""Exercise 21: the suite tests a learner's ring on every transport, the judge grades it, and reports are tabled."""
 
 from __future__ import annotations
 
