@@ -42,7 +42,8 @@ def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
 class PeakTime:
     """Block times computed as the FLOPs of the kernel tiles, divided by the FLOP/s that kernels reach.
 
-    FLOPs are the `attention_flops` of the score elements. Launches, merging, and summing gradients take no time.
+    FLOPs are the `attention_flops` of the score elements. Launches, merging, and summing gradients take no
+    time.
     """
 
     forward_flops_per_s: float

@@ -36,9 +36,10 @@ REASONS = ("hidden", "exposed", "memory", "heads")
 class Way:
     """One schedule on P ranks, `ulysses` of which share the heads; all figures are for one token on each rank.
 
-    open_bytes: bytes sent while nothing is computed. turns: the number of messages among them that must wait for
-    each other. hop_bytes: bytes sent in each of the `hops`. block_flops: FLOPs computed during a hop, which grow
-    with the square of the tokens. held_bytes: bytes of q, k, v, out, and the tensors received from other ranks.
+    open_bytes: bytes sent while nothing is computed. turns: the number of messages among them that must wait
+    for each other. hop_bytes: bytes sent in each of the `hops`. block_flops: FLOPs computed during a hop,
+    which grow with the square of the tokens. held_bytes: bytes of q, k, v, out, and the tensors received from
+    other ranks.
     """
 
     schedule: str
@@ -171,14 +172,15 @@ def ring_exposed_s(
 ) -> float:
     """Return the seconds in which `P` ranks of `tokens` tokens wait for messages; all kernels take as long as a balanced block.
 
-    schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of latency.
-    links: the number of a rank's links that can send at once: 1 behind a switch, 2 if they lead to both neighbours,
-    P − 1 in a full mesh.
+    schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of
+    latency.
+    links: the number of a rank's links that can send at once: 1 behind a switch, 2 if they lead to both
+    neighbours, P − 1 in a full mesh.
 
-    While a rank computes the blocks of one round, it receives the blocks of the next round, and the sums that follow
-    the blocks of the previous round. Complete sums go home in the end. A round's messages take the time of the
-    fullest link, and one latency. If latency is most of a hop's time, real waits overlap more, and are shorter by up
-    to a third.
+    While a rank computes the blocks of one round, it receives the blocks of the next round, and the sums that
+    follow the blocks of the previous round. Complete sums go home in the end. A round's messages take the
+    time of the fullest link, and one latency. If latency is most of a hop's time, real waits overlap more,
+    and are shorter by up to a third.
     """
     flops_per_s, bytes_per_s, latency_s = rates
     routes = routes_of(sizes, schedule, P, backward=backward, latent=latent)
@@ -206,9 +208,9 @@ def weigh_rings(
 ) -> list[Option]:
     """Return the schedules of `traffic.RINGS` for `tokens` tokens on each of P ranks, by exposed seconds, then bytes.
 
-    training: count the backward, too. rates, links: as for `ring_exposed_s`. Equal schedules stay in the order of
-    RINGS, with the plain ring first. held_bytes is None. With a latent, "multi-ring" is left out, because it deals
-    out K/V heads and a latent has none.
+    training: count the backward, too. rates, links: as for `ring_exposed_s`. Equal schedules stay in the
+    order of RINGS, with the plain ring first. held_bytes is None. With a latent, "multi-ring" is left out,
+    because it deals out K/V heads and a latent has none.
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
     >>> [it.schedule for it in weigh_rings(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]

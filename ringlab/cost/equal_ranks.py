@@ -45,10 +45,11 @@ def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds
 def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bool:
     """Return whether rank 0 can represent all ranks, step by step.
 
-    It can in a rotating schedule if a rank's tiles of a block depend only on the run lengths of the rank and of the
-    block's owner, and on whether the owner comes before the rank, is the rank itself, or comes after it. This is true
-    of the layouts that have a name. In the backward, all ranks must have runs of the same lengths. Otherwise the
-    buffers of sums, and so a rank's memory, depend on the order in which blocks arrive.
+    It can in a rotating schedule if a rank's tiles of a block depend only on the run lengths of the rank and
+    of the block's owner, and on whether the owner comes before the rank, is the rank itself, or comes after
+    it. This is true of the layouts that have a name. In the backward, all ranks must have runs of the same
+    lengths. Otherwise the buffers of sums, and so a rank's memory, depend on the order in which blocks
+    arrive.
     """
     named = layout.name in LAYOUTS and layout == LAYOUTS[layout.name](layout.S, layout.P)
     if schedule not in ROTATING or not mask.plain or not named or layout.P < 2:
@@ -115,9 +116,9 @@ def seconds_by_label(
 def models_of(layout: Layout, schedule: str, mask: Mask, backward: bool) -> list[int]:
     """Return, for each rank, the first rank whose program is the same except for its neighbours and the seconds of its tiles.
 
-    In a rotating schedule the program depends on the lengths of the blocks, in the order in which they arrive, and in
-    the backward on whether the rank's rows see anything of each block. In other schedules, and if the mask is more
-    than causal, each rank represents only itself.
+    In a rotating schedule the program depends on the lengths of the blocks, in the order in which they
+    arrive, and in the backward on whether the rank's rows see anything of each block. In other schedules, and
+    if the mask is more than causal, each rank represents only itself.
     """
     ranks = range(layout.P)
     if schedule not in ROTATING or not mask.plain:

@@ -33,8 +33,8 @@ def fit_kernel_tile(
 ) -> int | None:
     """Return the `MeasuredBlock.kernel_tile` that best explains the seconds of causal tiles: one of `KERNEL_TILES`, or None.
 
-    seconds: the seconds of square causal tiles, by their number of rows. coefficients, heads: as returned by and
-    passed to `fit_tiles`, for tiles without a mask.
+    seconds: the seconds of square causal tiles, by their number of rows. coefficients, heads: as returned by
+    and passed to `fit_tiles`, for tiles without a mask.
     """
     launch_s, score_s, row_s = coefficients
 

@@ -25,9 +25,9 @@ MOST_ENTRIES = 4_000_000  # pairs of runs handled at once: 32 MB an array
 def attention_flops(sizes: Attention, score_elements: int, backward: bool = False) -> int:
     """Return the FLOPs of `score_elements` (query, key) pairs, for all B sequences and H query heads.
 
-    The forward takes 4·D FLOPs per pair and head, and the backward 10·D, if Dv, the head dim of v, equals D: each
-    matrix product takes D multiply-adds, or Dv if V or dO is a factor (one of two forward, two of five backward).
-    K/V heads do not matter: GQA saves bytes, not FLOPs.
+    The forward takes 4·D FLOPs per pair and head, and the backward 10·D, if Dv, the head dim of v, equals D:
+    each matrix product takes D multiply-adds, or Dv if V or dO is a factor (one of two forward, two of five
+    backward). K/V heads do not matter: GQA saves bytes, not FLOPs.
     """
     products, of_v = (BACKWARD_PRODUCTS, 2) if backward else (FORWARD_PRODUCTS, 1)
     dims = (products - of_v) * sizes.D + of_v * sizes.value_dim
@@ -60,12 +60,12 @@ def layout_work(
 ) -> np.ndarray:
     """Return the number of score elements that each rank computes in each step: int64 (P, P), [rank, step].
 
-    At step t rank r meets the keys of rank (r − t) mod P. If `tile` is None, only visible pairs count. A `tile` of
-    (rows, keys) puts a grid over the rank's rows and the block's keys in their local order, and every tile of the
-    grid that is not entirely masked counts as a whole (tiles at the edges are smaller).
-    The local order of tokens is run after run; with `ascending` the grid follows ascending positions instead. This
-    matters if runs interleave, because the token-level fold then has one diagonal of half-masked tiles in all, not
-    one for each pair of runs.
+    At step t rank r meets the keys of rank (r − t) mod P. If `tile` is None, only visible pairs count. A
+    `tile` of (rows, keys) puts a grid over the rank's rows and the block's keys in their local order, and
+    every tile of the grid that is not entirely masked counts as a whole (tiles at the edges are smaller). The
+    local order of tokens is run after run; with `ascending` the grid follows ascending positions instead.
+    This matters if runs interleave, because the token-level fold then has one diagonal of half-masked tiles
+    in all, not one for each pair of runs.
     Raises: CostError for a tile below one.
     """
     if tile is not None and not all(isinstance(side, int) and side >= 1 for side in tile):

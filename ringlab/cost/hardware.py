@@ -86,10 +86,10 @@ class MeasuredBlock:
     seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
 
     per_step_s: seconds of a ring step apart from its tiles.
-    largest_causal: the most rows of the squares into which the block cuts causal tiles, each computed whole; None if
-    it does not cut them.
-    kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is entirely masked; None if
-    only visible scores take time. It has no effect if largest_causal is given.
+    largest_causal: the most rows of the squares into which the block cuts causal tiles, each computed whole;
+    None if it does not cut them.
+    kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is entirely masked;
+    None if only visible scores take time. It has no effect if largest_causal is given.
     Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
 
@@ -232,7 +232,8 @@ def pick(
 ) -> _Entry:
     """Return the built-in entry of this name, or an entry from a file.
 
-    Raises: CostError for an unknown name, with the nearest names, or if a file has several entries and no name is given.
+    Raises: CostError for an unknown name, with the nearest names, or if a file has several entries and no
+    name is given.
     """
     text = str(name_or_file)
     if isinstance(name_or_file, str) and ".toml" not in text:

@@ -56,7 +56,8 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
 class AttentionWork:
     """Temporary bytes of attention, beside q, k, v, out and lse, at their peak.
 
-    slots: bytes of the K/V of other ranks. gradients: bytes of dK and dV in float32. accumulators: bytes of float32 sums.
+    slots: bytes of the K/V of other ranks. gradients: bytes of dK and dV in float32. accumulators: bytes of
+    float32 sums.
     """
 
     slots: int
@@ -73,13 +74,13 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     """Return the temporary bytes of one layer's attention on a rank of `tokens` tokens in this package's ring.
 
     Derivation, a block being K and V of one rank:
-    Both passes have two slots for arriving blocks, one in use and one being filled; with P = 2 one slot is enough.
-    The forward has out's float32 accumulator and two numbers for each row, until out is written beside them.
-    The backward has dK and dV in float32 three times: their sum so far, the arriving sum, and the current
-    block's share. In addition it has the largest of three: dq in float32; at the last step dq in both dtypes,
-    when nothing is left to add; at the beginning, before there are gradients, dout, out and their product in
-    float32, whose rows add up to delta.
-    `simulate` measures the same bytes on the program itself, and a test compares the two results.
+    Both passes have two slots for arriving blocks, one in use and one being filled; with P = 2 one slot is
+    enough. The forward has out's float32 accumulator and two numbers for each row, until out is written
+    beside them. The backward has dK and dV in float32 three times: their sum so far, the arriving sum, and
+    the current block's share. In addition it has the largest of three: dq in float32; at the last step dq in
+    both dtypes, when nothing is left to add; at the beginning, before there are gradients, dout, out and
+    their product in float32, whose rows add up to delta. `simulate` measures the same bytes on the program
+    itself, and a test compares the two results.
     """
     query, out = (sizes.B * sizes.H * dim * tokens for dim in (sizes.D, sizes.value_dim))
     block = sizes.B * sizes.K * (sizes.D + sizes.value_dim) * tokens
@@ -129,8 +130,8 @@ def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp:
 
     Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
     d_ff for each of its matrices (gate, up and their product; or before and after the activation),
-    or attention's, of out and q H·D each and of k and v K·D each. Only one of the two counts, since they follow
-    each other. Tensor parallelism of degree `tp` divides all parts except the residual stream's.
+    or attention's, of out and q H·D each and of k and v K·D each. Only one of the two counts, since they
+    follow each other. Tensor parallelism of degree `tp` divides all parts except the residual stream's.
     Raises: CostError for a degree that does not divide the heads.
     """
     check_tp(model, tp)
@@ -147,8 +148,8 @@ def logits_bytes(model: Model, tokens: int, dtype: str = "float32", tp: int = 1)
 def loss_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
     """Return the most bytes that the loss of `tokens` tokens holds at once, including its logits in `dtype`.
 
-    Derivation, in numbers per token and word: the caller holds the logits in `dtype`. In float32 the backward holds
-    at least three more numbers at once: the log-softmax, its gradient, and the gradient of the logits.
+    Derivation, in numbers per token and word: the caller holds the logits in `dtype`. In float32 the backward
+    holds at least three more numbers at once: the log-softmax, its gradient, and the gradient of the logits.
     The sum is 14 bytes in bfloat16 and 16 in float32. Tensor parallelism of degree `tp` divides the words.
     """
     wide = max(4, element_bytes(dtype))

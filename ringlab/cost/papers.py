@@ -34,8 +34,9 @@ def striped_speedup(
     (linear + w·attention_contiguous) / (linear + w·attention_striped): forward FLOPs of a rank with
     `tokens`/`ranks` tokens, where each step of attention takes as long as its slowest rank, and
     communication is hidden. `attention_weight` w is the cost of an attention FLOP relative to a
-    FLOP of a linear layer: 2 on A100 (TF32), 1 on TPUs. If `tile` is None, only visible pairs count, which gives
-    the paper's "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked count.
+    FLOP of a linear layer: 2 on A100 (TF32), 1 on TPUs. If `tile` is None, only visible pairs count, which
+    gives the paper's "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked
+    count.
     Raises: CostError for fewer tokens than ranks, or a weight that is not above zero.
     Source: arXiv 2311.09431, section 4; its tables count two feed-forward matrices.
     """
@@ -68,8 +69,9 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
     The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
     gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
     ring attention one sequence over all devices, `tokens` of it on each.
-    Assumed: a layer keeps for its backward the activation of the paper's table 1, in float32 instead of bfloat16.
-    With batch b, sequence s, width h, heads n and c tokens in a block, the table's bytes in bfloat16 are:
+    Assumed: a layer keeps for its backward the activation of the paper's table 1, in float32 instead of
+    bfloat16. With batch b, sequence s, width h, heads n and c tokens in a block, the table's bytes in
+    bfloat16 are:
 
         vanilla           8·b·s·h + 2·b·n·s²    the scores are materialised
         memory-efficient  8·b·s·h

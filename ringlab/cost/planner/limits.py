@@ -43,9 +43,10 @@ class Limit:
 class Hidden:
     """The figures that tell whether the hops of one pass of the ring hide behind its blocks.
 
-    tokens: the tokens of one rank of the ring. least_tokens: the fewest tokens that hide a hop on the slowest link.
-    travel_s: the seconds of all hops on that link. exposed_s: the part of these seconds that ranks wait, including
-    the last hop of the gradients.
+    tokens: the tokens of one rank of the ring. least_tokens: the fewest tokens that hide a hop on the slowest
+    link.
+    travel_s: the seconds of all hops on that link. exposed_s: the part of these seconds that ranks wait,
+    including the last hop of the gradients.
     """
 
     name: str
@@ -64,7 +65,8 @@ class Hidden:
 def limit(best: Candidate) -> Limit:
     """Return what limits the plan: memory if nothing fits, otherwise its largest loss.
 
-    When tokens are decoded, the limit is the largest part of a token's time: reading memory, or communication.
+    When tokens are decoded, the limit is the largest part of a token's time: reading memory, or
+    communication.
     """
     request = best.request
     if not best.fits:
@@ -99,7 +101,7 @@ def hidden(best: Candidate) -> list[Hidden]:
     for each in best.time.passes:
         backward = each.name == "backward"
         rate = attention_flops_per_s(request, sizes.D, backward)
-        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # otherwise some rank sees whole blocks
+        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # if not, some rank sees whole blocks
         least = least_tokens_hidden(
             rate, link.bytes_per_s, block, latency_s=link.latency_s, backward=backward
         )

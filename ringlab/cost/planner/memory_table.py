@@ -1,6 +1,7 @@
 """The memory of one GPU, entry by entry.
 
-Of a step: the GPU whose rank owns most tokens, in the stage that needs most. Of serving: a GPU that decodes, and one that feeds prompts.
+For a step, the table is that of the GPU whose rank owns most tokens, in the stage that needs most memory. For
+serving, there is a table of a GPU that decodes, and of a GPU that feeds prompts.
 """
 
 from __future__ import annotations

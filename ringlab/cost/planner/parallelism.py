@@ -88,8 +88,8 @@ def nearest_divisors(n: int, wanted: int) -> str:
 def candidates(request: Request) -> list[Degrees]:
     """Return every way to divide the GPUs that satisfies the request.
 
-    TP and Ulysses degrees that are left open stay inside a node and split the K/V heads evenly. Degrees that are
-    given may cross nodes and replicate K/V heads.
+    TP and Ulysses degrees that are left open stay inside a node and split the K/V heads evenly. Degrees that
+    are given may cross nodes and replicate K/V heads.
     Raises: CostError that names the violated constraint if no way satisfies the request.
     """
     _check_heads(request)

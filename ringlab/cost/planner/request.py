@@ -47,11 +47,11 @@ class Request:
     `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
     dp × tp × cp × pp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
     copy of parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the
-    plan may not use. `logits_chunk` is the number of tokens whose logits are held at once (all of a rank's tokens if
-    None). `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With `offload`
-    "activations", the activations kept for the backward wait in the host's memory.
-    To serve, there are `batch` sequences of `tokens` tokens each. The model writes `generated` of these tokens; the
-    others are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in `serve_request`.
+    plan may not use. `logits_chunk` is the number of tokens whose logits are held at once (all of a rank's
+    tokens if None). `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With
+    `offload` "activations", the activations kept for the backward wait in the host's memory. To serve, there
+    are `batch` sequences of `tokens` tokens each. The model writes `generated` of these tokens; the others
+    are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in `serve_request`.
     Raises: CostError for sizes that are not positive integers, unknown names, a dtype that the
         hardware does not compute in, or fields of another purpose.
 
@@ -108,7 +108,7 @@ class Request:
         element_bytes(self.dtype)
         self.machine.peak(self.dtype)
         check_count("nodes × GPUs of a node", self.gpus)
-        self.attention  # noqa: B018  heads that cannot be grouped are refused here
+        self.attention  # noqa: B018  raises for heads that cannot be grouped
         check_offload(self)
         check_serving(self)
 

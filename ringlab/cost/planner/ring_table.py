@@ -17,8 +17,9 @@ from ringlab.cost.planner.step_time import attention_flops_per_s, ring_sizes
 class RingTable:
     """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by exposed seconds, then by bytes.
 
-    link: the slowest link of the ring. links: the number of links over which a rank can send at once. latent_below: a
-    latent (MLA) with fewer numbers per token would be fewer bytes than K and V; the models of plans have none.
+    link: the slowest link of the ring. links: the number of links over which a rank can send at once.
+    latent_below: a latent (MLA) with fewer numbers per token would be fewer bytes than K and V; the models of
+    plans have none.
     """
 
     options: tuple[Option, ...]
@@ -60,7 +61,8 @@ class RingTable:
 def ring_table(best: Candidate) -> RingTable | None:
     """Return the schedules for one layer of a plan: one forward, and in training one backward; None without a ring.
 
-    A TPU sends to both neighbours at once, and a GPU behind a switch sends on one port. Blocks are assumed balanced.
+    A TPU sends to both neighbours at once, and a GPU behind a switch sends on one port. Blocks are assumed
+    balanced.
     """
     request, degrees = best.at_once, best.degrees
     if degrees.ring == 1 or request.decoding:

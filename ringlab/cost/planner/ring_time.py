@@ -35,8 +35,9 @@ def ring_forward_s(
     """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
     compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from
-    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to wait and
-    there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the slowest link.
+    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to wait
+    and there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the slowest
+    link.
     """
     P, hop = compute_s.shape[1], float((hop_s + latency_s).max())
     slowest = compute_s.max(axis=0)
@@ -109,9 +110,10 @@ class _Wire:
         self.next, self.previous = np.roll(ranks, -1), np.roll(ranks, 1)
 
     def post(self, now: np.ndarray, busy_s: np.ndarray | None = None) -> np.ndarray:
-        """Return when an exchange that every rank posts at its `now` is complete for it, (P,) seconds.
+        """Return the time, (P,) seconds, at which an exchange posted at `now` is complete for each rank.
 
-        It is complete when the messages to the next rank and from the previous one have arrived.
+        An exchange is complete for a rank when its messages to the next and from the previous rank have
+        arrived.
         """
         begin = np.maximum(np.maximum(now, now[self.next]), self.free)
         self.free = begin + (self.hop_s if busy_s is None else busy_s)

@@ -134,9 +134,9 @@ class Candidate:
 def search(request: Request) -> tuple[Candidate, ...]:
     """Return the candidates, the best first: those that fit by time, then those that do not fit by memory.
 
-    For each choice of degrees only the first variant that fits is weighed. Variants without recomputation, and with
-    all sequences at once, come first, since later variants take longer. With offloaded activations later variants
-    may be faster, so the fastest variant that fits is weighed.
+    For each choice of degrees only the first variant that fits is weighed. Variants without recomputation,
+    and with all sequences at once, come first, since later variants take longer. With offloaded activations
+    later variants may be faster, so the fastest variant that fits is weighed.
     Raises: CostError if no way to divide the GPUs satisfies the request.
     """
     fitting: list[Candidate] = []
