@@ -1,4 +1,4 @@
-"""What every test run has in common: shape checks, determinism, isolation, and what may be skipped."""
+"""The setup of every test run: shape checks, determinism, isolation, and the tests that may be skipped."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to other commits their part of the long tests, and skip what cannot run on this machine, with the remedy as the reason.
+    """Leave parts of the long tests to other commits, and skip tests that cannot run here, with the remedy as reason.
 
     RINGLAB_REQUIRE_ALL=1 forbids skips, except for needs that no package can meet.
     """
@@ -163,7 +163,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | None:
-    """Return the reason of a skip that is allowed even where everything is required."""
+    """Return the reason of a skip that is allowed even if everything is required."""
     reasons = (needs.MISSING[mark]() for mark in needs.MAY_BE_ABSENT)
     said = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
     return next((reason for reason in reasons if reason and said == f"Skipped: {reason}"), None)
@@ -219,5 +219,5 @@ def shape_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def own_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Give each test a progress file of its own."""
+    """Give each test a separate progress file."""
     monkeypatch.setenv("RINGLAB_PROGRESS", str(tmp_path / "progress.json"))

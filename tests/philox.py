@@ -11,7 +11,7 @@ import numpy as np
 
 
 def words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
-    """Return the four words of one counter."""
+    """Return the four random words that one counter gives."""
     L0, R0, L1, R1 = counter
     k0, k1 = key
     for _ in range(10):

@@ -145,7 +145,7 @@ def test_wrong_tensors() -> None:
 
 
 def places(*options: str) -> dict[str, bool]:
-    """Return where a layout is known that a process of its own has registered before it imported anything else."""
+    """Return the places that accept a layout which a new process has registered before all other imports."""
     command = [sys.executable, "-m", "tests.new_layout", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

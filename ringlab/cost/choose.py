@@ -134,8 +134,8 @@ def weigh(
 ) -> list[Option]:
     """Return every option for `tokens` tokens on each of P ranks, usable ones first, by exposed seconds.
 
-    Options that do not fit into memory_bytes follow, then those that the heads do not allow. bytes_per_s
-    counts one direction of a link.
+    Options that do not fit into memory_bytes follow, and then options that the heads do not allow.
+    bytes_per_s counts one direction of a link.
     Raises: CostError for fewer than two ranks, or rates, tokens or memory that are not above zero.
     """
     if (

@@ -146,7 +146,7 @@ class Seconds:
         self.prices, self.queries, self.plan = prices, queries, plan(layout, mask)
 
     def __call__(self, rank: int, labels: tuple[str, ...]) -> Float[np.ndarray, " computations"]:
-        """Return the seconds of the computations with these labels: those of its tiles for an attention, 0 for others."""
+        """Return the seconds of the computations with these labels, which are 0 unless a label is one of attention."""
         P, tiles = len(self.queries), self.plan.of_rank(rank)
         found = np.zeros(len(labels))
         for backward in (False, True):

@@ -40,7 +40,7 @@ def linear_flops(model: Model, tokens: int) -> int:
 
 
 def vocabulary_flops(model: Model, tokens: int) -> int:
-    """Return the forward FLOPs of the logits, 2·d·V per token; looking embeddings up takes none."""
+    """Return the forward FLOPs of the logits, 2·d·V per token; looking embeddings up takes no FLOPs."""
     return 2 * model.d_model * model.vocabulary * tokens
 
 
@@ -122,7 +122,7 @@ def _staircase(shift: np.ndarray, rows: np.ndarray, keys: np.ndarray) -> np.ndar
 
 
 def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
-    """Return the pairs in tiles with a visible pair, which are those whose last row is not before their first key."""
+    """Return the pairs in tiles with a visible pair. A tile has one if its last row is not before its first key."""
     pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
     owner, last, height = [], [], []
     blocks = []

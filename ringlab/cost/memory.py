@@ -1,7 +1,7 @@
 """Bytes that a rank holds: attention's blocks, activations kept for the backward, KV cache, and the model's state.
 
-Tokens are those of one rank (S/P under ring attention). e is the bytes of an element. All figures are
-counted, not measured: allocators round up, and kernels take workspace.
+Tokens are those of one rank (S/P under ring attention). e is the number of bytes of an element. All figures
+are counted, not measured: allocators round up, and kernels take workspace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ATTENTION_KINDS = ("ring", "allgather", "blockwise", "materialised")
 def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring") -> int:
     """Return the bytes of one layer's attention forward on a rank of `tokens` tokens, S = P · tokens.
 
-    Derivation, with c = tokens, h = H·D and g = K·D, where v has the head dim of q and k, as it has as a rule:
+    Derivation, with c = tokens, h = H·D and g = K·D, if v has the head dim of q and k:
     q and out are c·h each, K and V c·g each. The ring adds the K and V that are arriving:
     (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
     prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)

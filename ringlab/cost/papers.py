@@ -64,7 +64,7 @@ def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
 
 
 def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: str) -> int:
-    """Return the bytes that a device of `devices` needs to train with `tokens` tokens of its own.
+    """Return the bytes that each of `devices` devices needs to train with `tokens` tokens on each device.
 
     The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
     gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
@@ -94,7 +94,7 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
 
 
 def ring_max_context(model: Model, devices: int, memory_bytes: float, architecture: str) -> int:
-    """Return the longest context in tokens, a power of two per device as in the paper; 0 if none fits.
+    """Return the longest context in tokens, a power of two per device as in the paper; 0 if no context fits.
 
     Under ring attention the devices' tokens together are one context.
     Raises: CostError for another architecture.

@@ -1,6 +1,6 @@
 """Bytes on the wire: the bytes that one rank sends in one attention layer, per step and in total, by schedule.
 
-    ring, burst, query-ring, bidirectional, multi-ring   `ring_traffic`: something goes around all ranks
+    ring, burst, query-ring, bidirectional, multi-ring   `ring_traffic`: K/V or queries go around all ranks
     allgather                                            `allgather_traffic`
     ulysses, hybrid                                      `ulysses_traffic`, `hybrid_traffic`
 

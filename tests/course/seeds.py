@@ -177,7 +177,7 @@ def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespa
 
 
 def names_of(chosen: argparse.Namespace, fresh: Callable[[str, dict[str, Any] | None], bool]) -> list[str]:
-    """Return the names that a sweep has to run: those requested whose entries are not `fresh`."""
+    """Return the names that a sweep has to run: all requested names whose entries are not `fresh`."""
     known = read(chosen.output)
     names = [name for name in wants() if name.startswith(tuple(chosen.only))]
     return [name for name in names if chosen.all or not fresh(name, known.get(name))]

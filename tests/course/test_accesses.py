@@ -1,4 +1,4 @@
-"""The accesses that record_accesses reports of a kernel are those that the kernel makes."""
+"""`record_accesses` reports exactly the accesses that a kernel makes."""
 
 from __future__ import annotations
 

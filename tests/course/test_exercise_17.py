@@ -227,7 +227,7 @@ def test_what_a_worker_says_is_looked_at_before_anybody_reads_it(name):
 
 
 def test_no_word_of_a_worker_stands_in_a_message():
-    """Messages contain no text of a worker, because those of hidden checks are shown, unlike their examples."""
+    """Messages contain no text of a worker, because a hidden check shows its message, but not its example."""
 
     class Forger:
         def examine(self, *args, **keywords):

@@ -23,7 +23,7 @@ ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)
 def needed(cell: str, first: bool) -> str:
     """Return the statements of a cell that the task needs.
 
-    The first cell sets up JAX, so all of it is returned.
+    The first cell sets up JAX, so the whole cell is returned.
     """
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     body = [

@@ -1,4 +1,4 @@
-"""The limits of a plan: where its time is lost, and the reason why the loss is not smaller."""
+"""The limits of a plan: the parts of a step in which time is lost, and the reasons for the losses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Hidden:
 
 
 def limit(best: Candidate) -> Limit:
-    """Return what limits the plan: memory if nothing fits, otherwise its largest loss.
+    """Return the limit of the plan: memory if nothing fits, otherwise its largest loss.
 
     When tokens are decoded, the limit is the largest part of a token's time: reading memory, or
     communication.

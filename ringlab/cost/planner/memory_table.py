@@ -54,7 +54,7 @@ class MemoryTable:
         return sum(entry.bytes for entry in self.entries)
 
     def of(self, name: str) -> int:
-        """Return the bytes of the entry `name`, 0 if there is none."""
+        """Return the bytes of the entry `name`, 0 if there is no such entry."""
         return sum(entry.bytes for entry in self.entries if entry.name == name)
 
 

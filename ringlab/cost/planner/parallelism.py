@@ -1,4 +1,4 @@
-"""The division of the GPUs: dp × tp × ring × ulysses × pp, and where each group lies in the nodes.
+"""The division of the GPUs: dp × tp × ring × ulysses × pp, and the place of each group in the nodes.
 
 GPUs are numbered so that tensor-parallel groups vary fastest, then Ulysses groups, rings, replicas and the
 stages of a pipeline. Thus the groups that communicate most are closest together.
@@ -79,7 +79,7 @@ def divisors(n: int) -> list[int]:
 
 
 def nearest_divisors(n: int, wanted: int) -> str:
-    """Return the divisors of n next to `wanted`, in words."""
+    """Return the divisors of n just below and above `wanted`, in words."""
     below = [each for each in divisors(n) if each <= wanted][-1:]
     above = [each for each in divisors(n) if each > wanted][:1]
     return " or ".join(str(each) for each in below + above)

@@ -90,7 +90,7 @@ class Plan:
 
     @cached_property
     def limit(self) -> Limit:
-        """Return what limits the plan."""
+        """Return the limit of the plan."""
         return limit(self.best)
 
     @cached_property

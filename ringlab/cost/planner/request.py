@@ -112,7 +112,7 @@ class Request:
         check_offload(self)
         check_serving(self)
 
-    def __hash__(self) -> int:  # many caches use it, so it is computed once
+    def __hash__(self) -> int:  # computed once, since many caches use the hash
         return self._hash
 
     @cached_property
@@ -203,7 +203,7 @@ def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
 
 
 def check_offload(request: Request) -> None:
-    """Check what is offloaded. Raises: CostError for inference, or hardware without a link to its host."""
+    """Check the field `offload`. Raises: CostError for inference, or hardware without a link to its host."""
     if request.offload == "none":
         return
     if not request.training:

@@ -1,4 +1,4 @@
-"""Every way to run a request: does it fit, and how long does a step take?"""
+"""Every way to run a request, with its memory and the time of a step, and the best of these ways."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Candidate:
 
     @cached_property
     def serving(self) -> ServeRequest:
-        """Return what one replica serves, if the purpose is to decode or to serve."""
+        """Return the request that one replica serves, if the purpose is to decode or to serve."""
         it, degrees = self.request, self.degrees
         return ServeRequest(
             it.sized,

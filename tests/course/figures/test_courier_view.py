@@ -1,4 +1,4 @@
-"""The couriers' picture shows what was sent: a wrong backward ring makes a wrong picture."""
+"""The couriers' picture shows the messages that were sent, so that a wrong backward ring makes a wrong picture."""
 
 from __future__ import annotations
 

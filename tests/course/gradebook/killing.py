@@ -33,7 +33,7 @@ TRACED = ("gradebook/store.py", "gradebook/runner.py")
 
 
 class NoTransaction(Gradebook):
-    """A mutant that makes every statement a transaction of its own."""
+    """A mutant that makes every statement a separate transaction."""
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -132,7 +132,8 @@ def test_a_real_run_that_is_stopped_goes_on_and_leaves_no_process(
     start = [sys.executable, "-c", COMMAND, "grade", str(tmp_path / "class")]
     words = [*start, "--book", str(book), "--seed", "5", "--jobs", "2"]
     for least in (0, 1):  # the least number of results when the run is stopped
-        # A session of its own, so that Ctrl-C reaches all of it and nobody else, as in a terminal.
+        # The run gets a new session, so that Ctrl-C reaches all its processes and no others, as in a
+        # terminal.
         running = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )

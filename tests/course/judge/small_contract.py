@@ -118,9 +118,9 @@ def turn() -> int:
 
 
 def processes(first: int) -> set[int]:
-    """Return the processes of workers begun since the uid number `first`, without the fork servers.
+    """Return the processes of the workers begun since `first`, a value of `turn()`, without the fork servers.
 
-    Workers are found by their uids, and the processes below our own bubblewraps count as well.
+    Workers are found by their uids, and the processes below this process's own sandboxes count as well.
     """
     ours = sandbox._uids()[0]
     uids = {ours[number % len(ours)] for number in range(first, turn())}

@@ -50,7 +50,7 @@ def handed_in():
 
 
 def earned(session: Session, number: int, seconds: float) -> int:
-    """Return what the submission earns in a session with a clean record."""
+    """Return the points that the submission earns in a session with a clean record."""
     session.losses, session.condemned, session.seconds = 0, "", 60
     session.workers(1)
     session.seconds = seconds

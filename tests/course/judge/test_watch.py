@@ -1,4 +1,4 @@
-"""The judge's watch over what limits per process miss: sums over ranks and children, and children in no group.
+"""The judge's watch over sums over ranks and children, and children in no group, which limits per process miss.
 
 Exercises are graded, too, for faults that only the judge sees, because it is the network and reads memory.
 """

@@ -44,7 +44,7 @@ def ids(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def test_the_names_are_those_of_the_built_exercises() -> None:
-    """The names by which nbgrader's cells are found are those that the builder gives them."""
+    """nbgrader's cells are found by the names that the builder gives to the cells."""
     for exercise in map(load_exercise, exercise_ids()):
         built = nbformat.read(CHECKOUT / "exercises" / f"{exercise.slug}.ipynb", as_version=4)
         marks = [c.metadata["nbgrader"] for c in built.cells if "nbgrader" in c.metadata]
