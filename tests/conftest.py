@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import resource
 import secrets
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import hypothesis
 import numpy
@@ -18,8 +20,7 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
-from tests import chance, needs, shapes, sweeps
-from tests.thorough import guard_of
+from tests import chance, needs, shapes
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -57,9 +58,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         default="0",
         help="a number from which all draws of the tests follow, or 'fresh' for another one",
-    )
-    parser.addoption(
-        "--sweep-part", type=int, help="run the tests that CI runs on commit N (tests/sweeps.py)"
     )
 
 
@@ -126,25 +124,25 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+_ALL_THOROUGH = re.compile(r"^pytestmark = \[?pytest\.mark\.thorough", re.MULTILINE)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not read files of only thorough tests unless thorough tests run, because some of them import much."""
-    if config.option.markexpr != "not thorough" or not collection_path.is_relative_to(CHECKOUT):
+    """Leave files unread that contain thorough tests only, where none of them is selected: some import large packages."""
+    if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
         return None
-    name = collection_path.relative_to(CHECKOUT).as_posix()
-    return True if guard_of(f"{name}/" if collection_path.is_dir() else name) else None
+    return True if _ALL_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave parts of the long tests to other commits, and skip tests that cannot run here, with the remedy as reason.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a sweep that only `make test-all` runs, and skip tests that cannot run on this machine.
 
-    RINGLAB_REQUIRE_ALL=1 forbids skips, except for needs that no package can meet.
+    The name of a case decides whether it is one of them. Its place in the table does not: cases stand in a regular order,
+    so every n-th would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids skips, except for hardware that no package can bring.
     """
-    if (part := config.option.sweep_part) is not None:
-        others = sweeps.left_to_other_parts([item.nodeid for item in items], part)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
-        items[:] = [item for item in items if item.nodeid not in others]
     for item in items:
-        if guard_of(item.nodeid):
+        sweep = item.get_closest_marker("sweep")
+        if sweep is not None and crc32(item.nodeid.encode()) % sweep.args[0] != 0:
             item.add_marker(pytest.mark.thorough)
     needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
 
@@ -171,8 +169,6 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print a conspicuous line for each missing thing whose tests did not run, and the peak of memory."""
-    if (part := terminalreporter.config.option.sweep_part) is not None:
-        terminalreporter.write_line(f"of long tests only part {part} was run (tests/sweeps.py)")
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)

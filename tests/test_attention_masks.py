@@ -139,6 +139,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
 def test_processes_give_the_same_bits_and_send_the_same_bytes(transport: str) -> None:
     """Real processes, too, can jump over ranks that see nothing, and send gradients home past other ranks."""

@@ -112,6 +112,7 @@ def masked(ring: Ring, x: dict[str, Tensor], layout: Layout, block: str, mask: M
     return out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_a_window_or_a_document_hides_stays_hidden(mask: str, block: str) -> None:

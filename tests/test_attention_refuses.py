@@ -362,6 +362,7 @@ def call_all(ring: Ring) -> list[Any]:
     return [call(ring, {1: spoil}) for spoil in kinds]
 
 
+@pytest.mark.thorough
 def test_processes_refuse_the_same() -> None:
     outcome = launch(call_all, P, timeout=60)
     virtual = VirtualCluster(P, memory=False).run(call_all)

@@ -328,7 +328,7 @@ class SandboxedSubject:
 
         for argument in per_rank:
             if len(argument) != world_size:
-                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+                raise ValueError(f"{world_size} entries are needed, one per rank, not {len(argument)}")
         workers = self._ready(world_size)
         network = Network(workers, self._next_call(), self.session.limit(), faults)
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]

@@ -104,7 +104,9 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
     flops_per_s = 0.0
     for c in sorted(settings.tokens):
         case = _overlap(ring, settings, c, device)
-        flops_per_s = case["flops_per_s"]  # after the loop, the rate of the longest block, which long shards have
+        flops_per_s = case[
+            "flops_per_s"
+        ]  # after the loop, the rate of the longest block, which long shards have
         yield case
     sizes = settings.sizes
     least = least_tokens_hidden(flops_per_s, bytes_per_s, sizes, latency_s=latency_s)

@@ -13,6 +13,8 @@ from ringlab.bench.answers import bench_answers, bench_simulator
 from ringlab.cli import app
 from ringlab.errors import RinglabError
 
+pytestmark = pytest.mark.thorough
+
 
 def test_the_first_answer_is_not_counted_and_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.json"

@@ -17,6 +17,8 @@ from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.plan import Tile
 
+pytestmark = pytest.mark.thorough
+
 SIZES = Attention(1, 4, 2, 64, "float32")
 LAUNCH, SCORE, ROW = 2e-5, 4e-9, 3e-8
 LATENCY, RATE = 1e-4, 1e9

@@ -13,6 +13,8 @@ from matplotlib.image import imread
 from ringlab.bench.draw import draw_all
 from ringlab.errors import RinglabError
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 MEASURED = sorted((CHECKOUT / "benchmarks/results").glob("*.json"))
 MADE_UP = sorted((Path(__file__).parent / "made_up").glob("*.json"))

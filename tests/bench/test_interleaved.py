@@ -19,6 +19,8 @@ from ringlab.blocks.native import Native
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.errors import DeviceError
 
+pytestmark = pytest.mark.thorough
+
 
 def test_each_round_every_contender_runs_once_and_another_begins() -> None:
     order: list[str] = []

@@ -17,6 +17,8 @@ from ringlab.errors import CommError
 from ringlab.viz import lanes
 from ringlab.viz.lanes import MARK, Span, exposed, lane_of, of_trace, overlap, read, union, without
 
+pytestmark = pytest.mark.thorough
+
 TICKS = st.integers(0, 30)
 INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))), max_size=8)
 

@@ -25,6 +25,8 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import relative_error, truth
 from ringlab.merge import Partial
 
+pytestmark = pytest.mark.thorough
+
 SMALL = Problem(H=2, S=130, D=16)
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 

@@ -21,6 +21,8 @@ from ringlab.conformance import peers
 from ringlab.conformance.peers.peer import Peer
 from ringlab.errors import BackendError
 
+pytestmark = pytest.mark.thorough
+
 WORK = Work(H=2, S=64, D=16)
 
 

@@ -16,6 +16,8 @@ from ringlab.blocks.triton.configs import Config, Row, choose_row, table
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
 
+pytestmark = pytest.mark.thorough
+
 SLOT = Slot("forward_step", 128, "16-bit", "ieee")
 FAST, SPILLS, LARGE, WRONG = (
     Config(128, 64, 8, 3),

@@ -10,7 +10,7 @@ import ringlab.blocks.triton as package
 from tests.blocks.kernel_checks import CHECKS
 from tests.blocks.kernel_mutants import MUTANTS, Mutant, loaded, mutated, source
 
-pytestmark = pytest.mark.needs_interpreter
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_interpreter]
 
 
 @pytest.mark.parametrize("name", CHECKS)

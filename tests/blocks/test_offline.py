@@ -13,7 +13,7 @@ from ringlab.blocks.triton.configs import COMPILED, Config
 from ringlab.blocks.triton.offline import Compiled, Job, compile_all
 from ringlab.errors import BackendError
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 TOYS = "tests.blocks.access_kernels"
 FITS = Config(block_m=128, block_n=64, num_warps=4, num_stages=2)

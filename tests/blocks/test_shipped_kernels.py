@@ -19,7 +19,7 @@ from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jo
 from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONSUMER_SHARED_LIMIT = 99 * 1024  # limit of capabilities 8.6, 8.9 and 12.0, which use the rows of sm_80

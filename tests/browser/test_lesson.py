@@ -13,7 +13,7 @@ from ringlab_course.notebook import predictions
 from tests.browser.notebook_page import NotebookPage, open_notebook
 from tests.browser.window import arrow, press_button, type_number
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 
 PATH = "notebooks/05_emulated_ring.ipynb"
 PICTURE = "img[alt^='Step']"

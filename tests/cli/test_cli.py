@@ -40,6 +40,7 @@ def test_doctor_prints_one_object_and_knows_this_machine() -> None:
     assert all(check["remedy"] for check in found["checks"] if check["state"] != "ok")
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_is_broken_and_exits_with_1(monkeypatch) -> None:
     def crash(name: str):
         raise ImportError("libtorch is gone")
@@ -66,6 +67,7 @@ def test_doctor_says_what_is_skipped_in_the_words_of_the_tests(monkeypatch) -> N
         )
 
 
+@pytest.mark.thorough
 def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
     checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
     if needs.missing_triton() is None:
@@ -75,6 +77,7 @@ def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
         )
 
 
+@pytest.mark.thorough
 def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
     from ringlab.comm.processes import connect
 

@@ -173,6 +173,7 @@ def test_other_ranks_than_torchrun_started_are_refused_on_every_rank(asked: int,
     assert VirtualCluster(2).run(program).results == [True, True]
 
 
+@pytest.mark.thorough
 def test_torchrun_is_told_which_ranks_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command passes `--ranks` on to the run under torchrun."""
     asked: list[int | None] = []
@@ -223,6 +224,7 @@ def under_torchrun(processes: int, *arguments: object) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(command, agent.returncode, out, err)
 
 
+@pytest.mark.thorough
 def test_torchrun_stops_and_goes_on_on_other_processes(tmp_path: Path) -> None:
     """A run of two processes continues on three processes, or on two virtual ranks with equal losses."""
     first, copy = tmp_path / "first", tmp_path / "copy"

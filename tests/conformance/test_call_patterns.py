@@ -100,6 +100,7 @@ def test_axes_there_and_back(axes: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("axes", ["BLHD", "LBHD", "LHD"])
 def test_a_target_with_its_axes_in_another_order_passes(axes: str) -> None:
     def attend(q, k, v, *, ring, positions, causal, scale=None):
@@ -129,6 +130,7 @@ def test_packed_inputs_are_stacked_and_their_gradients_found(form: str) -> None:
     assert report.findings[-1].applies == (form == "kv")  # stacked q and k have the same heads
 
 
+@pytest.mark.thorough
 def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     target = as_target(MUTANTS["gathers_under_a_mask"].target(), allow={"gather": "the mask needs every key"})
     report = quick(target, only=("gather", "forward"))
@@ -140,12 +142,14 @@ def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     assert quick(other, only=("gather", "forward")).failed == ["forward"]
 
 
+@pytest.mark.thorough
 def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skipped() -> None:
     whole = quick(plain_ring.attend, only=("masks",)).runs
     wrong = quick(MUTANTS["no_mask"].target(), only=("masks",))
     assert wrong.failed == ["masks"] and wrong.runs < whole
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "found"),

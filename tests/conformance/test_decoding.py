@@ -46,6 +46,7 @@ def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
     return state.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("merged", [by_softmax, one_by_one])
 def test_right_decodes_pass(merged: Merged) -> None:
     for seed in range(5):
@@ -53,6 +54,7 @@ def test_right_decodes_pass(merged: Merged) -> None:
         assert failed(report) == {} and all(each.applies for each in report.findings)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_decode_over_torch_distributed_passes_on_processes() -> None:
     report = check_decode("tests.conformance.right_decodes:reduced", ranks=(2, 3))

@@ -39,6 +39,7 @@ def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> No
     assert re.search("rank [02] returns a result all the same", evidence(report, "rank dies"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -52,6 +53,7 @@ def test_who_never_ends_without_the_dead_rank_is_told_the_limit(name: str, says:
     assert report.failed == ["rank dies"]  # the other check was also made
 
 
+@pytest.mark.thorough
 def test_who_ends_its_process_without_the_dead_rank_returns_no_result() -> None:
     report = on_neighbours("ends_instead", "rank dies")
     assert report.failed == []
@@ -79,6 +81,7 @@ def test_a_signal_is_named() -> None:
     assert "crashed: the process ended with signal SIGSEGV" in evidence(report, "strided")
 
 
+@pytest.mark.thorough
 def test_a_process_that_a_target_left_behind_is_ended() -> None:
     report = on_neighbours("leaves_a_process", "strided")
     found = re.search(r"left behind: (\d+)\.", evidence(report, "strided"))
@@ -100,6 +103,7 @@ def _alive(pid: int) -> bool:
     return not told.strip().startswith("Z")  # a zombie: ended, but its parent has not read its status
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is_made() -> None:
     """Rank 1 hangs, crashes, prints, lacks a package and returns None in turn, and then passes a check."""
@@ -125,6 +129,7 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
     """A process that would wait for a dead rank for ever is found, even though the launch would stop it."""

@@ -129,6 +129,7 @@ def test_nan_has_a_colour_of_its_own_and_reads_as_such() -> None:
     assert html(Report("a:b", "ring", "virtual", True, 0, 30.0, [finding])).count('class="nan"') == 2
 
 
+@pytest.mark.thorough
 def test_the_first_sentence_comes_before_the_table(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     asked = ["check", HALF_OF_DK, "--quick", "--only", "dk", "--ranks", "2,3", "--html", str(file)]

@@ -18,6 +18,8 @@ from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 from ringlab.errors import EditError
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str) -> None:

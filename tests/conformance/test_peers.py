@@ -285,6 +285,7 @@ def report(name: str, **claims: Any) -> Report:
     return check(f"peer:{name}", quick=True, limit=60.0, ranks=(2,), only=only, **claims)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @needs("ring-attention-pytorch")
 def test_wrong_gradients_of_k_and_v_are_found() -> None:
@@ -294,6 +295,7 @@ def test_wrong_gradients_of_k_and_v_are_found() -> None:
     assert evidence(found, "dk").startswith("dk wrong in 1 of 1 runs")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @needs("ring-flash-attn")
 def test_dq_rounded_to_bfloat16_and_a_sum_in_a_scratch_buffer_are_found() -> None:
@@ -309,6 +311,7 @@ def test_dq_rounded_to_bfloat16_and_a_sum_in_a_scratch_buffer_are_found() -> Non
     assert "kernel: a stand-in" in evidence(found, "loads")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_own_ring_is_right() -> None:
     assert report("torch-context-parallel").failed == []
@@ -324,6 +327,7 @@ def _public(ring: Ring) -> str:
     return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_public_function_does_not_run_on_a_cpu() -> None:
     told = launch(_public, 1, timeout=60.0, memory=False).results

@@ -239,6 +239,7 @@ def test_a_wrong_ring_gets_a_small_counterexample() -> None:
     assert "(P=1 S=2 " in report.findings[1].counterexample
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -288,6 +289,7 @@ def pytest_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
     done = pytest_of(
         tmp_path, "--ringlab-target", WRONG, "-k", "strided or causality or (scale and not loss)"
@@ -299,6 +301,7 @@ def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_plugin_skips_what_does_not_apply_and_stays_out_of_other_runs(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     assert "1 passed" in pytest_of(tmp_path).stdout

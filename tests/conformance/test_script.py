@@ -85,6 +85,7 @@ def reported(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, *option
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "only"),
     [("sees_one_too_many", "masks"), ("gradients_stay", "dk"), ("mask_as_if_contiguous", "masks")],
@@ -116,6 +117,7 @@ def attend(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
     assert mended.returncode == 0 and "WRONG" not in mended.stdout, mended.stdout + mended.stderr
 
 
+@pytest.mark.thorough
 def test_a_right_ring_has_no_script_and_the_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

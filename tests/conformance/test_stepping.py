@@ -40,6 +40,7 @@ def test_the_plain_step_passes() -> None:
     assert failed(report) == {} and does_not_apply(report) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STEPS)
 def test_a_wrong_step_is_found(name: str) -> None:
     wrong = STEPS[name]
@@ -125,6 +126,7 @@ def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
     assert "ragged" not in first and "must post the same tensors" in first
 
 
+@pytest.mark.thorough
 def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failed(report) == {}
@@ -133,6 +135,7 @@ def test_a_model_of_transformers_passes() -> None:
     assert does_not_apply(report) == options
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     report = check_step("tests.conformance.right_steps:gathered", ranks=(2, 4), ragged=False)
@@ -143,6 +146,7 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_rank_that_failed_is_quoted_and_the_other_runs_are_made() -> None:
     report = check_step("tests.conformance.right_steps:fails_on_three", only=["loss", "ragged"], ranks=(2, 3))
@@ -233,6 +237,7 @@ def test_a_step_that_takes_packed_batches_only_passes() -> None:
     assert failed(report) == {}
 
 
+@pytest.mark.thorough
 def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
     def even(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Any:
         ends = [tokens.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
@@ -264,6 +269,7 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),

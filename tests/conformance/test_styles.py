@@ -22,6 +22,7 @@ from ringlab.errors import EditError
 MESSAGES_AND_MEMORY = {"rounds", "bytes", "gather", "peak memory", "work"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "half"), [(name, n % 2) for n, name in enumerate(STYLES)], ids=[*STYLES])
 def test_a_style_passes(name: str, half: int) -> None:
     """A style passes half of the checks, except exactly those that the style is allowed to fail."""
@@ -35,6 +36,7 @@ def test_a_style_passes(name: str, half: int) -> None:
     assert left_out == (MESSAGES_AND_MEMORY & names if STYLES[name].target().schedule == "any" else set())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "found_by"),
     [

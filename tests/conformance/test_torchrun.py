@@ -64,6 +64,7 @@ def test_an_error_ends_the_job_where_a_shard_has_a_wrong_shape_but_not_where_a_r
     assert returned_in(replace(run, fault="wrong shape"), [RankResult(), None, RankResult()]) == (0, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> None:
     names = ("dq", "two rings", "rank stalls", "wrong shape", "rank dies")
@@ -78,6 +79,7 @@ def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> No
     assert "rank 1: ValueError: rank 1 owns 12 tokens, got 11" in found["wrong shape"]["evidence"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
@@ -90,6 +92,7 @@ def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
     assert "| dq |" in path.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
     names = ("forward", "dq", "gather", "strided")
@@ -102,6 +105,7 @@ def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
     assert {name: each["counterexample"] for name, each in findings(report).items()} == smallest
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
     """Rank 1 lacks a package, returns None, dies, prints without end and hangs, and then passes a check."""
@@ -122,6 +126,7 @@ def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
     assert told["strided"].startswith("hung: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_rank_that_raises_is_named() -> None:
     status, report = torchrun(
@@ -134,6 +139,7 @@ def test_every_rank_that_raises_is_named() -> None:
         assert f"rank {rank}: ValueError: rank {rank} has no keys" in evidence
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -152,6 +158,7 @@ def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
     assert says in " ".join(report["error"].values())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_merge_is_checked_on_rank_0_alone() -> None:
     status, report = torchrun(2, "tests.conformance.test_merging:in_pairs", "--kind", "merge")

@@ -39,6 +39,8 @@ from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import hop_s
 from ringlab.layout import Layout, contiguous, striped, zigzag
 
+pytestmark = pytest.mark.thorough
+
 WORK: dict[str, tuple[Callable[[int, int], Layout], Callable[[int], tuple[float, float]]]] = {
     "no mask": (contiguous, lambda L: (L * L, L * L)),
     "contiguous": (contiguous, lambda L: (L * (L + 1) / 2, L * L)),

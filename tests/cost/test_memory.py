@@ -305,6 +305,7 @@ def without(*names: str) -> Callable[[int, int, int, bool], int]:
     return counted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_ATTENTION)
 def test_a_forgotten_entry_is_noticed(name: str) -> None:
     assert misses(without(name))

@@ -115,6 +115,7 @@ WRONG: dict[str, Callable[[int, int, int, int, int], float]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(WRONG))
 def test_the_schedule_catches(name: str) -> None:
     assert any(followed(*case)[0] != WRONG[name](*case) for case in ((4, 1, 8, 1, 2), (4, 2, 8, 1, 2)))

@@ -21,6 +21,8 @@ from ringlab.cost.planner.search import Candidate, fastest, leanest, search
 from ringlab.errors import CostError
 from tests.cost.planner_cases import ideal, small_model
 
+pytestmark = pytest.mark.thorough
+
 NAMES = st.sampled_from(["llama3-8b", "llama3-70b", "llama2-7b", "qwen2.5-7b"])
 MACHINES = st.sampled_from(["a100", "h100", "b200"])
 PURPOSES = st.sampled_from(["training", "prefill", "decode", "serve"])

@@ -243,11 +243,13 @@ def noticed_by(name: str) -> tuple[str, ...]:
     return failures(CHECKS, MUTANTS[name])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_a_mistake_is_noticed(name: str) -> None:
     assert noticed_by(name), f"nobody noticed: {name}"
 
 
+@pytest.mark.thorough
 def test_every_check_notices_something() -> None:
     noticed = {check for name in MUTANTS for check in noticed_by(name)}
     assert noticed == {check.__name__ for check in CHECKS}

@@ -56,6 +56,7 @@ def answer(command: str) -> dict[str, object]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", PUBLISHED[:7], ids=lambda row: f"{row.run}: {row.measure.name}")
 def test_its_command_prints_the_plans_figure(row: Published) -> None:
     found = answer(row.command)
@@ -113,6 +114,7 @@ MISTAKES: dict[str, tuple[object, str, object]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(MISTAKES))
 def test_a_mistake_leaves_the_factor(name: str) -> None:
     assert failures([check_factor], MISTAKES[name]), name

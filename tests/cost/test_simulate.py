@@ -98,6 +98,7 @@ def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
@@ -105,6 +106,7 @@ def test_its_messages_are_those_of_a_run_with_data(layout: Layout, schedule: str
     same_messages(layout, schedule, backward, Mask())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", [contiguous(50, 4), zigzag(64, 4)], ids=repr)
 def test_its_messages_under_a_window_are_those_of_a_run_with_data(layout: Layout, schedule: str) -> None:

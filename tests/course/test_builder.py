@@ -16,6 +16,8 @@ from ringlab_course.builder import execution, sources
 from ringlab_course.notebook.predictions import ROOM
 from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def as_in_ci(monkeypatch):

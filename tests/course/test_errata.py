@@ -16,7 +16,7 @@ from ringlab_course.errata.__main__ import main
 from ringlab_course.errata.collection import GROUPS
 from ringlab_course.errata.entry import Entry, Figure, Values
 
-pytestmark = pytest.mark.needs_triton  # one entry calls the compiler
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]  # one entry calls the compiler
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errata.md"
 AGAIN = "python -m ringlab_course.errata docs/errata.md"
 ENTRIES = {entry.title: entry for group in GROUPS for entry in group.entries}

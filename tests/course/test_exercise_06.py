@@ -21,6 +21,8 @@ from ringlab_course.exercises.e06_what_it_costs import makespan as e06_makespan
 from ringlab_course.exercises.e06_what_it_costs import table as e06_table
 from ringlab_course.exercises.e06_what_it_costs import threshold as e06_threshold
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = st.integers(0, 32).map(lambda n: n / 8)
 
 

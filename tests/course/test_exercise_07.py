@@ -25,6 +25,8 @@ from ringlab_course.exercises.e07_causal_imbalance.work import (
 )
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("07/right_plain"))
 
 

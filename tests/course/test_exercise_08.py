@@ -35,6 +35,8 @@ from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
 )
 from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
 
+pytestmark = pytest.mark.thorough
+
 RANKS = st.sampled_from((1, 2, 3, 8))
 SIDES = st.integers(1, 9)
 

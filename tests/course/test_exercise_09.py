@@ -18,6 +18,8 @@ from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e09_backward_ring import traffic
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("09/right_plain"))
 
 

@@ -21,6 +21,8 @@ from ringlab_course.exercises.e11_real_processes import uneven as e11_uneven
 from ringlab_course.exercises.e11_real_processes.order import HOP
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("11/right_plain"))
 
 

@@ -12,6 +12,8 @@ from ringlab_course.checking.answers import relative_error
 from ringlab_course.exercises.e12_triton_ring_step import steps
 from ringlab_course.exercises.e12_triton_ring_step.cases import widened
 
+pytestmark = pytest.mark.thorough
+
 ROUNDED = 1e-6
 """`widened` rounds each key to float32, 6e-8 of a score of at most 10."""
 LAYOUTS = {

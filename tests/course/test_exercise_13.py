@@ -17,6 +17,8 @@ from ringlab_course.exercises.e13_multi_gpu import launch as e13_launch
 from ringlab_course.exercises.e13_multi_gpu import report as e13_report
 from ringlab_course.exercises.e13_multi_gpu.straggler import EVERY, SOUND, Fault, trace
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = st.integers(0, 2**32 - 1)
 
 

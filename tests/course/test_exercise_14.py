@@ -16,6 +16,8 @@ from ringlab_course.exercises.e14_training import loss as e14_loss
 from ringlab_course.exercises.e14_training import shard as e14_shard
 from ringlab_course.exercises.e14_training import step as e14_step
 
+pytestmark = pytest.mark.thorough
+
 
 def test_the_labels_are_those_of_the_package():
     tokens = torch.arange(12).view(2, 6)

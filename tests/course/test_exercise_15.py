@@ -20,6 +20,8 @@ from ringlab_course.exercises.e15_choosing import choose as e15_choose
 from ringlab_course.exercises.e15_choosing import decode as e15_decode
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("15/right_plain"))
 LAYERS = st.builds(
     lambda K, group, D, itemsize: {"B": 1, "H": K * group, "K": K, "D": D, "itemsize": itemsize},

@@ -29,6 +29,8 @@ from ringlab_course.judge.judge import grade
 from ringlab_course.notebook import committed, visit
 from tests.course.judge.small_contract import notebook
 
+pytestmark = pytest.mark.thorough
+
 STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)
 SMALLEST = {
     "ash": (STRIPED, {"layout", "causal"}),

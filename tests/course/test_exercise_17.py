@@ -25,6 +25,8 @@ from ringlab_course.judge.sandbox import Bounds, environment
 from ringlab_course.mesh.examine import Examined, taken_in
 from tests.course.submissions_of import submission
 
+pytestmark = pytest.mark.thorough
+
 EXERCISE = load_exercise("17")
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -15,6 +15,8 @@ from ringlab_course.exercises.e17_ring_in_jax.cases import roundings
 from tests.course.submissions_of import submission
 from tests.course.test_exercise_17 import EXERCISE, SEEDS
 
+pytestmark = pytest.mark.thorough
+
 _SHIFTED = "dq, k, v, dk, dv = carry[0], *shift(*carry[1:])"
 
 

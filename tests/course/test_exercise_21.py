@@ -28,6 +28,8 @@ from ringlab_course.judge import grade
 from ringlab_course.notebook import capstone
 from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission
 
+pytestmark = pytest.mark.thorough
+
 
 def learners(space: dict, names: tuple[str, ...]) -> Learners:
     stage = load_stage("21.forward" if names == FORWARD else "21.backward")

@@ -94,6 +94,7 @@ exec(compile(open({path!r}).read(), {path!r}, "exec"), globals())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("required", "collected"), [("0", 1), ("1", 2)])
 def test_its_notebook_is_left_out_only_where_not_all_is_required(
     tmp_path: Path, required: str, collected: int

@@ -17,6 +17,8 @@ from tests.course.submissions_of import cases, submission, submissions
 from tools.website import kill_matrix
 from tools.website.misconceptions import TOGETHER
 
+pytestmark = pytest.mark.thorough
+
 FEWEST_WRONG = 6
 
 

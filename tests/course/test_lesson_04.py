@@ -12,6 +12,8 @@ import pytest
 
 from ringlab_course.builder.build import find_root
 
+pytestmark = pytest.mark.thorough
+
 COMPILE = """
 import kernels_of_lessons as kernels, triton
 from triton.backends.compiler import GPUTarget

@@ -13,6 +13,8 @@ import pytest
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import read_percent
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = find_root() / "ringlab_course/lessons/17_ring_in_jax.py"
 KEPT = {"P", "tokens", "text", "q", "even"}
 """Variables that the task uses; of the other cells only imports and functions are run."""

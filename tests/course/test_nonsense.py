@@ -12,6 +12,8 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
 from tests.course.submissions_of import cases
 
+pytestmark = pytest.mark.thorough
+
 # Infinity alone is not nonsense, because for some inputs of exercise 10 an error is infinite.
 NONSENSE = {
     "nothing": None,

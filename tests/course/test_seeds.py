@@ -17,6 +17,7 @@ CHEAP = ("00",)
 """The exercise that is run here over all seeds; the committed sweep tells of the others."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise_id", cases(CHEAP))
 def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason(exercise_id):
     assert len(set(seeds.SEEDS)) == 20
@@ -93,6 +94,7 @@ SAMPLE = (
 """Values, memory, clocks and messages, which the judge reads elsewhere; `python -m tests.course.sandboxed` grades all of all."""
 
 
+@pytest.mark.thorough
 @pytest.mark.needs_bwrap
 @pytest.mark.parametrize("given", cases(map(submission, SAMPLE)))
 def test_the_judge_and_the_notebook_say_the_same(given):

@@ -33,6 +33,7 @@ RIGHT = [each for each in submissions("*/right_*") if each.stem != "right_soluti
 FIRST = {right.exercise: right for right in reversed(RIGHT)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("right", cases(FIRST.values()))
 def test_a_right_submission_passes_every_tier(right):
     contract, space = load_exercise(right.exercise), namespace(right)
@@ -42,6 +43,7 @@ def test_a_right_submission_passes_every_tier(right):
         assert result.earned == stage.points
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("right", cases([right for right in RIGHT if right not in FIRST.values()]))
 def test_other_right_submissions_pass_the_visible_tier(right):
     """Other right submissions pass the visible tier here, and all tiers in the sweep of tests/course/test_seeds.py."""
@@ -51,6 +53,7 @@ def test_other_right_submissions_pass_the_visible_tier(right):
         assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("wrong", cases(submissions("*/wrong_*")))
 def test_a_wrong_submission_falls_to_the_check_that_it_names(wrong):
     expected = wrong.expected

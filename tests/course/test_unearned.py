@@ -25,6 +25,8 @@ from ringlab_course.checking.reports import run_in_process, run_stage
 from ringlab_course.judge.loader import load
 from tests.course.submissions_of import cases, graded_code, solution_code
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = (101, 202, 303)
 ASKED_BY_NAME = ("chart",)  # the argument is a patient's name; the answer is tested on that patient
 TAUGHT = [

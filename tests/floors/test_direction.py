@@ -11,6 +11,8 @@ import pytest
 
 from ringlab_course.catalogue import CAPSTONE, LESSONS
 
+pytestmark = pytest.mark.thorough
+
 EXERCISES = "ringlab_course.exercises"
 FOLDERS = [f"e{each.slug}" for each in (*LESSONS, CAPSTONE)]
 BELOW = ("catalogue", "checking", "mesh", "judge", "clinic", "errata", "figures")

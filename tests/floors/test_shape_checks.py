@@ -17,6 +17,8 @@ from ringlab import blocks
 from tests import shapes
 from tests.conftest import CHECKOUT, UNCHECKED
 
+pytestmark = pytest.mark.thorough
+
 
 def inputs(B: int = 1, H: int = 4, K: int = 2, L: int = 3, D: int = 8) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)

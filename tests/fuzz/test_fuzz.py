@@ -10,6 +10,8 @@ import pytest
 from tests.fuzz.bugs import PARSER, READER
 from tests.fuzz.engine import TARGETS, fuzz, fuzz_beside, input_of
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 INPUTS = 6000
 BUGS = [("protocol", name) for name in PARSER] + [("notebooks", name) for name in READER]

@@ -260,6 +260,7 @@ def test_a_family(name: str) -> None:
 PARTS = 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_family(part: int) -> None:
     """Every family that can be built small and takes tokens is right or refused."""

@@ -175,6 +175,7 @@ def without_windows(*tensors: Tensor, mask: Mask, **options: Any) -> Any:
     return ring_attention(*tensors, mask=replace(mask, window=None), **options)
 
 
+@pytest.mark.thorough
 def test_a_wrong_adapter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ring_attention", without_windows)
     assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS)) != []
@@ -203,6 +204,7 @@ SCRIPTS = {
 SCRIPT = SCRIPTS["train"]
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +249,7 @@ def trainers(tmp_path: Path, changes: dict[str, str], processes: int) -> list[tu
     return re.findall(r"step \d+: loss ([\d.]+), norm ([\d.]+)", said)
 
 
+@pytest.mark.thorough
 def test_the_trainer_of_the_page(tmp_path: Path) -> None:
     """Trainer has the same losses and norms on one process, over a ring of two and over two such rings."""
     one = trainers(tmp_path, TO_TRAINER_ALONE, 1)

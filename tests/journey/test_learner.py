@@ -22,7 +22,7 @@ from tests.browser.notebook_page import NotebookPage, enter, open_notebook
 from tests.browser.window import Window, arrow, window
 from tests.course.submissions_of import submission
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
 
 EXERCISE = "exercises/05_emulated_ring.ipynb"
 STAGES = ("05.step", "05.forward", "05.causal")

@@ -118,6 +118,7 @@ TILES = [(shape, 0, torch.float64, causal, 2.0) for shape, causal in itertools.p
 CUTS = [(shape, 0, torch.float64, 2) for shape in SHAPES]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("law", "mutant", "examples"),
     [

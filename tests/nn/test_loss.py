@@ -78,6 +78,7 @@ def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, 
 TOKENS = tokens_of(12, 1)
 
 
+@pytest.mark.thorough
 def test_the_law_notices() -> None:
     with pytest.raises(AssertionError):
         law_equals_one_process(zigzag(12, 3), TOKENS, nothing_ignored(TOKENS), reduce=mean_gradients)

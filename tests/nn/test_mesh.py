@@ -25,6 +25,8 @@ from ringlab.nn.loss import loss_share, next_tokens, valid_tokens
 from tests.nn.curves import bound, steps_of
 from tests.nn.ways import equal, four_on_meshes
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = ModelConfig(vocabulary=40, width=16, layers=2, heads=4, kv_heads=2, hidden=32, qk_norm=True)
 TOKENS = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(0))
 EPSILON = torch.finfo(torch.float32).eps

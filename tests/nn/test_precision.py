@@ -173,12 +173,14 @@ def two_processes() -> list[dict[str, Any]]:
     return launch(on_processes, 2, RECIPES, memory=False).results
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", RECIPES)
 def test_processes_train_as_virtual_ranks_do_bit_for_bit(precision: str) -> None:
     virtual = VirtualCluster(2, memory=False).run(train, RECIPES[precision]).results
     assert [found[precision] for found in two_processes()] == virtual
 
 
+@pytest.mark.thorough
 def test_ddp_averages_so_its_loss_is_to_be_multiplied_by_the_number_of_ranks() -> None:
     """For a user's model `sum_gradients` is right, DDP is too small by P, and DDP of P × loss is right."""
     [true] = VirtualCluster(1).run(gradients_by, "sum_gradients").results

@@ -161,6 +161,7 @@ def rounded_and_summed(model: nn.Module, *rings: Ring | None) -> None:
     sum_gradients(model, *rings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

@@ -33,6 +33,7 @@ def test_curves_are_alike_here() -> None:
     assert all(difference <= ALIKE for difference in differences(found).values()), differences(found)
 
 
+@pytest.mark.thorough
 def test_a_wrong_reduction_leaves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant that does not sum gradients over ranks leaves the curve."""
     monkeypatch.setattr(module, "sum_gradients", lambda *args: None)
@@ -131,6 +132,7 @@ GUIDE = (Path(__file__).parents[2] / "docs/guide/training.md").read_text(encodin
 [EXAMPLE] = re.findall(r"```python\n(from ringlab import VirtualCluster\n.*?)```", GUIDE, re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_example_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steps=5" in EXAMPLE and '`launch(train, 4, recipe, "runs/first")`' in GUIDE
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,8 @@ import ringlab
 from tools.docs import __main__ as docs
 from tools.docs import benchmarks
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = dict(docs.pages())
 

@@ -80,6 +80,7 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
     assert "needed: jaxtyping rich" in done.stderr and "-m pip install jaxtyping rich" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["tests/gpu", "commands"])
 def test_nothing_else_is_imported(what: str) -> None:
     """The script imports only the packages that it names, even if other packages are missing."""

@@ -38,6 +38,7 @@ def test_every_program_is_followed_by_what_it_prints() -> None:
     assert texts.count("```python") == len(PROGRAMS) >= 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source, printed", PROGRAMS)
 def test_a_program_prints_what_stands_below_it(source: str, printed: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -51,6 +52,7 @@ def test_a_command_exists(command: str) -> None:
     parsed(shlex.split(command))
 
 
+@pytest.mark.thorough
 def test_the_script_runs_under_torchrun(tmp_path: Path) -> None:
     found = re.search(
         r"```py\n(# ring\.py.*?)```", (GUIDE / "processes.md").read_text(encoding="utf-8"), re.DOTALL

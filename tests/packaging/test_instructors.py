@@ -18,6 +18,8 @@ import typer
 from ringlab.cli import app
 from ringlab_course.judge import grade, sandbox, submission
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANUAL = (CHECKOUT / "docs/instructors.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)

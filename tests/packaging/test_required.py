@@ -48,6 +48,7 @@ def run(folder: Path, required: bool, tests: str = TESTS) -> str:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
 
 
+@pytest.mark.thorough
 def test_a_machine_without_them_skips_and_says_how_to_mend_it(tmp_path: Path) -> None:
     output = run(tmp_path, required=False)
     assert "1 passed, 5 skipped" in output
@@ -55,6 +56,7 @@ def test_a_machine_without_them_skips_and_says_how_to_mend_it(tmp_path: Path) ->
     assert "needs chromium: sudo apt-get update && sudo apt-get install -y chromium" in output
 
 
+@pytest.mark.thorough
 def test_where_all_is_required_a_skip_is_a_failure(tmp_path: Path) -> None:
     output = run(tmp_path, required=True)
     assert "skipped although RINGLAB_REQUIRE_ALL=1" in output
@@ -62,12 +64,14 @@ def test_where_all_is_required_a_skip_is_a_failure(tmp_path: Path) -> None:
     assert "1 failed, 3 passed, 2 skipped" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("required", [True, False])
 def test_what_may_be_absent_is_said_in_one_loud_line(tmp_path: Path, required: bool) -> None:
     loud = [line for line in run(tmp_path, required).splitlines() if line.startswith("!!!")]
     assert len(loud) == 1 and "2 TESTS NOT RUN: needs an NVIDIA GPU" in loud[0] and "make gpu" in loud[0]
 
 
+@pytest.mark.thorough
 def test_no_skip_of_ones_own_passes_for_an_absent_gpu(tmp_path: Path) -> None:
     """A skip for an absent GPU counts only with the exact reason from tests/needs.py."""
     tests = "import pytest\ndef test_shirks(): pytest.skip('needs an NVIDIA GPU')\n"

@@ -68,6 +68,7 @@ UNEVEN = ([900, 30, 40, 20, 10, 700, 60, 50, 35, 25, 45, 15], 4, 400), COSTS
 MANY = ([300, 300, 300, 300, *[12] * 300], 8, 2000), replace(COSTS, token_s=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_law_notices_what_is_left_out() -> None:
     refute(law_no_slower, assign, no_linear_cost, [UNEVEN, MANY])
 

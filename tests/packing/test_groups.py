@@ -82,6 +82,7 @@ def jobs(ring: Ring) -> tuple[list[tuple[Tensor, ...]], Any]:
     return [attend(ring, dtype) for dtype in DTYPES], step(ring, NESTED)
 
 
+@pytest.mark.thorough
 def test_processes() -> None:
     """On four gloo processes attention is within the bounds, and a step has the bits of virtual ranks."""
     attentions, steps = zip(*launch(jobs, 4, threads=1).results, strict=True)

@@ -148,6 +148,7 @@ def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) ->
     return cache_tiles(mask, np.arange(len(positions)), S, n)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize(
     ("function", "mutant"),

@@ -231,6 +231,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_oracle_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home, function, mutant, schedule, problem = MUTANTS[name]

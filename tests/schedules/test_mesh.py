@@ -49,6 +49,7 @@ def law_rows_hold_their_ranks_tokens(layout: Layout, ulysses: int) -> None:
     assert sum(rows.layout.lengths) == layout.S  # the layout itself refuses tokens with two owners
 
 
+@pytest.mark.thorough
 @given(st.sampled_from(MAKERS), st.integers(0, 40), st.sampled_from([(1, 1), (1, 4), (2, 2), (3, 2), (2, 3)]))
 def test_rows_hold_their_ranks_tokens(make: object, S: int, degrees: tuple[int, int]) -> None:
     ring, ulysses = degrees
@@ -68,6 +69,7 @@ def test_runs_in_another_order_are_laid_where_they_belong() -> None:
         law_rows_hold_their_ranks_tokens(layout, ulysses)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [contiguous, zigzag])
 def test_rows_of_a_layout_are_that_layout(make: object) -> None:
     """The rows of a layout are the same layout of fewer ranks, so a row has as few tiles as a rank."""
@@ -107,6 +109,7 @@ def on_four(ring: Ring) -> tuple[Any, list[tuple[Tensor, ...]]]:
     return rows_and_columns(ring), test_exact.solve_all(ring)
 
 
+@pytest.mark.thorough
 def test_rows_columns_and_schedules() -> None:
     mine, its = launch(on_four, 4, threads=1), VirtualCluster(4, memory=False).run(on_four)
     assert_rows_and_columns([moved for moved, _ in mine.results])
@@ -125,6 +128,7 @@ def on_three(ring: Ring) -> tuple[int, list[RinglabError | None], list[tuple[Ten
     return sent, refused, test_decode.generate_all(ring)
 
 
+@pytest.mark.thorough
 def test_refusals_and_decode() -> None:
     mine, its = launch(on_three, 3, threads=1), VirtualCluster(3, memory=False).run(on_three)
     for (sent, refused, decoded), (_, expected, tokens) in zip(mine.results, its.results, strict=True):

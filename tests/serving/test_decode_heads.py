@@ -81,6 +81,7 @@ def with_lse_zero_without_keys(q: Tensor, *others: Any) -> Partial:
     return Partial(part.out, part.lse.nan_to_num(neginf=0.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "mutant"),
     [("attend_to_cache", with_lse_zero_without_keys), ("with_sinks", lambda whole, sinks: whole)],

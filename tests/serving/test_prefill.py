@@ -92,6 +92,7 @@ def counts_the_prefix_twice(call: Any, chunk: Chunk, steps: Any, rank: int, orig
 ATTEND = prefill_schedules.attend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("owner", "function", "mutant"),
     [

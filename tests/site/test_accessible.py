@@ -12,6 +12,8 @@ from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import targets
 from tests.browser.window import Window
 
+pytestmark = pytest.mark.thorough
+
 ROOT = find_root()
 NOTEBOOKS = [target for target in targets(ROOT) if target.kind in ("lesson", "exercise")]
 OF_NOTEBOOKS = [f"{target.path.parent.name}/{target.slug}.html" for target in NOTEBOOKS]

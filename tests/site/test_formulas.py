@@ -10,7 +10,7 @@ import pytest
 from tests.browser.window import Window
 from tools.website import links
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 
 
 def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:

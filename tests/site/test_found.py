@@ -15,7 +15,7 @@ from tests.browser.window import Window
 from tools.website import address as where
 from tools.website import front, preview, repository
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -15,6 +15,8 @@ from ringlab_course.catalogue import LESSONS
 from tools.website import __main__ as website
 from tools.website import front, kill_matrix, links, notebooks
 
+pytestmark = pytest.mark.thorough
+
 SOUND = {
     "index.html": '<link rel="stylesheet" href="style.css"><h1 id="top-of-all">A</h1>'
     '<a href="more/page.html#part">x</a><a href="#top-of-all">y</a><a href="https://arxiv.org/abs/2310.01889">z</a>'

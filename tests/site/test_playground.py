@@ -16,7 +16,7 @@ from tests.browser.window import Window
 from tests.site.test_site import resize, strangers
 from tools.website import playground
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 STATE = "#layout=zigzag&mask=full&schedule=allgather&P=4&S=14&H=64&K=8&machine=a100&speed=-3"
 
 

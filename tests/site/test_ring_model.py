@@ -16,6 +16,8 @@ from ringlab.layout import get_layout
 from tests.browser.window import Window
 from tools.website import playground
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = 600
 RELATIVE = 1e-12
 """Both add up at most some hundreds of doubles, each with a rounding of 1.1e-16."""

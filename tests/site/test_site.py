@@ -23,7 +23,7 @@ from tools.website import __main__ as website
 from tools.website import links, misconceptions
 from tools.website.notebooks import NONE_MADE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 CHECKOUT = Path(__file__).resolve().parents[2]
 EVERY = targets(CHECKOUT)
 LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]

@@ -123,6 +123,7 @@ TABLE += [
 TABLE.append((Case("zigzag", 1, 300, 2, 16, "float32", "window"), "blockwise", "ring", "both"))
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("case", "block", "schedule", "kind"), sorted(TABLE, key=str), ids=str)
 def test_virtual_ranks(case: Case, block: str, schedule: str, kind: str) -> None:
     if error_of := refusal(case, schedule):
@@ -163,7 +164,10 @@ def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("block", blocks())
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=() if block == "native" else pytest.mark.thorough) for block in blocks()],
+)
 def test_both_schedules_give_the_same_bits_forward(block: str) -> None:
     for case in covering()[::4]:
         ring, gathered = (on_virtual_ranks(case, block, schedule) for schedule in ("ring", "allgather"))
@@ -183,6 +187,7 @@ def jobs_for(world_size: int) -> list[Job]:
     return [job for job in jobs if refusal(job[0], job[2]) is None and job[0] in cases_of(job[2], job[1])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes(world_size: int) -> None:
     """On gloo the results are right, and with one thread each they have the virtual cluster's bits."""

@@ -20,7 +20,7 @@ from tests.blocks.compiled import small_tiles
 from tests.philox import factors
 from tests.substrates.test_case_table import beyond, program
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 CASES = [case for case in covering() if case.dtype != "float64"]
 

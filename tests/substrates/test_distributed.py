@@ -128,6 +128,7 @@ def torchrun(folder: Path, fail: bool, transport: str = "gloo") -> subprocess.Co
     return subprocess.CompletedProcess(command, agent.returncode, out, err)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
 def test_torchrun(tmp_path: Path, transport: str) -> None:
     done = torchrun(tmp_path, fail=False, transport=transport)
@@ -136,6 +137,7 @@ def test_torchrun(tmp_path: Path, transport: str) -> None:
     assert sorted(said) == ["rank 0 of 2: 1.0 2.0", "rank 1 of 2: 0.0 2.0"]
 
 
+@pytest.mark.thorough
 def test_torchrun_with_a_rank_that_fails(tmp_path: Path) -> None:
     done = torchrun(tmp_path, fail=True)
     assert done.returncode != 0

@@ -169,6 +169,7 @@ def named(case: tuple[str, int], ranks: list[Seen]) -> bool:
     return bool({seen[case][0] for seen in ranks} & {ending.__name__ for ending in ENDINGS[case]})
 
 
+@pytest.mark.thorough
 def test_distributed_faults_end_in_errors() -> None:
     """Faults end in the expected errors; a standstill of the machine may change an error, but not twice."""
     cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]

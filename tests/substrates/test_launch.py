@@ -79,6 +79,7 @@ def test_the_first_failure_is_reported_with_its_traceback() -> None:
         assert "rank 1 failed first: ValueError: rank 1 gives up" in error.errors[survivor]
 
 
+@pytest.mark.thorough
 def test_a_program_that_does_not_end() -> None:
     with pytest.raises(TransportTimeout, match=r"on all 2 ranks within 6 s") as caught:
         launch(programs.sleep_on_rank_1, 2, timeout=6, memory=False)
@@ -86,6 +87,7 @@ def test_a_program_that_does_not_end() -> None:
     assert "rank 0 has not finished" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_result_that_cannot_travel_and_an_early_exit() -> None:
     with pytest.raises(RankFailedError, match="TypeError: cannot pickle"):
         launch(programs.result_that_cannot_travel, 2, timeout=20, memory=False)
@@ -132,6 +134,7 @@ except ringlab.errors.RankFailedError as error:
 """
 
 
+@pytest.mark.thorough
 def test_functions_of_cells_and_scripts_without_a_guard(tmp_path: Path) -> None:
     folder = tmp_path / "my course"
     folder.mkdir()

@@ -56,6 +56,7 @@ def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
         assert torch.equal(one, other), f"{name} differs: {case}"
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_virtual_ranks(case: Case) -> None:
     results = on_virtual_ranks(case)
@@ -88,7 +89,13 @@ def test_rings_among_some_of_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "world_size"), [("gloo", 2), ("gloo", 3), ("symmetric", 3), ("shared-gpu", 3)]
+    ("transport", "world_size"),
+    [
+        ("gloo", 2),
+        pytest.param("gloo", 3, marks=pytest.mark.thorough),
+        pytest.param("symmetric", 3, marks=pytest.mark.thorough),
+        pytest.param("shared-gpu", 3, marks=pytest.mark.thorough),
+    ],
 )
 def test_processes(transport: str, world_size: int) -> None:
     cases = [case for case in CASES if world_size == case.P]

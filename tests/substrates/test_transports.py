@@ -33,6 +33,8 @@ from tests.substrates.test_case_table import (
 from tests.substrates.test_distributed import MISMATCHES, mismatches
 from tests.substrates.test_launch import facts
 
+pytestmark = pytest.mark.thorough
+
 OTHERS = ("symmetric", "shared-gpu")
 SHARED_MEMORY = Path("/dev/shm")
 SCALE = torch.linspace(-1, 1, 7)

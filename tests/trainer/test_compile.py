@@ -8,6 +8,8 @@ import torch
 from ringlab import launch
 from tests.trainer.compiled import Compiled, steps
 
+pytestmark = pytest.mark.thorough
+
 P = 2
 
 

@@ -16,6 +16,8 @@ from tests.schedules.problems import Problem, program
 from tests.trainer.model import Gradients, alone
 from tests.trainer.programs import BATCHES, DTYPES, RANKS, TRAINERS, four, step_under_autocast
 
+pytestmark = pytest.mark.thorough
+
 PROBLEM = Problem(zigzag(12, 2), H=4, K=2)
 ROUNDINGS = 100
 """Units of last place through two layers; the smallest mistake, a factor of 2, is 10⁴ times larger in float32."""

@@ -134,6 +134,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs/guide/trainer.md"
 SCRIPT = re.search(r"```py\n(# trainer\.py.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_guide(tmp_path: Path) -> None:
     """The script has falling losses, which are the same on two processes as on one."""
     assert SCRIPT is not None

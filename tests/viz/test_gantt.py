@@ -19,6 +19,8 @@ from ringlab.viz import gantt
 from ringlab.viz.gantt_chart import chart, time_unit
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 class ByWork(Costs):
     """A computation takes a µs for each score element, and a message takes `message_s`."""

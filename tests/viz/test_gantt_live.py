@@ -8,6 +8,8 @@ from ringlab.comm.trace import Compute, Trace
 from ringlab.errors import CommError
 from ringlab.viz import gantt
 
+pytestmark = pytest.mark.thorough
+
 
 def one_rank(*ends: float) -> Trace:
     return Trace(1, [Compute(0, f"step {n}", max(0.0, end - 1), end) for n, end in enumerate(ends)])

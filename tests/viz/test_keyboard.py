@@ -14,6 +14,8 @@ from ringlab.comm.trace import Compute, Trace
 from ringlab.viz import frontend, gantt
 from ringlab_course.figures import decision_map, layout_view, overlap_view
 
+pytestmark = pytest.mark.thorough
+
 ipywidgets = pytest.importorskip("ipywidgets")
 
 OPERABLE = (

@@ -15,6 +15,8 @@ from matplotlib.text import Text
 from ringlab.viz import style
 from ringlab.viz.style import styled
 
+pytestmark = pytest.mark.thorough
+
 
 def draw(values=(1, 3, 2)):
     with style.styled():

@@ -15,6 +15,8 @@ from ringlab_course.checking.reports import run_in_process
 from tests.course.gradebook import stub
 from tests.course.submissions_of import namespace, solution_code, submissions
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 KEPT: list[bytes] = []
 LEAK_KIB = 1024

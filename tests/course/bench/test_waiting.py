@@ -14,6 +14,8 @@ from ringlab.errors import CourseError
 from ringlab_course.bench import everything
 from ringlab_course.bench.waiting import bench_lessons, kept
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 

@@ -11,6 +11,8 @@ from ringlab.viz.style import png
 from ringlab_course.figures import courier_view, side_by_side
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 def add(dout, q, k, v, lse, delta):
     weights = torch.exp(q @ k.mT * q.shape[-1] ** -0.5 - lse[..., None])

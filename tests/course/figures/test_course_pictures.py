@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.figures import course_ring, exchanges, loss_curves, packed_view, scan_view
 
+pytestmark = pytest.mark.thorough
+
 
 def texts(figure):
     return [t.get_text() for axes in figure.axes for t in axes.texts]

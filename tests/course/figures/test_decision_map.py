@@ -21,6 +21,8 @@ from ringlab_course.figures.decision_rules import (
     question,
 )
 
+pytestmark = pytest.mark.thorough
+
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
 QUESTIONS = st.builds(
     Question,

@@ -25,6 +25,8 @@ from ringlab_course.figures.error_curves import (
     truth,
 )
 
+pytestmark = pytest.mark.thorough
+
 RANKS = (1, 2, 8, 32)
 
 

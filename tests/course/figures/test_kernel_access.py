@@ -20,6 +20,8 @@ from ringlab_course.figures.kernel_access import (
 )
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 S, D, BLOCK = 8, 2, 4
 SHAPES = {"q_ptr": (S, D), "k_ptr": (S, D), "out_ptr": (S, D)}
 

@@ -16,6 +16,8 @@ from ringlab_course.figures import layout_view, load_mosaic
 from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from ringlab_course.figures.load_mosaic import mosaic
 
+pytestmark = pytest.mark.thorough
+
 THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
 

@@ -7,6 +7,8 @@ import pytest
 
 from ringlab_course.figures.memory_ledger import GB, Layer, kv_cache_bytes, readable
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("layer", [Layer(), Layer(heads=6, kv_heads=3, head_dim=5, itemsize=4, batch=2)])
 @pytest.mark.parametrize("S", [1, 7, 64])

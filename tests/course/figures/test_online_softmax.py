@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ringlab_course.figures.online_softmax import example, stream
 
+pytestmark = pytest.mark.thorough
+
 
 def softmax_mean(scores: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     lse = float(np.logaddexp.reduce(scores))

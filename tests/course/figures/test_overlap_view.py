@@ -16,6 +16,8 @@ from ringlab_course.figures import overlap_view
 from ringlab_course.figures.overlap_view import MHA, overlap, presets
 from ringlab_course.figures.papers import MACHINES
 
+pytestmark = pytest.mark.thorough
+
 A100 = 312e12, 300e9
 RATES = st.tuples(st.sampled_from([64, 1024, 20_000]), st.floats(1e12, 1e15), st.floats(1e9, 1e12))
 SIZES = st.sampled_from(

@@ -46,6 +46,8 @@ from ringlab_course.figures.memory_ledger import Layer
 from ringlab_course.figures.side_by_side import Job
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 A100 = 312e12, 300e9
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
 GROUPED = Attention(H=64, K=8)

@@ -33,6 +33,8 @@ from ringlab_course.figures import (
 from ringlab_course.figures.memory_ledger import Layer
 from tests.viz.test_keyboard import faults
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("ipywidgets")
 
 CASES = {"a": {"one": [2.0, 1.0], "a": [2.0, 1.0]}, "b": {"one": [2.0, 1.0], "b": [2.0, 1.5]}}

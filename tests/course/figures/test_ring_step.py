@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ringlab_course.figures import step_report
 from ringlab_course.figures.ring_step import LAYOUTS, StepPicture, describe, layouts_at, step_picture
 
+pytestmark = pytest.mark.thorough
+
 NAMES = tuple(LAYOUTS)
 SIZES = st.tuples(st.integers(1, 90), st.integers(1, 5))
 

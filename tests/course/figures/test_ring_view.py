@@ -17,6 +17,8 @@ from ringlab.viz.style import png, rank_colour
 from ringlab_course.figures import ring_counts, ring_view
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 def attend(q, k, v):
     scores = q @ k.mT / math.sqrt(q.shape[-1])

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringlab_course.figures.tile_scan import cell_states, cuts, scan
 
+pytestmark = pytest.mark.thorough
+
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 20))
 DIRECTIONS = ("forward", "backward")
 

@@ -19,6 +19,8 @@ from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.judge.judge import GradeReport
 from tests.course.gradebook.stub import judge, report, submissions, write
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 

@@ -30,6 +30,8 @@ from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import stage
 from tests.course.judge.small_contract import marked, notebook
 
+pytestmark = pytest.mark.thorough
+
 EXERCISE = Exercise(
     id="01", slug="01_hostile", title="hostile", stages=(replace(stage("double"), id="01.double"),)
 )

@@ -19,6 +19,8 @@ import pytest
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.judge.processes import status_text
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 COMMAND = """
 import signal

@@ -20,6 +20,8 @@ from ringlab_course.gradebook.readable import TEXT, points, prose
 from tests.course.gradebook.page_checks import Page, faults
 from tests.course.gradebook.sample_class import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
 
+pytestmark = pytest.mark.thorough
+
 EVIL = (
     "<script>alert(1)</script>",
     "\"'><img src=x onerror=alert(1)>",

@@ -11,7 +11,7 @@ import pytest
 from ringlab_course.gradebook.pages import page_name, write_pages
 from tests.course.gradebook.sample_class import WRONG, a_class, entry, saying
 
-pytestmark = pytest.mark.needs_chromium
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium]
 
 EVIL = "<img src=x onerror='document.title=`owned`'><script>document.title='owned'</script><style>*{display:none}</style>"
 NOT_SEEN = """() => [...document.querySelectorAll('body *')].filter(e => {

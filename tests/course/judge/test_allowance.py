@@ -81,6 +81,7 @@ FOUR = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", ["computes", "by_a_thread"])
 def test_a_tier_that_has_used_up_its_seconds_is_not_run_on_and_the_next_begins_anew(
     tmp_path, function

@@ -174,6 +174,7 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALONE)
 def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, school, name) -> None:
     forges = KIND_OF[name] == "forging replies on the pipe"
@@ -230,6 +231,7 @@ DOUBLED = Check("values", 5, "visible", "values", _double)
 ONE_CHECK = Exercise(id="90", slug="90_small", title="small", stages=(replace(DOUBLE, checks=(DOUBLED,)),))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALL_FILES)
 def test_a_file_earns_exactly_this_and_the_reason_is_told(tmp_path, monkeypatch, name) -> None:
     mark = f"file-{os.getpid()}-mark"

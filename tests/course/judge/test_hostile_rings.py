@@ -27,7 +27,7 @@ from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own
 from tests.course.judge.small_contract import HINTS, RIGHT_RING, marked, mine, turn
 
-pytestmark = pytest.mark.needs_bwrap
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_bwrap]
 SECONDS = 1.5
 """For a call of those that never end; others have a minute."""
 

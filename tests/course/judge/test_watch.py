@@ -249,12 +249,14 @@ def source(name: str) -> str:
     return submission(name).source
 
 
+@pytest.mark.thorough
 def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None:
     """A change through .data leaves no trace in torch, but is seen if the judge takes the message late."""
     cleared = source("06/wrong_overlap_writes_what_is_sent").replace("piece[0].zero_", "piece[0].data.zero_")
     assert failing("06.overlap", cleared) == {"any_network": "writes_what_is_sent"}
 
 
+@pytest.mark.thorough
 def test_computing_in_name_alone_hides_no_hop() -> None:
     """Processor time shows if a ring reports an empty computation and does the work elsewhere."""
     told = source("06/right_plain").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
@@ -265,6 +267,7 @@ def test_computing_in_name_alone_hides_no_hop() -> None:
     assert failing("06.overlap", told + computed) == {"order": unseen, "eight_ranks": unseen}
 
 
+@pytest.mark.thorough
 def test_computing_in_name_alone_is_found_in_the_other_rings_too() -> None:
     for stage, name, label, attend, checks in (
         ("11.uneven", "11/right_solution", 'f"attend {step}"', "attend", {"order"}),

@@ -31,6 +31,8 @@ from ringlab_course.lab.report import report
 from ringlab_course.lab.result import ResultFile, header, load
 from ringlab_course.lab.start import Start, look, on_rank, run
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 L1 = l1.L1(messages=(64, 4096), tokens=(32, 16), H=2, K=1, D=16, rounds=2)
 L2 = l2.L2(S=64, c=32, H=2, D=16, rounds=2)

@@ -19,7 +19,7 @@ from ringlab.cli import app
 from ringlab_course.judge import grade
 from tests.course.nbgrader.a_class import MARKER, SLUG, a_class
 
-pytestmark = [pytest.mark.needs_nbgrader, pytest.mark.needs_bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_nbgrader, pytest.mark.needs_bwrap, pytest.mark.slow]
 
 
 @dataclass(frozen=True)
