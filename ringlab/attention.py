@@ -171,9 +171,9 @@ def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
     """Return the result of `ring_attention` by calling its stages, one after the other."""
     q, k, v = as_autocast(given.q, given.k, given.v)
     given = replace(given, q=q, k=k, v=v)
-    with errors_told(*compared_over(given.ring, q, given.validate)):
+    with errors_told(compared_over(given.ring, given.validate)):
         call = validate(given)
-    agree_on(call, call.description, q.device)
+    agree_on(call, call.description)
     call = plan_call(call, given.block)
     out, lse = run(call, q, k, v, *(() if given.sinks is None else (given.sinks,)))
     return (out, lse) if given.return_lse else out
@@ -197,13 +197,13 @@ def validate(given: Arguments) -> ScheduledCall:
     return replace(call, description=describe_arguments(given, call)) if compared else call
 
 
-def agree_on(call: ScheduledCall, description: str, device: torch.device) -> None:
+def agree_on(call: ScheduledCall, description: str) -> None:
     """Return once all ranks have sent the same `description`; without validation, return at once.
 
     Raises: AgreementError if the descriptions differ.
     """
     if call.validate:
-        agree(call.ring.comm, description, None, device)
+        agree(call.ring.comm, description, None)
 
 
 def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
@@ -239,7 +239,7 @@ class _RingAttention(torch.autograd.Function):
         call, anchor, saved = _load(ctx)
         given = ctx.no_gradient() if dout is None else dout
         with torch.no_grad():
-            agree_on(call, f"backward through {call.name}", given.device)
+            agree_on(call, f"backward through {call.name}")
         gradients = run_backward(call, saved, given, dlse)
         # One for each argument of `apply`: call, anchor, then q, k, v and the weights.
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)

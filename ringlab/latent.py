@@ -92,7 +92,7 @@ def latent_attention(
         sizes = _describe_latent(latent, k_rope, *weights)
         return call, describe_arguments(given, call) + sizes if validate else ""
 
-    call = plan_call(checked_over(ring, check, q, validate), block)
+    call = plan_call(checked_over(ring, check, validate), block)
     call = replace(call, expansion=LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1]))
     out, lse = run(call, q, latent[:, None], k_rope[:, None], *weights)
     return (out, lse) if return_lse else out

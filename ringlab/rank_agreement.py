@@ -40,7 +40,6 @@ def agree(
     comm: Comm,
     description: str,
     error: Exception | None,
-    device: torch.device | str = "cpu",
     remedy: str = _REMEDY,
 ) -> None:
     """Return if every rank passes the same `description` and no `error`; each rank's message has 512 bytes.
@@ -56,7 +55,8 @@ def agree(
     statement = f"error {type(error).__name__}: {error}" if error else description
     digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, because a long text is cut
     message = digest + statement.encode()[: _BYTES - len(digest)].ljust(_BYTES - len(digest), b"\0")
-    own = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+    # On the CPU for tensors on a GPU too: a rank that reads the answers there would wait for all that was launched.
+    own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     try:
         messages = _gather(comm, own)
     except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
@@ -109,7 +109,7 @@ def _named(ranks: list[int]) -> str:
 
 
 @contextmanager
-def errors_told(comm: Comm | None, device: torch.device | str = "cpu") -> Iterator[None]:
+def errors_told(comm: Comm | None) -> Iterator[None]:
     """Send an exception that is raised inside to the other ranks, which would otherwise wait for this rank.
 
     comm: None if the ranks do not compare their calls.
@@ -119,38 +119,32 @@ def errors_told(comm: Comm | None, device: torch.device | str = "cpu") -> Iterat
     except Exception as error:
         if comm is not None:
             with outside_transforms():
-                agree(comm, "", error, device)
+                agree(comm, "", error)
         raise
 
 
-def compared_over(ring: Any, x: Any, validate: bool) -> tuple[Comm | None, torch.device | str]:
-    """Return the comm over which ranks compare their calls (None if they do not), and the messages' device.
-
-    ring, x: the ring and the first tensor of the call, both unchecked.
-    """
-    on_meta = isinstance(x, torch.Tensor) and x.is_meta  # messages cannot be made on meta
-    device = x.device if isinstance(x, torch.Tensor) and not on_meta else "cpu"
-    return ring.comm if validate and isinstance(ring, Ring) else None, device
+def compared_over(ring: Any, validate: bool) -> Comm | None:
+    """Return the comm over which ranks compare their calls, or None if they do not. `ring` may be anything."""
+    return ring.comm if validate and isinstance(ring, Ring) else None
 
 
-def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
+def checked(comm: Comm | None, check: Callable[[], tuple[T, str]]) -> T:
     """Return the result of `check` once its description is the same on all ranks.
 
     check: returns (result, description), and must not communicate. comm: None if the ranks do not compare
     their calls.
     Raises: the error of `check`; AgreementError on all other ranks.
     """
-    with errors_told(comm, device):
+    with errors_told(comm):
         found, description = check()
     if comm is not None:
-        agree(comm, description, None, device)
+        agree(comm, description, None)
     return found
 
 
-def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate: bool) -> T:
+def checked_over(ring: Any, check: Callable[[], tuple[T, str]], validate: bool) -> T:
     """Return the result of `check` as `checked` does, over the comm that `compared_over` returns."""
-    comm, device = compared_over(ring, x, validate)
-    return checked(comm, check, device)
+    return checked(compared_over(ring, validate), check)
 
 
 def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], validate: bool = True) -> T:
@@ -167,8 +161,7 @@ def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], valida
         found, described = cut(), " ".join(f"{name}={_hash(x)}" for name, x in arrays.items())
     except Exception as raised:
         error = raised
-    devices = (x.device for x in arrays.values() if isinstance(x, torch.Tensor) and not x.is_meta)
-    agree(ring.comm, f"the whole batch: {described}", error, next(devices, "cpu"), _SAME_BATCH)
+    agree(ring.comm, f"the whole batch: {described}", error, _SAME_BATCH)
     return found  # type: ignore[return-value]  # if `cut` failed, `agree` has raised
 
 

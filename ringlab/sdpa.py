@@ -78,7 +78,7 @@ def sdpa_over(
         refusal = _refusal(query, key, mask, attn_mask, dropout_p, is_causal, enable_gqa)
         if refusal is not None:
             if validate:
-                agree(ring.comm, "", refusal, query.device)
+                agree(ring.comm, "", refusal)
             raise refusal
         out: Tensor = ring_attention(
             query, key, value, ring=ring, layout=layout, causal=is_causal if mask is None else CAUSAL, mask=mask,

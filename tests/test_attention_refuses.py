@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch, ring_attention
 from ringlab.blocks.native import Native
+from ringlab.comm.protocol import Tensors, Work, Wrapper
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.trace import Outcome
@@ -30,6 +31,7 @@ from ringlab.errors import (
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
+from ringlab.rank_agreement import agree
 from ringlab.schedules.ring import RingSchedule
 from tests.schedules.problems import Broken, Plain
 
@@ -450,3 +452,20 @@ def test_calls_over_some_ranks_are_counted_by_themselves():
     first, second, third = VirtualCluster(3, memory=False).run(names).results
     assert first == third and second == first[:1] == ["call 1 of attention"]
     assert first[1:] == [f"call {number} of attention over ranks 2, 0" for number in (1, 2, 3)]
+
+
+def test_ranks_compare_their_calls_in_messages_on_the_cpu() -> None:
+    """Messages on a GPU would make the host wait for all kernels that are launched, in every layer."""
+    sent: list[torch.device] = []
+
+    class Watched(Wrapper):
+        def exchange(self, *, send: Tensors = (), **named: Any) -> Work:
+            sent.extend(x.device for x in send)
+            return self.comm.exchange(send=send, **named)
+
+    def program(ring: Ring) -> None:
+        with torch.device("meta"):
+            agree(Watched(ring.comm), "the same call", None)
+
+    VirtualCluster(3).run(program)
+    assert sent and set(sent) == {torch.device("cpu")}

@@ -67,7 +67,7 @@ def attend(
                 "as many keys as queries", f"{key.shape[2]} and {query.shape[2]}", _REMEDIES["use_cache"]
             )
     except RinglabError as error:
-        raise_everywhere(around, error, query.device)
+        raise_everywhere(around, error)
     out: Tensor = ring_attention(
         query, key, value, ring=context.ring, layout=context.layout, mask=mask, scale=scaling,
         schedule=context.schedule, block=context.block, validate=context.validate,

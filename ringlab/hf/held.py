@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-import torch
 from transformers import PreTrainedModel
 
 from ringlab.errors import BackendError, RinglabError
@@ -51,7 +50,7 @@ def held() -> Held:
     return found
 
 
-def raise_everywhere(around: Held, error: RinglabError | None, device: torch.device) -> None:
+def raise_everywhere(around: Held, error: RinglabError | None) -> None:
     """Return if no rank has an error.
 
     A rank with an error must call this function. A rank without an error may instead make another agreement
@@ -61,6 +60,6 @@ def raise_everywhere(around: Held, error: RinglabError | None, device: torch.dev
     """
     context = around.context
     if context.validate:
-        agree(context.ring.comm, "" if error else "loss", error, "cpu" if device.type == "meta" else device)
+        agree(context.ring.comm, "" if error else "loss", error)
     if error is not None:
         raise error

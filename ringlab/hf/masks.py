@@ -87,7 +87,7 @@ class LayerMask:
         error = self.error or MaskError(
             "layers that hand their mask to attention as it is", f"{model}, which uses it ({use})", ALONE
         )
-        raise_everywhere(self.held, error, torch.device("cpu"))
+        raise_everywhere(self.held, error)
         raise error
 
     def mask(self) -> Mask:

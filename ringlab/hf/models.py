@@ -105,7 +105,7 @@ def _begin(model: PreTrainedModel) -> None:
         return
     around.running, around.shared = model, False
     if (error := _refusal(model)) is not None:
-        raise_everywhere(around, error, _device(model))
+        raise_everywhere(around, error)
     around.called = model
 
 
@@ -142,7 +142,7 @@ def _refusal(model: PreTrainedModel) -> RinglabError | None:
 def _refuse(got: tuple[str, str, str]) -> None:
     around = held_or_none()
     if around is not None:
-        raise_everywhere(around, BackendError(*got), _device(around.running))
+        raise_everywhere(around, BackendError(*got))
 
 
 def _over_tokens(module: nn.Module) -> tuple[str, str, str] | None:
@@ -188,9 +188,9 @@ def _end(model: PreTrainedModel, output: Any) -> None:
                 f"{name} of shape {tuple(x.shape)} from {type(model).__name__}: tokens combined within the shard",
                 "make the model without it, as by add_pooling_layer=False, and combine the last hidden states over the ranks",
             )
-            raise_everywhere(around, error, x.device)
+            raise_everywhere(around, error)
     if loss is not None and not around.shared and around.context.ring.world_size > 1:
-        raise_everywhere(around, _own_loss(type(model).__name__), loss.device)
+        raise_everywhere(around, _own_loss(type(model).__name__))
 
 
 def _parts(output: Any) -> tuple[Tensor | None, list[tuple[str, Tensor]]]:
@@ -206,11 +206,6 @@ def _parts(output: Any) -> tuple[Tensor | None, list[tuple[str, Tensor]]]:
 
 def _tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
-
-
-def _device(model: PreTrainedModel | None) -> torch.device:
-    weights = iter(() if model is None else model.parameters())
-    return next((weight.device for weight in weights), torch.device("cpu"))
 
 
 def check_attended(around: Held) -> None:
@@ -233,7 +228,7 @@ def check_attended(around: Held) -> None:
             f"{name} with attn_implementation={asked!r}, which saw this rank's tokens alone",
             "model.set_attn_implementation('ringlab')",
         )
-    raise_everywhere(around, error, _device(model))
+    raise_everywhere(around, error)
 
 
 def guard_the_loss() -> None:
@@ -260,7 +255,7 @@ def _guarded(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 named.get("num_items_in_batch", args[3] if len(args) > 3 else None),
             )
             error = _unshifted() if any(x is None for x in given) else None
-            raise_everywhere(around, error, (args[0] if args else named["logits"]).device)
+            raise_everywhere(around, error)
             around.shared = True
         return loss(*args, **named)
 

@@ -104,7 +104,7 @@ class Context:
             "pass context.shard(tokens)" if whole else "build the layout for this sequence length",
         )
         if self.validate:
-            agree(self.ring.comm, "", error, x.device)
+            agree(self.ring.comm, "", error)
         raise error
 
     def attend(

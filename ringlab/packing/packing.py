@@ -367,7 +367,7 @@ class Packing:
         ranks; ShapeError for a part that does not fit the layout; AgreementError on all other ranks if a
         rank's call is wrong, and on all ranks if their calls differ.
         """
-        checked_over(ring, lambda: (None, self._described(layout, ring, part)), part, validate=True)
+        checked_over(ring, lambda: (None, self._described(layout, ring, part)), validate=True)
         shapes = [(1, length, *part.shape[2:]) for length in layout.lengths]
         return layout.unshard(ring.all_gather(part.detach(), shapes), dim=1)
 

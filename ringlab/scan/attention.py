@@ -139,7 +139,7 @@ def linear_attention(
     def check() -> tuple[ScanCall, str]:
         return check_arguments(given), describe_arguments(given) if validate else ""
 
-    call = checked_over(ring, check, q, validate)
+    call = checked_over(ring, check, validate)
     call = replace(call, name=ring.comm.name_call())
     out, state = _LinearAttention.apply(q, k, v, decay, beta, initial_state, call)
     return (out, state) if return_state else out
@@ -181,7 +181,7 @@ class _LinearAttention(torch.autograd.Function):
         dout = torch.zeros_like(tokens.v) if dout is None else dout
         with without_autocast(dout.device.type):
             if call.validate:
-                agree(call.ring.comm, f"backward through {call.name}", None, dout.device)
+                agree(call.ring.comm, f"backward through {call.name}", None)
             found, dinitial = backward(call, tokens, entering, dout, dstate)
         ddecay, dbeta = (None if x is None else y for x, y in ((decay, found.ddecay), (beta, found.dbeta)))
         return *found[:3], ddecay, dbeta, dinitial.to(ctx.initial_dtype) if ctx.initial_dtype else None, None

@@ -177,7 +177,7 @@ class _Arriving(torch.autograd.Function):
     def backward(ctx: Any, darriving: Tensor) -> tuple[Tensor | None, ...]:
         ring: Ring = ctx.ring
         if ctx.validate:
-            agree(ring.comm, f"backward through the halo of {ctx.name}", None, darriving.device)
+            agree(ring.comm, f"backward through the halo of {ctx.name}", None)
         dx, works, at = darriving.new_zeros(ctx.shape), [], 0
         for to, source, places in _messages(ctx.halo):
             if to == ring.rank:
@@ -216,7 +216,7 @@ def _agree(
         Mask(documents=documents).of_length(layout.S)
         return None, f"{label} {_describe(x, layout, documents)}" if validate else ""
 
-    checked_over(ring, check_all, x, validate)
+    checked_over(ring, check_all, validate)
 
 
 def _describe(x: Tensor, layout: Layout, documents: tuple[int, ...]) -> str:

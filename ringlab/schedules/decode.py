@@ -121,7 +121,7 @@ def decode(
         return (visible, rules, chosen), _describe(q, cache, options)
 
     compares = validate and isinstance(cache, ShardedCache)
-    found = checked(cache.ring.comm, check, cache.k.device) if compares else checked(None, check)
+    found = checked(cache.ring.comm if compares else None, check)
     visible, rules, chosen = found
     comm = cache.ring.comm
     record_block(comm, block, chosen, rules.requirements)

@@ -47,11 +47,6 @@ def comm_of(cache: Any) -> Comm | None:
     return ring.comm if isinstance(ring, Ring) else None
 
 
-def device_of(cache: Any) -> torch.device | str:
-    """Return the device of a cache, or "cpu" for a value that is not a cache."""
-    return sizes_of(cache).device if isinstance(cache, Cache) else "cpu"
-
-
 def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
     """Return None if a call may name these sequences.
 

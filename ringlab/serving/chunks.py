@@ -29,7 +29,6 @@ from ringlab.serving.checks import (
     check_sequences,
     comm_of,
     describe_cache,
-    device_of,
     lengths_of,
     sizes_of,
 )
@@ -146,7 +145,7 @@ def prefill(
         options += "" if sinks is None else " sinks"
         return (chunk, route), f"prefill H={q.shape[1]} {describe_cache(cache, sequences)} {options}"
 
-    chunk, route = checked(comm_of(cache) if validate else None, check, device_of(cache))
+    chunk, route = checked(comm_of(cache) if validate else None, check)
     comm = cache.ring.comm
     record_block(comm, block, chunk.call.block, chunk.call.rules.requirements)
     if travels == "auto":

@@ -34,7 +34,6 @@ from ringlab.serving.checks import (
     check_sequences,
     comm_of,
     describe_cache,
-    device_of,
     lengths_of,
     shard_of,
     sizes_of,
@@ -162,7 +161,7 @@ def decode_heads(
         return (rows, visible, rules, chosen), f"{of_rows} {describe_cache(cache, sequences)} {options}"
 
     compared = comm_of(cache) if ring is None else ring.comm
-    rows, visible, rules, chosen = checked(compared if validate else None, check, device_of(cache))
+    rows, visible, rules, chosen = checked(compared if validate else None, check)
     comm = cache.ring.comm
     record_block(comm, block, chosen, rules.requirements)
     q = q.detach()

@@ -18,7 +18,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup, members
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.rank_agreement import agree
-from ringlab.serving.checks import Cache, comm_of, device_of
+from ringlab.serving.checks import Cache, comm_of
 from ringlab.serving.decode import decode_heads
 from ringlab.types import Query
 
@@ -84,7 +84,7 @@ class HelixGrid:
                 "make the cache with grid.tokens as its ring",
             )
             if how.get("validate", True):
-                agree(self.ring.comm, "", refusal, device_of(cache))
+                agree(self.ring.comm, "", refusal)
             raise refusal
         of_row = None if heads is None else heads // self.head_ranks
         return decode_heads(q, cache, *args, queries="all", heads=of_row, ring=self.ring, **how)
