@@ -461,7 +461,7 @@ def test_ranks_compare_their_calls_in_messages_on_the_cpu() -> None:
     class Watched(Wrapper):
         def exchange(self, *, send: Tensors = (), **named: Any) -> Work:
             sent.extend(x.device for x in send)
-            return self.comm.exchange(send=send, **named)
+            return self.inner.exchange(send=send, **named)
 
     def program(ring: Ring) -> None:
         with torch.device("meta"):
