@@ -101,7 +101,7 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
         return None
     right, *wrong = programs
     own = [program for program in wrong if program.check == check_id]
-    others = [program for program in wrong if program.check != check_id]
+    others = [program for program in wrong if program.check != check_id and _may_explain(program, stage, check_id)]
     for likely in (own, others):
         fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
         if fitting:
@@ -117,6 +117,14 @@ class _Program:
     mistake: str
     check: str
     subject: InProcessSubject
+
+
+def _may_explain(program: _Program, stage: Stage, check_id: str) -> bool:
+    """Return whether a mistake that another check is there to find may be behind the failure of this check.
+
+    A mistake that a check of cost or speed finds gives right values. It may also need too much memory for this call.
+    """
+    return stage.check(check_id).kind != "correctness" or stage.check(program.check).kind == "correctness"
 
 
 @cache
