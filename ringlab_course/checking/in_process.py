@@ -32,7 +32,9 @@ class InProcessSubject:
     """The learner's function in this process, for the notebook's `check()` and for tests.
 
     Arguments are copied, so that a function that writes into them cannot alter the check's own arrays. The
-    write is detected. limits: the code that the function may not call; without limits it may call everything.
+    write is detected.
+
+    limits: the code that the function may not call; without limits it may call everything.
     """
 
     effort = "FLOPs of products, or elements written where there are none"
