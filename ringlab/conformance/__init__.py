@@ -1,18 +1,19 @@
-"""Checks for anybody's ring attention, and the bounds they hold results to: `check(function)`, `Target`.
+"""Checks for anybody's ring attention, and the error bounds that they use: `check(function)`, `Target`.
 
-`suite.py` has `check`, and reads as the list of its stages. The rooms around it, from the top; each imports only from those below it:
+`suite.py` has `check`, and reads as the list of its stages. The packages around it follow; each imports only
+from those below it in this list:
 
-    kinds      other functions that are checked: a merge, a decode, a training step; linear attention's cases and bounds
+    kinds      other kinds of functions that are checked: a merge, a decode, a training step; linear attention
     suite.py   all checks of a ring, from its claims to its report
-    report     the findings, the first fault in a sentence, the counterexample; as text, HTML, JUnit's XML, or a script
-    checks     one file a subject: the runs that it plans, and its verdict on their outcome; the truth of a run
-    run        a run as data, and who makes it: virtual ranks, processes, torchrun's ranks
+    report     the findings, the first fault, the counterexample; as text, HTML, JUnit XML, or a script
+    checks     one file for each subject: the runs that it plans, and its verdict; a run's true results
+    run        a run as data, and the code that makes it: virtual ranks, processes, torchrun's ranks
     mutants    wrong rings and wrong steps, which the checks must find; peers: published packages; styles, self_targets,
-               plain_distributed: right rings, which they must pass
-    target     what is checked, and how it is called
-    cases      the table that ringlab itself must pass, `ringlab verify`; tolerance: the bounds, derived
+               plain_distributed: right rings, which the checks must accept
+    target     the function that is checked, and how it is called
+    cases      the cases that ringlab itself must pass (`ringlab verify`); tolerance: the derived bounds
 
-`plugin.py` makes a pytest test of each check.
+`plugin.py` makes each check a pytest test.
 """
 
 from __future__ import annotations

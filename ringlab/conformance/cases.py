@@ -1,8 +1,8 @@
 """The table of cases that attention must pass on every transport, block backend and schedule.
 
-The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks, head dims of v, and attention sinks.
-Their full product has thousands of cases; the table covers every pair of values of any two axes. `refusal` names the error
-with which a schedule must refuse a case that its heads or ranks rule out.
+The axes are layouts, world sizes, sequence lengths, heads, head dims, dtypes, masks, head dims of v, and
+attention sinks. Their full product has thousands of cases; the table covers every pair of values of two axes.
+`refusal` gives the error with which a schedule must refuse a case whose heads or ranks do not fit it.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ MASKS: dict[str, Callable[[int], Mask]] = {
     "documents-both": lambda S: Mask(causal=False, documents=_lengths(S)),
     "packed": lambda S: Mask(window=1 + S // 7, prefix=(0, 0, 1, S // 9, 2), documents=_lengths(S)),
 }
-"""Each takes the length of the sequence; "packed" has a window and prefixes inside documents."""
+"""Each function takes the length of the sequence; "packed" has a window, and prefixes inside documents."""
 
 
 def _lengths(S: int) -> tuple[int, ...]:
-    """Five documents: a short one, an empty one, one token, most of the sequence, and the rest."""
+    """Return the lengths of five documents: short, empty, one token, most of the tokens, and the rest."""
     most = S - S // 9 - 1 - S // 4
     return S // 9, 0, 1, most, S // 4
 
 
 ALL_LAYOUTS = LAYOUTS | {"per-document": lambda S, P: per_document(_lengths(S), P)}
-"""LAYOUTS and one that deals each document of MASKS by itself; `ringlab check` does not ask targets for that one."""
+"""LAYOUTS, and a layout that distributes each document of MASKS separately; `ringlab check` does not use that
+one."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "layout": tuple(ALL_LAYOUTS),
     "P": (1, 2, 3, 4, 8),
-    "S": (3, 17, 64, 97, 131),  # primes, and fewer tokens than ranks
+    "S": (3, 17, 64, 97, 131),  # primes, and a length that is below most world sizes
     "group": (1, 2, 8),  # query heads per key/value head
     "D": (16, 40, 64, 80, 128, 256),
     "dtype": ("float64", "float32", "bfloat16"),
@@ -68,14 +69,17 @@ AXES: dict[str, tuple[Any, ...]] = {
         0,
         24,
         96,
-    ),  # of v; 0 for that of q and k. The others are smaller than some of those, and larger than some
+    ),  # head dim of v; 0 means D. The other values are smaller than some D and larger than some D
     "sinks": (False, True),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem and how it is spread over ranks. Dv: the head dim of v, D if 0. sinks: whether heads have them."""
+    """One attention problem, and how it is spread over ranks.
+
+    Dv: the head dim of v, or 0 if it is D. sinks: whether the heads have attention sinks.
+    """
 
     layout: str
     P: int
@@ -93,7 +97,7 @@ class Case:
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Return (H, K)."""
+        """Return the numbers of query heads and key/value heads, (H, K)."""
         return (8, 1) if self.group == 8 else (2 * self.group, 2)
 
     def make_layout(self) -> Layout:
@@ -112,7 +116,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case's tensors, whole, with the true results and the errors allowed."""
+    """The tensors of a case for the whole sequence, with the true results and the allowed errors."""
 
     q: Tensor
     k: Tensor
@@ -129,7 +133,8 @@ def covering() -> tuple[Case, ...]:
 
 
 EVERY_THIRD = ("query-ring", "burst", "bidirectional", "multi-ring")
-"""Schedules that share nearly all of their code with the ring: each block computes a third of the cases under them."""
+"""Schedules that share nearly all of their code with the ring, so each block backend computes only a third of
+the cases."""
 
 
 def cases_of(schedule: str, block: str) -> tuple[Case, ...]:
@@ -141,7 +146,7 @@ def cases_of(schedule: str, block: str) -> tuple[Case, ...]:
 
 
 def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and dout of the whole sequence, normally distributed, the same every time."""
+    """Return the same normally distributed q, k, v and dout of the whole sequence at every call."""
     draw = np.random.default_rng([case.S, case.group, case.D, list(MASKS).index(case.mask)]).standard_normal
     heads, kv_heads = case.heads
     rows, keys, Dv = (1, heads, case.S), (1, kv_heads, case.S), case.Dv or case.D
@@ -152,14 +157,14 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=16)
 def problem(case: Case) -> Problem:
-    """Return the case's tensors with the oracle's results and the bounds derived from them."""
+    """Return the case's tensors with the oracle's results and the bounds that are derived from them."""
     tensors, scoring = inputs(case), scoring_of(case)
     true = truth(*tensors, **scoring)
     return Problem(*tensors, true, bounds(*tensors, true=true, **scoring))
 
 
 def scoring_of(case: Case) -> Scoring:
-    """Return the mask and the sinks of a case as `truth` and `bounds` take them."""
+    """Return the mask and the sinks of a case as keyword arguments of `truth` and `bounds`."""
     sinks = case.make_sinks()
     return {"mask": case.make_mask(), "sinks": None if sinks is None else sinks.double().numpy()}
 
@@ -167,9 +172,9 @@ def scoring_of(case: Case) -> Scoring:
 def attend(
     ring: Ring, case: Case, block: str, schedule: str, device: str = "cpu", **scored: Any
 ) -> tuple[Tensor, ...]:
-    """The program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`.
+    """Run the program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`.
 
-    `scored`: softcap, dropout and seed, as `ring_attention` takes them.
+    scored: softcap, dropout and seed of `ring_attention`.
     """
     layout, sinks = case.make_layout(), case.make_sinks()
     *qkv, dout = (layout.shard(x, ring.rank).to(device) for x in inputs(case))
@@ -192,7 +197,7 @@ def attend(
 
 
 def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:
-    """Return the results of the whole sequence from the values of `attend` on every rank."""
+    """Return the results of the whole sequence, given the values of `attend` on every rank."""
     layout = case.make_layout()
     parts = list(zip(*shards, strict=True))
     whole = [layout.unshard(part, dim=-1 if index == 1 else -2) for index, part in enumerate(parts)]
@@ -200,10 +205,11 @@ def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:
 
 
 def refusal(case: Case, schedule: str) -> type[RinglabError] | None:
-    """Return the error with which `schedule` must refuse the case on every rank; None where it must compute it.
+    """Return the error with which `schedule` must refuse the case, or None if it must compute the case.
 
-    Ranks that share out heads need equally many query heads each, and whole key/value heads or parts of one. Groups of two
-    ranks, the default of the hybrid and the double ring, need an even number of ranks.
+    If ranks divide the heads, each rank needs the same number of query heads, and whole key/value heads or an
+    equal part of one. Groups of two ranks, the default of the hybrid and the double ring, need an even number
+    of ranks.
     """
     if schedule in ("hybrid", "double-ring") and case.P % 2:
         return WorldSizeError

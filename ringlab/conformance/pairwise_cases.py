@@ -1,4 +1,4 @@
-"""Tables of cases that cover every pair of values of any two axes, chosen greedily and always the same."""
+"""Tables of cases that cover every pair of values of two axes, chosen greedily and deterministically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pair = tuple[tuple[str, Any], ...]
 
 
 def covering_pairs(axes: Axes) -> list[dict[str, Any]]:
-    """Return combinations, a value for each axis, which contain every pair of values of two different axes.
+    """Return combinations with a value for each axis that contain every pair of values of two axes.
 
     >>> covering_pairs({"P": (1, 2), "dtype": ("float32",)})
     [{'P': 1, 'dtype': 'float32'}, {'P': 2, 'dtype': 'float32'}]

@@ -1,7 +1,8 @@
-"""The same ring straight over torch.distributed: an example of a target that knows nothing of ringlab's Comm.
+"""The plain ring over torch.distributed: an example of a target that does not use ringlab's Comm.
 
-`ringlab check ringlab.conformance.plain_distributed:attend` runs it in gloo processes; under torchrun it is
-called as it is. Tokens are dealt in stretches or in zig-zag; `positions` says which.
+`ringlab check ringlab.conformance.plain_distributed:attend` runs it in gloo processes. Under torchrun the
+same command runs it on torchrun's ranks. Tokens are distributed in stretches or in zig-zag, which `positions`
+tells the function.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from ringlab.conformance.target.claims import Target
 
 
 class Neighbours:
-    """The part of a ring that `plain_ring` needs, from batches of isend and irecv on a process group."""
+    """The part of a ring that `plain_ring` needs, by batches of isend and irecv on a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def origin(self, step: int) -> int:
-        """Return the rank whose block is here after `step` hops."""
+        """Return the rank whose block is on this rank after `step` hops."""
         return (self.rank - step) % self.world_size
 
     def post(self, *tensors: Float[Tensor, "B K _ D"], length: int, tag: str) -> Transfer:
-        """Start sending to the next rank and receiving from the previous one; return the transfer at once."""
+        """Start sending to the next rank and receiving from the previous one; return without waiting."""
         neighbours = ((self.rank + way) % self.world_size for way in (1, -1))
-        if self.group is not None:  # torch names the peers of a message by their ranks in the world
+        if self.group is not None:  # torch addresses the peers of a message by their ranks in the world
             neighbours = (dist.get_global_rank(self.group, rank) for rank in neighbours)
         after, before = neighbours
         sends = [x.contiguous() for x in tensors]
@@ -40,13 +41,13 @@ class Neighbours:
 
 
 class Transfer:
-    """Messages in flight; the sent tensors stay alive until they have arrived."""
+    """Messages in flight; the sent tensors are kept alive until they have arrived."""
 
     def __init__(self, works: list[dist.Work], sends: list[Tensor], buffers: tuple[Tensor, ...]) -> None:
         self.works, self.sends, self.buffers = works, sends, buffers
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Return the receive buffers, filled."""
+        """Return the receive buffers once they are filled."""
         for work in self.works:
             work.wait()
         return self.buffers
@@ -62,16 +63,17 @@ def ring(
     scale: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L"]]:
-    """Return this rank's (out, lse) on `group`, by default all ranks. Raises: ValueError for a shard of another length."""
+    """Return this rank's (out, lse) on `group`, by default on all ranks. Raises: ValueError."""
     neighbours = Neighbours(group)
     needed = len(positions[neighbours.rank])
-    if {q.shape[2], k.shape[2]} != {needed}:  # gloo would fill a part of a longer buffer, or end the process
+    # otherwise gloo would fill a part of a longer buffer, or end the process
+    if {q.shape[2], k.shape[2]} != {needed}:
         raise ValueError(f"rank {neighbours.rank} owns {needed} tokens, got {q.shape[2]} and {k.shape[2]}")
     return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions, scale=scale)  # type: ignore[arg-type]
 
 
 def head_tail(S: int, P: int) -> list[Tensor]:
-    """Return positions in which rank r holds pieces r and 2P − 1 − r of 2P: zig-zag, written independently."""
+    """Return zig-zag positions, written independently: rank r holds pieces r and 2P − 1 − r of 2P."""
     pieces = torch.arange(S).tensor_split(2 * P)
     return [torch.cat([pieces[rank], pieces[2 * P - 1 - rank]]) for rank in range(P)]
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest --ringlab-target package.module:function` makes a test of each check."""
+"""The pytest plugin: `pytest --ringlab-target package.module:function` makes each check a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Failed(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `ringlab check` that tests need."""
+    """Add the options of `ringlab check` that the tests need."""
     group = parser.getgroup("ringlab", "conformance of a ring attention")
     group.addoption(
         "--ringlab-target", metavar="MODULE:NAME", help="make a test of each conformance check of this target"
@@ -41,21 +41,21 @@ def pytest_collection_modifyitems(
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Name the parameters of the target to which no run gave a value."""
+    """Print the parameters of the target to which no run gave a value."""
     report = config.stash.get(_REPORT, None)
     if report is not None and report.not_asked:
         terminalreporter.write_line(f"{report.target}: {report.unasked}")
 
 
 class CheckItem(pytest.Item):
-    """One check of the target. The first one to run runs all of them."""
+    """One check of the target as a test. The first one that runs makes the report of all checks."""
 
     def __init__(self, *, check: str, **options: Any) -> None:
         super().__init__(**options)
         self.check = check
 
     def runtest(self) -> None:
-        """Pass, or skip a check that does not apply.
+        """Pass, or skip the test if the check does not apply.
 
         Raises: Failed, with the evidence, if the check failed.
         """
@@ -81,7 +81,7 @@ class CheckItem(pytest.Item):
 
 
 def _report(session: pytest.Session) -> Any:
-    """The report on all checks of this session, made once."""
+    """Return the report on all checks of this session, which is made only once."""
     config = session.config
     if _REPORT not in config.stash:
         from ringlab.conformance.suite import check

@@ -1,6 +1,6 @@
-"""The arguments of `linear_attention` on one rank: checked, described for the other ranks, and made into a call.
+"""The arguments of `linear_attention` on one rank: their checks, and their text for the other ranks.
 
-Nothing here communicates.
+No function of this module communicates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringlab.torch_modes import refuse_transforms
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `linear_attention` on one rank, unchecked: any of them may be wrong."""
+    """The arguments of `linear_attention` on one rank, not yet checked, so any of them may be wrong."""
 
     q: Any
     k: Any
@@ -49,9 +49,9 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ScanCall:
-    """A call of linear attention: its arguments with every default filled in, and the elements that its states pass.
+    """A call of linear attention: its arguments with every default filled in, and the elements of its scan.
 
-    name: the name of this call, equal on all ranks, which they compare in backward.
+    name: the name of this call, which is equal on all ranks. Ranks compare it in backward.
     """
 
     ring: Ring
@@ -65,15 +65,15 @@ class ScanCall:
 
     @property
     def own(self) -> list[tuple[int, Element]]:
-        """Return this rank's elements, with their numbers in the chain."""
+        """Return this rank's elements, each with its number in the chain."""
         return [(i, element) for i, element in enumerate(self.elements) if element.rank == self.ring.rank]
 
 
 def check_arguments(given: Arguments) -> ScanCall:
-    """Return the call that this rank asks for.
+    """Return the call that these arguments describe.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError for a
-    wrong one.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
+    GradientError for a wrong argument.
     """
     refuse_transforms(given.q, given.k, given.v, given.decay, given.beta, given.initial_state)
     check_ring(given.ring)
@@ -91,7 +91,7 @@ def check_arguments(given: Arguments) -> ScanCall:
 
 
 def describe_arguments(given: Arguments) -> str:
-    """Return a text that must be equal on all ranks."""
+    """Return a text that describes the arguments and must be equal on all ranks."""
     q, v = given.q, given.v
     inputs = (q, given.k, v, given.decay, given.beta, given.initial_state)
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
@@ -141,7 +141,7 @@ def _check_tensors(given: Arguments) -> None:
 
 
 def _check_beside(name: str, x: Any, shape: tuple[int, ...], v: Tensor) -> None:
-    """Raise for an optional tensor that does not fit v."""
+    """Raise an error if an optional tensor does not fit v."""
     if x is None:
         return
     if not isinstance(x, Tensor) or tuple(x.shape) != shape:

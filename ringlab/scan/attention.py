@@ -1,11 +1,11 @@
-"""`linear_attention`: linear attention and the gated delta rule over a sequence that is spread over the ranks of a ring.
+"""`linear_attention`: linear attention and the gated delta rule over a sequence spread over a ring.
 
-A state passes from token to token, and so from rank to rank: D · Dv numbers per head, however long the sequence is. The stages
-of a call:
+A state passes from token to token, and so from rank to rank. It has D · Dv numbers per head, however long the
+sequence is. The stages of a call:
 
 1. check     this rank's arguments                                         `ringlab.scan.arguments`
-2. agree     with all ranks on the call; a wrong one raises on all         `ringlab.rank_agreement`
-3. forward   what each rank's tokens do to a state; states pass; outputs   `ringlab.scan.program`
+2. agree     all ranks compare their calls; a wrong call raises on all     `ringlab.rank_agreement`
+3. forward   compute each rank's passage, pass states, compute outputs      `ringlab.scan.program`
 4. backward  the same from the last token to the first, with gradients     `ringlab.scan.program`
 
 Read `ringlab.scan.plain` first: the recurrence, the chunk form and a relay over ranks on one page.
@@ -89,30 +89,33 @@ def linear_attention(
 ) -> Any:
     """Return this rank's rows of linear attention over the whole sequence; differentiable.
 
-    Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or under the delta
-    rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
+    Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or
+    with the delta rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
 
-    q, k, v: this rank's shards, twice (B, K, L, D) and (B, H, L, Dv) with H % K == 0: heads of v may share one of q and k. Under
-    autocast they are cast as `ring_attention` casts them. decay, beta and initial_state stay as they are, in dtypes of
-    their own: rounded logarithms would add up over the sequence.
-    layout: ranks own stretches of adjacent tokens, as under `contiguous` or `zigzag`.
-    decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None: α = 1.
-    beta: (B, H, L). With it the delta rule, which is stable for keys of length 1 and β from 0 to 2; the caller normalises.
+    q, k, v: this rank's shards. q and k are (B, K, L, D), and v is (B, H, L, Dv) with H % K == 0: several
+    heads of v may share one head of q and k. Under autocast they are cast as `ring_attention` casts them.
+    decay, beta and initial_state keep their own dtypes, because rounding errors of logarithms would add up
+    over the sequence.
+    layout: must give ranks stretches of adjacent tokens, as `contiguous` and `zigzag` do.
+    decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None means α = 1.
+    beta: (B, H, L). If given, the delta rule is used. It is stable for keys of length 1 and β from 0 to 2;
+    the caller normalises the keys.
     scale: D^−½ by default.
     documents: the lengths of packed documents, in order; the state begins with zeros in each.
-    initial_state: (B, H, D, Dv), before the first token, the same on all ranks; only the first document sees it. Each rank has
-    a part of its gradient: sum it over the ranks.
-    scan: how states pass from rank to rank, one of `ringlab.scan.graph.SCANS`: "relay", P − 1 hops of a state;
-    "all-gather", one round; "doubling", log2 P rounds.
-    chunk: tokens that are computed at once.
-    return_state: return (out, state), state (B, H, D, Dv) after the last token, the same on all ranks, in float32 (float64
-    for float64). Losses on it count for each rank that has one.
+    initial_state: the state before the first token, (B, H, D, Dv), the same on all ranks; only the first
+    document sees it. Each rank computes a part of its gradient; sum the parts over the ranks.
+    scan: how states pass from rank to rank, one of `ringlab.scan.graph.SCANS`: "relay" takes P − 1 hops of a
+    state, "all-gather" one round, and "doubling" log2 P rounds.
+    chunk: the number of tokens that are computed at once.
+    return_state: return (out, state). The state after the last token is (B, H, D, Dv), the same on all ranks,
+    and float32 (float64 for float64 inputs). If several ranks compute a loss on it, all these losses add up.
     validate: whether the ranks compare their calls first, forward and backward, as in `ring_attention`.
 
-    Derivatives are first ones, backward: GradientError refuses torch.func and forward-mode differentiation.
+    Only first derivatives by backward are supported. torch.func and forward-mode differentiation raise
+    GradientError.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
-    rank that is called wrongly, AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
+    GradientError on a rank that is called wrongly, AgreementError on all others, before any data moves.
     Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
 
     >>> import torch
@@ -145,7 +148,7 @@ def linear_attention(
 class _LinearAttention(torch.autograd.Function):
     """The differentiable part of linear attention.
 
-    For backward it saves its own inputs and the states that enter this rank's elements.
+    It saves its inputs and the states that enter this rank's elements for backward.
     """
 
     @staticmethod
@@ -173,7 +176,7 @@ class _LinearAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         if (
             torch.is_grad_enabled()
-        ):  # a second derivative would silently leave out what depends on the saved tensors
+        ):  # a second derivative would silently ignore the saved tensors
             raise BackendError("a first derivative of linear attention", "create_graph=True")
         q, k, v, decay, beta, *entering = ctx.saved_tensors
         tokens, call = Tokens(q, k, v, decay, beta), ctx.call

@@ -1,20 +1,21 @@
-"""Linear attention of one chunk of tokens: what it does to a state, its outputs, and the way back.
+"""Linear attention of one chunk of tokens: its passage of a state, its outputs, and its gradients.
 
-The recurrence of `ringlab.scan.oracle` goes from token to token. A chunk of C tokens does the same by a few products of
-matrices. With S the state that enters, row i for token i, and the decay as factors
+The recurrence of `ringlab.scan.oracle` goes from token to token. A chunk of C tokens gives the same result by
+a few products of matrices. S is the state that enters the chunk, row i of a matrix belongs to token i, and
+the decay gives the factors
 
     E_ij = e^(g_{j+1} + … + g_i), j ≤ i       e_i = e^(g_1 + … + g_i)       f_j = e^(g_{j+1} + … + g_C)
 
-the tokens write the rows of U, read the rows of O, and leave the state S':
+The tokens write the rows of U, read the rows of O, and leave the state S':
 
     U = V,  or  (I + A) U = β∘(V − e∘(K S)),  A_ij = β_i E_ij k_i·k_j for j < i      (UT transform, arXiv 2406.06484)
     O = scale · (e∘(Q S) + (E∘QKᵀ) U)                S' = e_C S + (f∘K)ᵀ U
 
-Any chunk length gives the same numbers up to rounding. All computation is in the state dtype, float32 at least. Sums of
-logarithms are summed as they are, never subtracted from each other: a strong decay costs no digits of a weak one, and a
-decay of −inf, which forgets everything, is exact.
+Any chunk length gives the same numbers up to rounding. All computation is in the state dtype, float32 at
+least. Logarithms are only added, and sums of logarithms are never subtracted from each other. So a strong
+decay costs no digits of a weak decay, and a decay of −inf, which forgets everything, is exact.
 
-The way back, with G' the gradient of S':
+The gradients, where G' is the gradient of S':
 
     dU = scale (E∘QKᵀ)ᵀ dO + (f∘K) G',  then with β  (I + A)ᵀ dR = dU
     G  = e_C G' + scale (e∘Q)ᵀ dO,      with β  − (β∘e∘K)ᵀ dR
@@ -34,9 +35,9 @@ from ringlab.types import Gate, Keys, State, Values
 
 
 class Tokens(NamedTuple):
-    """Some adjacent tokens of one document; head h of v uses head h // (H // K) of q and k.
+    """Adjacent tokens of one document; head h of v uses head h // (H // K) of q and k.
 
-    decay: natural logarithms, None for none. beta: None without the delta rule.
+    decay: natural logarithms, or None without decay. beta: None without the delta rule.
     """
 
     q: Keys
@@ -46,13 +47,13 @@ class Tokens(NamedTuple):
     beta: Gate | None
 
     def rows(self, rows: slice) -> Tokens:
-        """Return some of the tokens."""
+        """Return the tokens in `rows`."""
         q, k, v = (x[..., rows, :] for x in (self.q, self.k, self.v))
         decay, beta = (None if x is None else x[..., rows] for x in (self.decay, self.beta))
         return Tokens(q, k, v, decay, beta)
 
     def widened(self) -> Tokens:
-        """Return the tokens in the state dtype, with q and k for each head of v."""
+        """Return the tokens in the state dtype, with q and k repeated for each head of v."""
         dtype, shared = state_dtype(self.q.dtype), self.v.shape[1] // self.q.shape[1]
         q, k = (x.to(dtype).repeat_interleave(shared, dim=1) for x in (self.q, self.k))
         decay, beta = (None if x is None else x.to(dtype) for x in (self.decay, self.beta))
@@ -60,7 +61,7 @@ class Tokens(NamedTuple):
 
 
 class TokenGradients(NamedTuple):
-    """The gradients of `Tokens`; of decay also where there is none, and of beta with the delta rule only."""
+    """The gradients of `Tokens`. ddecay exists even without decay; dbeta is None without the delta rule."""
 
     dq: Keys
     dk: Keys
@@ -71,7 +72,7 @@ class TokenGradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk: its tokens, widened, and the factors of the module's docstring that do not depend on the state.
+    """One chunk: its widened tokens, and those factors of the module's formulas that no state changes.
 
     between: E, with zeros above its diagonal. since: e. until: f. coupling: A, with the delta rule only.
     """
@@ -83,7 +84,7 @@ class Chunk:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Chunk:
-        """Return the chunk of these tokens, which are widened."""
+        """Return the chunk of these tokens, which must be widened."""
         k, beta = tokens.k, tokens.beta
         decay = k.new_zeros(k.shape[:-1]) if tokens.decay is None else tokens.decay
         between = decay[..., None].expand(*decay.shape, decay.shape[-1]).tril(-1).cumsum(-2).exp().tril()
@@ -92,16 +93,16 @@ class Chunk:
 
     @property
     def until(self) -> Float[Tensor, "B H C 1"]:
-        """Return f: what is left of each token's contribution at the end of the chunk."""
+        """Return f: the fraction of each token's contribution that is left at the end of the chunk."""
         return self.between[..., -1, :, None]
 
     @property
     def whole(self) -> Float[Tensor, "B H 1 1"]:
-        """Return e_C: what is left of a state at the end of the chunk."""
+        """Return e_C: the fraction of a state that is left at the end of the chunk."""
         return self.since[..., -1:, :]
 
     def write(self, state: State) -> Values:
-        """Return U: the values that the tokens write if `state` enters."""
+        """Return U: the values that the tokens write if `state` enters the chunk."""
         _, k, v, _, beta = self.tokens
         if self.coupling is None or beta is None:
             return v
@@ -113,26 +114,30 @@ class Chunk:
         return self.whole * state + (self.until * self.tokens.k).mT @ written
 
     def read(self, state: State, written: Values) -> Values:
-        """Return O without the scale."""
+        """Return the outputs O without the factor `scale`."""
         q, k = self.tokens.q, self.tokens.k
         return self.since * (q @ state) + (self.between * (q @ k.mT)) @ written
 
     def write_back(self, dout: Values, dleft: State) -> Values:
-        """Return dR, with the delta rule, or dU. dout: scaled; dleft: G', the gradient of the state that leaves."""
+        """Return dR with the delta rule, or dU without it.
+
+        dout: the scaled gradient of the outputs. dleft: G', the gradient of the state that leaves.
+        """
         q, k = self.tokens.q, self.tokens.k
         dwritten = (self.between * (q @ k.mT)).mT @ dout + (self.until * k) @ dleft
         return dwritten if self.coupling is None else _solve(self.coupling, dwritten, transposed=True)
 
     def enter_back(self, dout: Values, dleft: State, dwritten: Values) -> State:
-        """Return G, the gradient of the state that enters; `dwritten` as `write_back` returns it."""
+        """Return G, the gradient of the state that enters; `dwritten` is the result of `write_back`."""
         q, k, _, _, beta = self.tokens
         dentered = self.whole * dleft + (self.since * q).mT @ dout
         return dentered if beta is None else dentered - (beta[..., None] * self.since * k).mT @ dwritten
 
     def gradients(self, state: State, dout: Values, dleft: State) -> tuple[TokenGradients, State]:
-        """Return the gradients of the tokens, and G; `dout` is scaled.
+        """Return the gradients of the tokens, and G; `dout` must be scaled.
 
-        The gradient of g_l sums, over all pairs j < l ≤ i, the gradients of the logarithms of E_ij, e_i and f_j.
+        The gradient of g_l sums, over all pairs j < l ≤ i, the gradients of the logarithms of E_ij, e_i and
+        f_j.
         """
         q, k, v, _, beta = self.tokens
         written, dwritten = self.write(state), self.write_back(dout, dleft)

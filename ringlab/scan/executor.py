@@ -1,7 +1,8 @@
-"""Passing states along a chain of elements that lie on different ranks, by any scan.
+"""Passes states along a chain of elements that are on different ranks, by any scan.
 
-What a stretch of tokens does to a state is affine: it leaves transition · state + contribution. Two stretches in a row do
-the same with other numbers, so that ranks can put stretches together before any state has arrived.
+A stretch of tokens changes a state by an affine map: it leaves transition · state + contribution. Two
+stretches in a row are again such a map with other numbers, so ranks can compose stretches before any state
+has arrived.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Transition: TypeAlias = Float[Tensor, "B H _ _"]
 
 
 class Passage(NamedTuple):
-    """What a stretch of tokens does to a state: it leaves `transition` · state + `contribution`.
+    """The change of a state by a stretch of tokens, which leaves `transition` · state + `contribution`.
 
-    transition: None if nothing is left of the state that enters.
+    transition: None if the state that leaves does not depend on the state that enters.
 
     >>> import torch
     >>> half, one = torch.full((1, 1, 1, 1), 0.5), torch.ones(1, 1, 2, 3)
@@ -38,7 +39,7 @@ class Passage(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of its message."""
+        """Return the tensors of the message that carries this passage."""
         parts = (self.transition, self.contribution)
         return tuple(x.contiguous() for x in parts if x is not None)
 
@@ -66,14 +67,16 @@ def pass_states(
     like: Passage,
     tag: str,
 ) -> dict[int, Passage]:
-    """Return what enters each element of this rank.
+    """Return the passages that enter this rank's elements, by element.
 
     entering: the states that are known before any message, by element, as passages without a transition.
-    passage_of: computes the passage of an element of this rank; called only for those that other elements need.
-    like: a passage in the shapes, dtype and device of all messages.
+    passage_of: computes the passage of an element of this rank; it is called only for passages that other
+    elements need.
+    like: a passage with the shapes, dtype and device of all messages.
     """
     entering, mine = dict(entering), [_sources(hops, plan, comm.rank) for hops in plan.rounds]
-    # All of them before the first round: ranks compute side by side, and a relay's hops then cost a product of small matrices.
+    # Compute all passages before the first round, so that all ranks compute at the same time. The hops of a
+    # relay then only multiply small matrices.
     own = {source: passage_of(source) for source in dict.fromkeys(chain.from_iterable(mine))}
     for number, hops in enumerate(plan.rounds):
         leaving = {}
@@ -89,7 +92,7 @@ def pass_states(
 
 
 def _sources(hops: Sequence[Hop], plan: Plan, rank: int) -> list[int]:
-    """Return the elements of this rank that send in a round, each once."""
+    """Return the elements of this rank that send in a round, without repetition."""
     return list(dict.fromkeys(hop.source for hop in hops if plan.owners[hop.source] == rank))
 
 
@@ -100,7 +103,7 @@ def _after(comm: Comm, later: Passage, earlier: Passage) -> Passage:
 def _exchange(
     comm: Comm, plan: Plan, number: int, leaving: dict[int, Passage], like: Passage, tag: str
 ) -> dict[int, Passage]:
-    """Return the passages that this rank receives in a round, by their source element, having sent its own."""
+    """Send this rank's passages of a round, and return the received ones by their source element."""
     pending = []
     for source, rank, whole in plan.messages(number):
         if plan.owners[source] == comm.rank:

@@ -1,6 +1,6 @@
 """The chain of a scan: the stretches of tokens that a state passes through, and the hops by which it passes.
 
-A scan is data: rounds of hops between elements. The executor (`ringlab.scan.executor`) is one for all of them.
+A scan is data: rounds of hops between elements. One executor (`ringlab.scan.executor`) runs all scans.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ringlab.layout import Layout
 
 @dataclass(frozen=True)
 class Element:
-    """Adjacent tokens of one rank, as many as there are.
+    """A maximal stretch of adjacent tokens of one rank.
 
-    stretches: their local rows, cut where a document begins. fresh: whether a document begins with the first token.
+    stretches: the local rows of the tokens, cut where a document begins. fresh: whether a document begins
+    with the first token.
     """
 
     rank: int
@@ -35,7 +36,7 @@ Hops = list[list[tuple[int, int]]]
 
 
 def relay(count: int) -> Hops:
-    """Return the hops of a relay, from each element to the next. Source: arXiv 2404.02882.
+    """Return the hops of a relay, one from each element to the next. Source: arXiv 2404.02882.
 
     >>> relay(3)
     [[(0, 1)], [(1, 2)]]
@@ -44,7 +45,7 @@ def relay(count: int) -> Hops:
 
 
 def all_gather(count: int) -> Hops:
-    """Return the hops of an all-gather: at once from each element to all later ones. Source: arXiv 2502.07563.
+    """Return the hops of an all-gather: each element to all later ones. Source: arXiv 2502.07563.
 
     >>> all_gather(3)
     [[(0, 1), (1, 2), (0, 2)]]
@@ -63,10 +64,11 @@ def doubling(count: int) -> Hops:
 
 
 SCANS: dict[str, Callable[[int], Hops]] = {"relay": relay, "all-gather": all_gather, "doubling": doubling}
-"""The scans by name: rounds of hops (source, target) among so many elements.
+"""The scans by name. A scan takes the number of elements and returns rounds of hops (source, target).
 
-A hop carries what the source and the elements behind it, as many as it knows of, do to a state. So the hops into an element
-must join on to each other, nearest first, and reach back to the first element.
+A hop carries the composed passage of the source and of the elements before it whose passages the source
+knows. So the hops into an element must cover all earlier elements without gaps, nearest first, back to the
+first element.
 """
 
 
@@ -74,7 +76,8 @@ must join on to each other, nearest first, and reach back to the first element.
 class Hop:
     """A hop from element `source` to element `target`.
 
-    whole: the source knows of everything behind it, so that it sends a state alone, without a transition.
+    whole: whether the source knows the passages of all elements before it. Then it sends only a state,
+    without a transition.
     """
 
     source: int
@@ -84,7 +87,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rounds of hops among the elements whose ranks are `owners`; those that no element needs are left out."""
+    """The rounds of hops among elements, without hops that no element needs; `owners` are their ranks."""
 
     owners: tuple[int, ...]
     rounds: tuple[tuple[Hop, ...], ...]
@@ -105,7 +108,7 @@ class Plan:
 def elements_of(layout: Layout, documents: tuple[int, ...]) -> tuple[Element, ...]:
     """Return the elements of a layout in the order of the sequence.
 
-    Raises: LayoutError for a layout whose ranks own single tokens instead of stretches of adjacent ones.
+    Raises: LayoutError if ranks own single tokens instead of stretches of adjacent tokens.
     """
     runs = sorted(
         (run.start, run.length, rank, local)
@@ -141,14 +144,15 @@ def _element(begins: set[int], start: int, length: int, rank: int, local: int) -
 
 
 def plan_scan(scan: str, elements: tuple[Element, ...], backward: bool = False) -> Plan:
-    """Return the plan by which states pass forward, or their gradients backward, by the scan of this name.
+    """Return the plan by which the scan of this name passes states forward, or their gradients backward.
 
-    In backward the elements are numbered from the last one. Raises: BackendError for an unknown scan.
+    In backward, the elements are numbered from the last one.
+    Raises: BackendError for an unknown scan.
     """
     if not isinstance(scan, str) or scan not in SCANS:
         raise BackendError(f"scan= one of {', '.join(SCANS)}", repr(scan))
     count = len(elements)
-    # Nothing passes to a fresh element from the one before it, nor back from it.
+    # No state passes from the previous element to a fresh element, and no gradient passes back.
     known = [True, *(element.fresh for element in elements[1:])]
     if backward:
         elements, known = elements[::-1], [True, *known[:0:-1]]

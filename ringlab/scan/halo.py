@@ -1,8 +1,9 @@
-"""The halo: a few tokens before each of a rank's stretches, which other ranks own. The short convolution in front of a layer.
+"""The halo (a few tokens of other ranks before each stretch), and the short convolution that needs it.
 
-Hybrid models mix each token with the 3 tokens before it, channel by channel, before linear attention. A rank needs the last 3
-tokens before its own, from the rank before, or from several ranks where shards are shorter than that. Forward, they are
-sent to the rank that needs them; backward, their gradients are sent to their owners, and added.
+Hybrid models mix each token with the 3 tokens before it, channel by channel, before linear attention. A rank
+needs the last 3 tokens before its own tokens, from the previous rank, or from several ranks if shards are
+shorter. In forward these tokens are sent to the rank that needs them. In backward their gradients are sent to
+the owners and added.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from ringlab.torch_modes import as_autocast, refuse_transforms
 
 @dataclass(frozen=True)
 class Halo:
-    """The tokens that one rank needs from others: for each of its own, where its `tokens` predecessors are.
+    """The tokens that one rank needs from others, and the places of each own token's `tokens` predecessors.
 
-    sources: (L, tokens) indices, nearest predecessor first, into this rank's own tokens followed by those that arrive; −1
-    where a document has no such token. arriving: (rank, local indices there) in the order of arrival.
+    sources: (L, tokens) indices, nearest predecessor first, into this rank's own tokens followed by the
+    arriving tokens; −1 if the document has no such token. arriving: (rank, local indices on that rank) in the
+    order of arrival.
     """
 
     sources: np.ndarray
@@ -40,7 +42,7 @@ class Halo:
 
 @lru_cache(maxsize=64)
 def halos(layout: Layout, documents: tuple[int, ...], tokens: int) -> tuple[Halo, ...]:
-    """Return the halo of every rank. No token of another document is in one."""
+    """Return the halo of every rank. A halo contains no tokens of other documents."""
     owner, local = np.zeros(layout.S, np.int64), np.zeros(layout.S, np.int64)
     for rank in range(layout.P):
         owner[layout.positions(rank)] = rank
@@ -75,12 +77,13 @@ def halo(
     documents: tuple[int, ...] = (),
     validate: bool = True,
 ) -> Tensor:
-    """Return the `tokens` tokens before each of this rank's n stretches of adjacent tokens, (B, n, tokens, C); differentiable.
+    """Return the `tokens` tokens before each of this rank's n stretches, (B, n, tokens, C); differentiable.
 
-    The oldest is first; zeros stand for those that the document does not have. A contiguous layout has one stretch on each rank
-    that has tokens: `halo(...)[:, 0]` is the initial state that kernels of short convolutions take.
+    A stretch is a run of adjacent tokens. The oldest token is first; tokens before the beginning of the
+    document are zeros. A contiguous layout has one stretch on each rank that has tokens, so `halo(...)[:, 0]`
+    is the initial state that kernels of short convolutions expect.
 
-    Raises: as `short_convolution`; ShapeError for a number of tokens below 0.
+    Raises: the errors of `short_convolution`; ShapeError for a number of tokens below 0.
 
     >>> import torch
     >>> import ringlab
@@ -107,14 +110,15 @@ def short_convolution(
     documents: tuple[int, ...] = (),
     validate: bool = True,
 ) -> Tensor:
-    """Return this rank's rows of a causal convolution of each channel over the whole sequence; differentiable.
+    """Return this rank's rows of a causal convolution of each channel over the sequence; differentiable.
 
-    Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only: as torch's conv1d with padding on the left.
-    weight is the same on all ranks, and each has the gradient of its own rows: sum it over the ranks. Under autocast both are cast,
-    as `ring_attention` casts q, k and v.
+    Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only, like torch's conv1d
+    with padding on the left. weight is the same on all ranks. Each rank computes the gradient of its own
+    rows; sum the gradients over the ranks. Under autocast x and weight are cast as `ring_attention` casts q,
+    k and v.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a rank that is called
-    wrongly, AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a
+    rank that is called wrongly, AgreementError on all others, before any data moves.
 
     >>> import torch
     >>> import ringlab
@@ -139,7 +143,7 @@ def short_convolution(
 def _around(
     x: Tensor, tokens: int, ring: Ring, layout: Layout, documents: tuple[int, ...], validate: bool
 ) -> tuple[Tensor, Halo]:
-    """Return this rank's tokens followed by those that arrive from other ranks, and where predecessors are in them."""
+    """Return this rank's tokens followed by the arriving ones, and the halo that indexes into them."""
     halo = halos(layout, documents, tokens)
     return torch.cat([x, _Arriving.apply(x, ring, halo, ring.comm.name_call(), validate)], dim=1), halo[
         ring.rank
@@ -147,13 +151,13 @@ def _around(
 
 
 def _at(around: Tensor, places: np.ndarray) -> Tensor:
-    """Return the tokens at these places, zeros for −1."""
+    """Return the tokens at these places, with zeros for −1."""
     index = torch.from_numpy(places).to(around.device)
     return around.index_select(1, index.clamp_min(0)).masked_fill((index < 0)[:, None], 0.0)
 
 
 class _Arriving(torch.autograd.Function):
-    """The tokens of other ranks that this rank needs, (B, n, C); backward, their gradients go to their owners."""
+    """The tokens of other ranks that this rank needs, (B, n, C); backward returns their gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ring: Ring, halo: tuple[Halo, ...], name: str, validate: bool) -> Tensor:
@@ -190,7 +194,7 @@ class _Arriving(torch.autograd.Function):
 
 
 def _messages(halo: tuple[Halo, ...]) -> list[tuple[int, int, np.ndarray]]:
-    """Return all messages as (receiving rank, owner, local indices there), in the order in which all ranks post them."""
+    """Return all messages as (receiving rank, owner, local indices on the owner), in posting order."""
     return [(to, source, places) for to, each in enumerate(halo) for source, places in each.arriving]
 
 
@@ -203,7 +207,7 @@ def _agree(
     documents: tuple[int, ...],
     validate: bool,
 ) -> None:
-    """Return once all ranks make the same call. Raises: this rank's error, or AgreementError for another's."""
+    """Return None once all ranks make the same call. Raises: this rank's error, or AgreementError."""
 
     def check_all() -> tuple[None, str]:
         refuse_transforms(x)

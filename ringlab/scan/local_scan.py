@@ -1,14 +1,15 @@
 """One rank's part of linear attention: a stretch of adjacent tokens, chunk by chunk, forward and backward.
 
-Four walks over the chunks of a stretch, two forward and two backward:
+Four functions walk over the chunks of a stretch, two forward and two backward:
 
-    passage      what the stretch does to a state                   before the state that enters has arrived
-    attend       the outputs, and the state that leaves             after it has arrived
-    passage_back what it does to the gradient of a state            before the gradient of the state that leaves has arrived
-    gradients    those of the tokens, and of the state that enters  after it has arrived
+    passage      the passage of a state through the stretch   before the state that enters has arrived
+    attend       the outputs, and the state that leaves       after the state that enters has arrived
+    passage_back the backward passage of a state's gradient   before the leaving state's gradient has arrived
+    gradients    gradients of tokens and the entering state   after that gradient has arrived
 
-With the delta rule a passage has a matrix as its transition. Columns of a state do not meet in the recurrence, so the walk
-finds it by carrying D columns more: they begin as the identity, and no values are written to them.
+With the delta rule, the transition of a passage is a matrix. The recurrence treats the columns of a state
+independently. So the walk finds the matrix by carrying D more columns, which begin as the identity and to
+which no values are written.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _rows(tokens: Tokens, length: int) -> list[slice]:
 
 @thread_safe
 def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
-    """Return what the tokens do to a state, in the shapes of `like`; without a transition if it has none."""
+    """Return the passage of a state through the tokens, in the shapes of `like`."""
     walk = _Walk(tokens, like)
     state = walk.state
     for rows in _rows(tokens, length):
@@ -42,7 +43,7 @@ def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
 
 @thread_safe
 def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale: float) -> Passage:
-    """Return what the tokens do to the gradient of the state that leaves; its contribution comes from `dout`."""
+    """Return the passage of a state's gradient backward through the tokens; `dout` gives its contribution."""
     walk = _Walk(tokens, like)
     dstate = walk.state
     for rows in reversed(_rows(tokens, length)):
@@ -53,7 +54,7 @@ def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale
 
 
 class _Walk:
-    """A walk that finds a passage: the state with which it begins, and what the state at its end means."""
+    """A walk over chunks that finds a passage; it makes the initial state and reads the final state."""
 
     def __init__(self, tokens: Tokens, like: Passage) -> None:
         nothing = torch.zeros_like(like.contribution)
@@ -72,11 +73,11 @@ class _Walk:
             self.factor = torch.ones_like(like.transition)
 
     def widen(self, values: Tensor) -> Tensor:
-        """Return the values with zeros in front of them, for the columns that find the transition."""
+        """Return the values with zeros in front, for the additional columns that find the transition."""
         return pad(values, (self.columns, 0))
 
     def end(self, state: Tensor) -> Passage:
-        """Return the passage, given the state at the end."""
+        """Return the passage, given the state at the end of the walk."""
         if self.columns == 0:
             return Passage(self.factor, state)
         return Passage(state[..., : self.columns], state[..., self.columns :])
@@ -84,7 +85,7 @@ class _Walk:
 
 @thread_safe
 def attend(tokens: Tokens, state: State, length: int, scale: float) -> tuple[Values, State]:
-    """Return the outputs of the tokens, in the dtype of v, and the state that leaves, if `state` enters."""
+    """Return the outputs of the tokens (in v's dtype) and the state that leaves, if `state` enters."""
     out = torch.empty_like(tokens.v)
     for rows in _rows(tokens, length):
         chunk = Chunk.of(tokens.rows(rows).widened())
@@ -98,9 +99,9 @@ def attend(tokens: Tokens, state: State, length: int, scale: float) -> tuple[Val
 def gradients(
     tokens: Tokens, state: State, dout: Values, dleft: State, length: int, scale: float
 ) -> tuple[TokenGradients, State]:
-    """Return the gradients of the tokens and of the state that enters, which is `state`; dleft: of the one that leaves.
+    """Return the gradients of the tokens and of the entering `state`; dleft: of the state that leaves.
 
-    The states between chunks are computed again, and kept: D · Dv numbers for each chunk.
+    The states between chunks are computed again and kept, which takes D · Dv numbers for each chunk.
     """
     entering, all_rows, parts = [state], _rows(tokens, length), []
     for rows in all_rows[:-1]:
@@ -114,7 +115,7 @@ def gradients(
 
 
 def _joined(parts: list[TokenGradients]) -> TokenGradients:
-    """Return the gradients of all chunks, one after the other."""
+    """Return the gradients of all chunks, concatenated along the tokens."""
     dq, dk, dv = (torch.cat(each, dim=2) for each in zip(*(part[:3] for part in parts), strict=True))
     dbeta = [part.dbeta for part in parts if part.dbeta is not None]
     ddecay = torch.cat([part.ddecay for part in parts], dim=2)

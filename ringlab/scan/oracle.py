@@ -6,15 +6,16 @@ Per head, a state S of D × Dv numbers passes from token to token. With decay α
     u_t = v_t,  or  β_t (v_t − R_tᵀ k_t)              what is written; with β, the delta rule
     S_t = R_t + k_t u_tᵀ                              o_t = scale · S_tᵀ q_t
 
-With β, S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (arXiv 2412.06464). Without decay α_t is 1. The gradient G of the
-state goes back from token to token, from that of the last state:
+With β, S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (arXiv 2412.06464). Without decay α_t is 1. The
+gradient G of the state goes back from token to token, from that of the last state:
 
     G += scale · q_t do_tᵀ        dq_t = scale · S_t do_t       dk_t = G u_t        du_t = Gᵀ k_t
     dv_t = du_t,  or with β:      dv_t = β_t du_t               dβ_t = du_t · (v_t − R_tᵀ k_t)
                                   dk_t −= R_t dv_t              G −= k_t dv_tᵀ
     dg_t = Σ G ∘ R_t              G ← α_t G
 
-Where a packed document begins, S_{t−1} is 0 and no gradient goes back. Arrays are (B, heads, S, D), torch tensors too.
+Where a packed document begins, S_{t−1} is 0 and no gradient goes back. Arrays are (B, heads, S, D); torch
+tensors are accepted too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Result(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients, in the shapes of what they are of; those of decay and beta also where these are not given."""
+    """The gradients, in the shapes of the inputs. ddecay and dbeta exist even without decay and beta."""
 
     dq: Float64[np.ndarray, "B K S D"]
     dk: Float64[np.ndarray, "B K S D"]
@@ -52,7 +53,7 @@ class Gradients(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """All inputs in float64: q and k for every head of v, decay as the factor α, zero where a document begins."""
+    """All inputs in float64: q and k repeated for each head of v; decay as α (0 where a document begins)."""
 
     q: np.ndarray
     k: np.ndarray
@@ -77,8 +78,8 @@ def linear_attention(
     """Return out and the last state; head h of v uses head h // (H // K) of q and k.
 
     decay: natural logarithms g_t of the factors. scale: D^−½ by default.
-    documents: the lengths of packed documents, in order; the state is 0 where one begins.
-    initial_state: the state before the first token, of which only the first document knows; zeros by default.
+    documents: the lengths of packed documents, in order; the state is 0 where a document begins.
+    initial_state: the state before the first token, zeros by default; only the first document sees it.
 
     >>> import numpy as np
     >>> from ringlab.scan import oracle
@@ -142,7 +143,7 @@ def gradients(
 
 
 def _states(given: _Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """Return the states before and after every token, S + 1 of them, and what each token wrote, (S, B, H, Dv, 1)."""
+    """Return the S + 1 states before and after each token, and the values written, (S, B, H, Dv, 1)."""
     states, written = [given.initial], [np.zeros((0, *given.v.shape[:2], given.v.shape[3], 1))]
     for t in range(given.q.shape[2]):
         left = given.alpha[:, :, t, None, None] * states[-1]
@@ -174,6 +175,6 @@ def _inputs(
 
 
 def _shared(gradient: np.ndarray, K: int) -> np.ndarray:
-    """Return the sum over the heads of v that share one of K heads."""
+    """Return the sum over the heads of v that share one of the K heads."""
     B, H, S, D = gradient.shape
     return gradient.reshape(B, K, H // K, S, D).sum(2)

@@ -1,11 +1,12 @@
 """Linear attention on one page: token by token, chunk by chunk, and over the ranks of a ring. Read it first.
 
-Softmax attention keeps the keys and values of all tokens. Linear attention keeps a state: a matrix S of D × Dv numbers per
-head, in which a key finds the value that was written with it. Token t forgets a part of the state (decay), corrects what the
-state already says for its key (the delta rule, with beta), writes, and reads with its query.
+Softmax attention keeps the keys and values of all tokens. Linear attention keeps a state: a matrix S of D ×
+Dv numbers per head, in which a key finds the value that was written with it. Token t forgets a part of the
+state (decay), corrects the value that the state already gives for its key (the delta rule, with beta), writes
+its value, and reads with its query.
 
-What rank r needs from the tokens before its own is the state after them, and nothing else. `ringlab.scan.attention` is the
-same algorithm with a backward of its own, packed documents, and scans of fewer rounds than a relay.
+Rank r needs only the state after the tokens before its own tokens. `ringlab.scan.attention` is the same
+algorithm with its own backward, packed documents, and scans of fewer rounds than a relay.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def recurrence(
     for t in range(q.shape[2]):
         q_t, k_t, written = (x[:, :, t, :, None] for x in (q, k, v))
         state = decay[:, :, t, None, None].exp() * state
-        if beta is not None:  # write the difference to what the state says already
+        if beta is not None:  # write only the difference to the value that the state already gives
             written = beta[:, :, t, None, None] * (written - state.mT @ k_t)
         state = state + k_t @ written.mT
         outs.append(scale * (state.mT @ q_t))
@@ -42,15 +43,16 @@ def recurrence(
 def by_chunks(
     q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, state: State, scale: float, length: int
 ) -> tuple[Values, State]:
-    """Return the same by chunks of `length` tokens: a few products of matrices in place of `length` steps."""
+    """Return the outputs and the last state by chunks: a few matrix products replace `length` steps."""
     outs = []
     for start in range(0, q.shape[2], length):
         q_c, k_c, written = (x[:, :, start : start + length] for x in (q, k, v))
         g = decay[:, :, start : start + length, None]
-        since = g.cumsum(2).exp()  # what token i still has of the state that enters
-        between = g.expand(*g.shape[:3], g.shape[2]).tril(-1).cumsum(2).exp().tril()  # and of token j
+        since = g.cumsum(2).exp()  # the fraction of the entering state that is left for token i
+        # the fraction of token j's contribution that is left for token i
+        between = g.expand(*g.shape[:3], g.shape[2]).tril(-1).cumsum(2).exp().tril()
         if beta is not None:
-            # Each token needs what the tokens before it wrote: a triangular system, solved at once.
+            # Each token needs the values that earlier tokens wrote. This triangular system is solved at once.
             beta_c = beta[:, :, start : start + length, None]
             coupling = (beta_c * between * (k_c @ k_c.mT)).tril(-1)
             right = beta_c * (written - since * (k_c @ state))
@@ -63,7 +65,10 @@ def by_chunks(
 def relay(
     ring: Ring, q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
 ) -> Values:
-    """Return this rank's outputs: the state comes from the rank before, and goes on to the next. Ranks own stretches in order."""
+    """Return this rank's outputs; the state comes from the previous rank and goes on to the next.
+
+    Ranks own stretches of tokens in the order of the sequence.
+    """
     state = q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]))
     if ring.rank > 0:
         ring.comm.exchange(receive=(state,), source=ring.previous, tag="state").wait()
@@ -74,10 +79,10 @@ def relay(
 
 
 def affine_in_the_state(k: Float[Tensor, " D"], decay: float, beta: float) -> Tensor:
-    """Return the transition of one token of one head, α (I − β k kᵀ): what it leaves of any state.
+    """Return the transition of one token of one head, α (I − β k kᵀ), which multiplies any state.
 
-    The product of all of a rank's transitions is D × D. So a rank can tell the others what it does to a state before it has
-    received one, and states need not wait for each other as they do in `relay`.
+    The product of all of a rank's transitions is D × D. So a rank can send its transition to other ranks
+    before it has received a state, and ranks need not wait for each other as they do in `relay`.
 
     >>> import torch
     >>> affine_in_the_state(torch.tensor([1.0, 0.0]), decay=1.0, beta=1.0)  # the old value of this key is gone

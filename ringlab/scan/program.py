@@ -1,8 +1,10 @@
 """The program of one rank in a call of linear attention, forward and backward.
 
-Forward: find what the rank's own stretches do to a state, pass states, compute the outputs from the states that enter.
-Backward: the same from the last token to the first. The gradient of the state passes back through transposed transitions, and
-meets the gradients of the outputs on its way.
+Forward: compute the passages of the rank's own stretches, pass states, and compute the outputs from the
+states that enter.
+
+Backward: the same steps from the last token to the first. The gradient of the state passes back through
+transposed transitions, and the gradients of the outputs are added on the way.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from ringlab.types import State, Values
 
 
 def forward(call: ScanCall, tokens: Tokens, initial: State | None) -> tuple[Values, State, list[State]]:
-    """Return this rank's outputs, the state after the last token (zeros unless asked for), and what enters its elements."""
+    """Return this rank's outputs, the last state, and the states that enter this rank's elements.
+
+    The last state is meaningful only if the call asks for it.
+    """
     comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
     zeros = torch.zeros_like(like.contribution)
     initial = zeros if initial is None else initial.detach().to(zeros.dtype)
@@ -57,7 +62,7 @@ def forward(call: ScanCall, tokens: Tokens, initial: State | None) -> tuple[Valu
 def backward(
     call: ScanCall, tokens: Tokens, entering: list[State], dout: Values, dstate: State | None
 ) -> tuple[TokenGradients, State]:
-    """Return the gradients of this rank's tokens, in their dtypes, and its part of the initial state's gradient."""
+    """Return the gradients of this rank's tokens, and its part of the initial state's gradient."""
     comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
     zeros, count = torch.zeros_like(like.contribution), len(elements)
     dlast = zeros if dstate is None else dstate.to(zeros.dtype)
@@ -96,7 +101,7 @@ def backward(
 
 
 def like_passages(tokens: Tokens) -> Passage:
-    """Return a passage in the shapes, dtype and device of those that ranks send; its numbers mean nothing."""
+    """Return a passage with the shapes, dtype and device of the messages; its numbers have no meaning."""
     (B, H, _, Dv), D = tokens.v.shape, tokens.q.shape[-1]
     side = 1 if tokens.beta is None else D
     one = torch.empty(1, dtype=state_dtype(tokens.q.dtype), device=tokens.q.device)
@@ -112,7 +117,10 @@ def _empty_gradients(tokens: Tokens) -> TokenGradients:
 
 
 def _store(found: TokenGradients, rows: slice, part: TokenGradients) -> None:
-    """Write the gradients of some rows to their places, summed over the heads of v that share a head of q and k."""
+    """Write the gradients of some rows to their places.
+
+    The gradients of q and k are summed over the heads of v that share a head of q and k.
+    """
     for whole, x in zip(found[:3], part[:3], strict=True):
         whole[..., rows, :] = x.unflatten(1, (whole.shape[1], -1)).sum(2)
     found.ddecay[..., rows] = part.ddecay
@@ -133,7 +141,7 @@ def _share(comm: Comm, state: State, owner: int) -> State:
 
 
 def _collect(comm: Comm, dstate: State, owner: int) -> State:
-    """Return the sum of all ranks' gradients on rank `owner`; on the others, zeros."""
+    """Return the sum of all ranks' gradients on rank `owner`, and zeros on the other ranks."""
     if comm.rank != owner:
         comm.exchange(send=(dstate.contiguous(),), to=owner, tag="last dstate").wait()
         return torch.zeros_like(dstate)

@@ -1,14 +1,14 @@
-"""Schedules by name: how the rows and the K/V blocks of all ranks meet.
+"""Schedules by name: the ways in which query rows and the K/V blocks of all ranks are brought together.
 
-ring         blocks travel from neighbour to neighbour, each hop hidden behind a step of computation
-allgather    every rank fetches all blocks first
-ulysses      ranks exchange tokens for heads, and back
-hybrid       Ulysses in rows of ranks, and rings through the rows: hybrid(ring=4, ulysses=2)
-double-ring  around inside a node, then on to the next node: double-ring(node=8)
+ring         blocks travel from neighbour to neighbour, and each hop is hidden behind a step of computation
+allgather    every rank first fetches all blocks
+ulysses      ranks exchange tokens for heads, and exchange back after attention
+hybrid       Ulysses within rows of ranks, and rings across the rows: hybrid(ring=4, ulysses=2)
+double-ring  blocks go around inside a node, then on to the next node: double-ring(node=8)
 query-ring   queries travel with their partials, and in backward with their gradients; blocks stay
-burst        blocks travel forward, and queries backward
-bidirectional  blocks come from both sides, in half as many rounds
-multi-ring   heads are dealt to rings of different strides: multi-ring(rings=4)
+burst        blocks travel in forward, and queries in backward
+bidirectional  blocks come from both sides, in half as many rounds as in a ring
+multi-ring   the heads are distributed among rings of different strides: multi-ring(rings=4)
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ _SCHEDULES: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
     "bidirectional": (BidirectionalSchedule, ()),
     "multi-ring": (MultiRingSchedule, ("rings",)),
 }
-"""For each name, its class and the degrees that it accepts."""
+"""The class of each schedule, and the degrees that its name accepts."""
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the schedules. Without degrees, a hybrid or double ring has groups of two ranks.
+    """Return the names of the schedules.
+
+    Without degrees in its name, a hybrid or double ring has groups of two ranks.
 
     >>> available()
     ('ring', 'allgather', 'ulysses', 'hybrid', 'double-ring', 'query-ring', 'burst', 'bidirectional', 'multi-ring')
@@ -53,7 +55,7 @@ def available() -> tuple[str, ...]:
 def get_schedule(name: str | Schedule) -> Schedule:
     """Return the schedule called `name`, such as "ring" or "hybrid(ring=4, ulysses=2)".
 
-    A schedule object is returned as it is.
+    A schedule object is returned unchanged.
     Raises: BackendError for an unknown name or degree; WorldSizeError for a degree below 1.
 
     >>> get_schedule("hybrid(ring=4, ulysses=2)").degrees(world_size=8)

@@ -1,6 +1,6 @@
-"""The all-to-alls of Ulysses: the ranks of a row exchange tokens of all heads for some heads of all tokens, and back.
+"""The all-to-alls of Ulysses: ranks of a row exchange tokens of all heads for heads of all tokens, and back.
 
-`MeshSchedule` calls `to_heads` before the attention inside and `to_tokens` after it.
+`MeshSchedule` calls `to_heads` before the inner attention, and `to_tokens` after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from ringlab.schedules.mesh import Mesh
 
 
 def heads_of(heads: int, member: int, ranks: int) -> slice:
-    """Return which of `heads` heads a member of a row of `ranks` computes: its share, or the one it needs if there are fewer."""
+    """Return the slice of `heads` heads that a member of a row of `ranks` ranks computes.
+
+    If there are fewer heads than ranks, this is the one head that the member needs.
+    """
     if heads >= ranks:
         share = heads // ranks
         return slice(member * share, (member + 1) * share)
@@ -44,7 +47,7 @@ def to_heads(mesh: Mesh, *tensors: Float[Tensor, "B _ L _"], tag: str) -> list[F
 
 
 def _assemble_row(mesh: Mesh, own: Tensor, works: list[tuple[int, Work]]) -> Tensor:
-    """Return the tokens of the whole row: this rank's own, and those that arrive from the other members."""
+    """Return the tokens of the whole row: this rank's own, and those that arrive from other members."""
     whole = own.new_empty((*own.shape[:2], mesh.tokens, own.shape[-1]))
     _place_tokens(mesh, whole, own, mesh.row.rank)
     for source, work in works:
@@ -61,10 +64,10 @@ def _place_tokens(mesh: Mesh, whole: Tensor, part: Tensor, member: int) -> None:
 def to_tokens(
     mesh: Mesh, *tensors: Float[Tensor, "B _ row _"], heads: tuple[int, ...], tag: str
 ) -> list[Float[Tensor, "B _ L _"]]:
-    """Return all heads of this rank's tokens, given tensors of its heads of all tokens of the row: `to_heads` undone.
+    """Return all heads of this rank's tokens, given its heads of all tokens of the row; inverts `to_heads`.
 
-    heads: the number of all heads, for each tensor. Where several ranks hold one head, their parts are summed in the
-    order of the ranks and in the state dtype; pass such tensors in that dtype.
+    heads: the total number of heads of each tensor. If several ranks hold the same head, their parts are
+    summed in rank order and in the state dtype; pass such tensors in the state dtype.
     """
     row = mesh.row
     under_way = []
@@ -81,7 +84,7 @@ def to_tokens(
 
 
 def _assemble_heads(mesh: Mesh, x: Tensor, count: int, works: dict[int, Work]) -> Tensor:
-    """Return all `count` heads of this rank's tokens: its own, and those that arrive from the other members."""
+    """Return all `count` heads of this rank's tokens: its own, and those that arrive from other members."""
     row = mesh.row
     parts = {member: work.wait()[0] for member, work in works.items()}
     parts[row.rank] = _tokens_of(mesh, x, row.rank)
@@ -94,7 +97,7 @@ def _assemble_heads(mesh: Mesh, x: Tensor, count: int, works: dict[int, Work]) -
 
 
 def _tokens_of(mesh: Mesh, x: Tensor, member: int) -> Tensor:
-    """Return a member's tokens of the row, in the member's own order, contiguous."""
+    """Return a member's tokens of the row as a contiguous tensor, in the member's own order."""
     part = x.new_empty((*x.shape[:2], mesh.lengths[member], x.shape[-1]))
     for span in mesh.spans(member):
         part[..., span.in_rank, :] = x[..., span.in_row, :]

@@ -1,7 +1,9 @@
-"""All-gather, the contrast to the ring: every rank fetches all K/V first. As many bytes, P times the memory.
+"""All-gather, the contrast to the ring: every rank first fetches all K/V.
 
-Under a mask that hides whole distances, ranks fetch only the blocks that their rows may see, and only those ranks
-receive gradients.
+It sends as many bytes as the ring, and takes P times the memory.
+
+If a mask hides all blocks at some distance, ranks fetch only the blocks that their rows may see, and
+gradients go only to the owners of these blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ringlab.types import BlockTensor
 
 
 class AllGatherSchedule(BlockSchedule):
-    """Computes blocks in the ring's order, so that the forward equals the ring's bit for bit."""
+    """Computes blocks in the ring's order, so that the results of forward equal the ring's bit for bit."""
 
     name = "allgather"
 
@@ -32,7 +34,7 @@ class AllGatherSchedule(BlockSchedule):
             yield ring.origin(distance), keys[step], values[step]
 
     def _gather(self, call: AttentionCall, x: Tensor) -> list[Tensor]:
-        """Return this tensor of every rank whose block is visible, this rank's own first, then the nearest."""
+        """Return the tensors of all ranks whose block is visible: this rank's own, then the nearest."""
         ring, works = call.ring, []
         for distance in call.offsets[1:]:
             to, source = (ring.rank + distance) % ring.world_size, ring.origin(distance)
@@ -49,7 +51,7 @@ class AllGatherSchedule(BlockSchedule):
 class ReduceScatterReturn:
     """A `GradientReturn` that sends nothing until the last block is done.
 
-    Then it sends each block's gradients to the block's owner, and sums those that arrive.
+    Then it sends the gradients of each block to the block's owner, and sums the gradients that arrive.
     """
 
     def __init__(self, call: AttentionCall) -> None:
@@ -57,7 +59,7 @@ class ReduceScatterReturn:
         self.parts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
-        """Keep the sum of `gradients` for the block of `origin`."""
+        """Store the sum of `gradients` for the block of `origin`."""
         dk, dv = RunningSum(k), RunningSum(v)
         add_gradients((dk, dv), gradients)
         self.parts[origin] = dk.value(), dv.value()

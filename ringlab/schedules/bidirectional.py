@@ -1,11 +1,12 @@
-"""The ring in both directions at once: blocks of ranks behind come from the previous rank, those of ranks ahead from the next.
+"""The ring in both directions: blocks of ranks behind come from the previous rank, others from the next rank.
 
-Each round brings two blocks, one over each direction of the links, and is hidden behind the computation of two. So there are
-half as many rounds as in a ring, with as many bytes and messages. dK and dV follow their blocks; each way ends on the opposite
-side of the ring, and its sums go home from there in one message. Where a rank's sends share one port, nothing is gained.
+Each round brings two blocks, one in each direction, and is hidden behind the computation of two blocks. So
+there are half as many rounds as in a ring, with as many bytes and messages. dK and dV follow their blocks.
+Each direction ends on the opposite side of the ring, and its sums return to the owner in one message from
+there. If all sends of a rank share one port, nothing is gained.
 
-TokenRing uses both directions otherwise: K/V stay, q goes one way, and each partial result goes straight back to its
-owner, all P − 1 of them; here results stay where their rows are.
+TokenRing uses both directions in another way: K/V stay, q goes one way, and each of the P − 1 partial results
+returns directly to its owner. In this schedule, results stay on the rank of their rows.
 Source: arXiv 2412.20501, section 3, for the idea.
 """
 
@@ -25,7 +26,7 @@ Offsets = tuple[int, ...]
 
 
 class BidirectionalSchedule(BlockSchedule):
-    """Four receive buffers instead of a ring's two, and half as many rounds."""
+    """Needs four receive buffers instead of a ring's two, and half as many rounds."""
 
     name = "bidirectional"
 
@@ -45,14 +46,17 @@ class BidirectionalSchedule(BlockSchedule):
 
 
 def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
-    """Return the offsets of visible blocks up to half the ring, and the others, nearest first from the other side."""
+    """Return the offsets of visible blocks up to half the ring, and the offsets of the other visible blocks.
+
+    The second tuple begins with the offset that is nearest from the other side of the ring.
+    """
     P = call.ring.world_size
     near = tuple(distance for distance in call.offsets[1:] if 2 * distance <= P)
     return near, call.offsets[: len(near) : -1]
 
 
 class BothWaysReturn:
-    """`GradientReturn` of both directions. The sums of a rank's own block wait for those that come home."""
+    """A `GradientReturn` of both directions; sums are complete when both have returned."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.ring = call.ring
@@ -60,13 +64,13 @@ class BothWaysReturn:
         self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
-        """Add `gradients` to the sums that follow the block of `origin`, in its direction."""
+        """Add `gradients` to the sums that follow the block of `origin` in its direction."""
         distance = (self.ring.rank - origin) % self.ring.world_size
         way = self.of_far if distance in self.far else self.of_near
         way.add_block(origin, k, v, gradients)
 
     def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
-        """Return (dk, dv) of this rank's own block, once both ways have brought their sums."""
+        """Return (dk, dv) of this rank's own block, once both directions have returned their sums."""
         dk, dv = self.of_near.own_gradients()
         if self.far:
             of_far_k, of_far_v = self.of_far.own_gradients()

@@ -1,9 +1,9 @@
-"""Schedules that bring K/V to the rows block by block: one forward and one backward for all of them.
+"""The forward and backward that are common to all schedules that bring K/V to the rows block by block.
 
-Subclasses choose the order of the blocks and the way back of their gradients: `RingSchedule`, `AllGatherSchedule`,
-`DoubleRingSchedule` and `BidirectionalSchedule`.
+Subclasses choose the order of the blocks and the route by which their gradients return: `RingSchedule`,
+`AllGatherSchedule`, `DoubleRingSchedule` and `BidirectionalSchedule`.
 
-`BlockBuffers` are the receive buffers of blocks under way, reused once their block has been sent on.
+`BlockBuffers` are receive buffers for travelling blocks; a buffer is reused once its block has been sent on.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class BlockSchedule(ABC):
     def arriving_blocks(
         self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
-        """Yield (origin, k, v) of each block as it arrives: this rank's own first, then all that its rows may see."""
+        """Yield (origin, k, v) of each block as it arrives: this rank's own, then all visible ones."""
 
     @abstractmethod
     def gradient_return(self, call: AttentionCall) -> GradientReturn:
-        """Return the `GradientReturn` that brings the gradients of one backward to the blocks' owners."""
+        """Return the `GradientReturn` that takes the gradients of one backward to the blocks' owners."""
 
     def block_count(self, call: AttentionCall) -> int:
         """Return how many blocks `arriving_blocks` yields."""
         return len(call.offsets)
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
-        """Return at once: any number of heads fits any number of ranks."""
+        """Return None, because any number of heads fits any number of ranks."""
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
         """Return attention of this rank's queries over all blocks."""
@@ -61,9 +61,10 @@ class BlockSchedule(ABC):
     def backward(
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
-        """Return (dq, dk, dv) of this rank's shards: dk and dv in the state dtype, dq in that or in q's own.
+        """Return (dq, dk, dv) of this rank's shards, and its part of the gradient of the sinks.
 
-        And the gradient of the sinks from this rank's rows, None without sinks.
+        dk and dv are in the state dtype; dq is in the state dtype or in q's dtype. The gradient of the sinks
+        is None without sinks.
         """
         q, k, v, out, lse, *_ = saved
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
@@ -73,7 +74,8 @@ class BlockSchedule(ABC):
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             block = origin, block_k, block_v
             label = f"attend backward {step}"
-            # The gradients get no name: it would keep them alive while the next block is computed.
+            # The gradients are not bound to a name, which would keep them alive while the next block is
+            # computed.
             returning.add_block(*block, call.ring.compute(label, differentiate, call, steps, *block))
         dk, dv = returning.own_gradients()
         return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
@@ -82,7 +84,7 @@ class BlockSchedule(ABC):
 def finished(
     call: AttentionCall, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor
 ) -> ForwardResult:
-    """Return the result of rows whose partial holds all blocks, with the sinks, which count once and not on every rank."""
+    """Return the result of rows whose partial covers all blocks, after adding the sinks once."""
     if call.sinks is not None:
         partial = call.ring.compute("sinks", thread_safe(with_sinks), partial, call.sinks)
     out, lse = partial.out.to(q.dtype), partial.lse
@@ -93,7 +95,10 @@ def finished(
 def gradient_of_sinks(
     call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], delta: RowState
 ) -> Sinks | None:
-    """Return this rank's part of the gradient of the sinks, which are saved after (q, k, v, out, lse); None without."""
+    """Return this rank's part of the gradient of the sinks, or None without sinks.
+
+    saved: (q, k, v, out, lse), followed by the sinks if there are any.
+    """
     lse, sinks = saved[4], saved[5:]
     return call.ring.compute("dsinks", sink_gradient, sinks[0], lse, delta) if sinks else None
 
@@ -101,7 +106,10 @@ def gradient_of_sinks(
 def rows_of_backward(
     call: AttentionCall, q: Query, out: Out, lse: RowState, dout: Out, dlse: RowState | None
 ) -> BackwardRows:
-    """Return this rank's rows with all that backward needs, and record a block that takes the place of the call's."""
+    """Return this rank's rows with everything that backward needs.
+
+    If another block backend replaces the call's for the gradient of lse, record that.
+    """
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
     if dlse is not None:
         record_block(call.ring.comm, call.block.name, call.block, _THROUGH_LSE)
@@ -118,14 +126,14 @@ def row_delta(dout: Out, out: Out, dlse: RowState | None = None) -> RowState:
 
 @thread_safe
 def sink_gradient(sinks: Sinks, lse: RowState, delta: RowState) -> Sinks:
-    """Return −Σ e^(sink − lse)·delta, over batch and rows, of each head; lse counts the sink."""
+    """Return −Σ e^(sink − lse)·delta for each head, summed over batch and rows; lse includes the sink."""
     weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
-    weights = weights.masked_fill(lse == -math.inf, 0.0)  # no key, and a sink of −inf
+    weights = weights.masked_fill(lse == -math.inf, 0.0)  # rows that see no key and have a sink of −inf
     return -(weights * delta).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 class BlockBuffers:
-    """Receive buffers, each large enough for the longest block of the layout."""
+    """Receive buffers; each of them can hold the longest block of the layout."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.lengths, self.longest = call.layout.lengths, call.layout.longest
@@ -135,7 +143,7 @@ class BlockBuffers:
         """Return buffers for the block of `origin`, with the batch, heads and head dim of `like`."""
         length = self.lengths[origin]
         if self.free and self.free[-1][0] == length:
-            return self.free.pop()[1]  # as it is: most blocks have one length
+            return self.free.pop()[1]  # unchanged, because most blocks have the same length
         shapes = [(*t.shape[:2], length, t.shape[-1]) for t in like]
         if not self.free and length == self.longest:
             return tuple(t.new_empty(shape) for t, shape in zip(like, shapes, strict=True))
@@ -148,7 +156,7 @@ class BlockBuffers:
     def _large_enough(
         self, shapes: list[tuple[int, ...]], like: tuple[Tensor, ...]
     ) -> list[torch.UntypedStorage]:
-        """Return storages for these shapes: those of free buffers, or new ones for the longest block."""
+        """Return storages for these shapes, from free buffers or newly allocated for the longest block."""
         sizes = [math.prod(shape) * t.element_size() for shape, t in zip(shapes, like, strict=True)]
         for number, (_, tensors) in enumerate(self.free):
             storages = [tensor.untyped_storage() for tensor in tensors]
@@ -159,5 +167,5 @@ class BlockBuffers:
         return [t.new_empty(shape).untyped_storage() for t, shape in zip(like, whole, strict=True)]
 
     def recycle(self, origin: int, tensors: tuple[Shaped[Tensor, "B _ _ _"], ...]) -> None:
-        """Take back the buffers of the block of `origin`, which was sent on, for blocks to come."""
+        """Take back the buffers of the block of `origin`, which has been sent on, for later blocks."""
         self.free.append((self.lengths[origin], tensors))

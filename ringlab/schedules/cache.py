@@ -1,4 +1,4 @@
-"""The K/V cache of a sequence that is being generated, spread over the ranks. `decode` attends to it."""
+"""The K/V cache of a sequence that is being generated, spread over the ranks; `decode` attends to it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ringlab.layout import Layout
 from ringlab.types import KeyValue, Value
 
 GROWTH = 1.5
-"""The factor by which full memory grows. Averaged over a generation, each token is copied at most three times."""
+"""The factor by which full memory grows. Each token is copied at most three times on average."""
 
 
 @runtime_checkable
 class CacheShard(Protocol):
-    """This rank's tokens of a sequence, as `attend_to_cache` reads them: a `ShardedCache` is one."""
+    """This rank's tokens of a sequence, as `attend_to_cache` reads them; implemented by `ShardedCache`."""
 
     @property
     def k(self) -> KeyValue:
@@ -35,25 +35,25 @@ class CacheShard(Protocol):
 
     @property
     def positions(self) -> Int64[np.ndarray, " L"]:
-        """The global positions, ascending."""
+        """The global positions of this rank's tokens, ascending."""
         ...
 
     @property
     def length(self) -> int:
-        """The number of tokens of the sequence, on all ranks together."""
+        """The number of tokens of the sequence on all ranks together."""
         ...
 
 
 class ShardedCache:
     """K and V of all tokens so far, each token on one rank.
 
-    All ranks append the same tokens in the same order, and each keeps those that fall to it: the next token goes to
-    the rank with the fewest tokens, the first such rank if there are several. So every rank knows where each token is
-    without asking. Gradients do not flow through a cache.
+    All ranks append the same tokens in the same order, and each rank keeps its share. The next token goes to
+    the rank with the fewest tokens, and to the first such rank if there are several. So every rank knows the
+    rank of each token without a message. Gradients do not flow through a cache.
 
-    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). value_dim: the head dim of v, if it is
-    another. capacity: the number of tokens on
-    this rank for which memory is allocated at once.
+    ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). value_dim: the head dim of
+    v, if it differs from that of k. capacity: the number of tokens on this rank for which memory is allocated
+    at once.
     Raises: WorldSizeError if `ring` is not a Ring.
 
     >>> import torch
@@ -90,7 +90,7 @@ class ShardedCache:
 
     @classmethod
     def of_shards(cls, ring: Ring, layout: Layout, k: KeyValue, v: Value, *, room: int = 0) -> ShardedCache:
-        """Return a cache that holds a prefill: the k and v that `ring_attention` was given.
+        """Return a cache that holds a prefill, that is, the k and v that were passed to `ring_attention`.
 
         room: the number of further tokens on this rank for which memory is allocated at once.
         Raises: LayoutError, WorldSizeError or ShapeError for shards that do not fit the layout.
@@ -118,7 +118,7 @@ class ShardedCache:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens of the sequence so far, on all ranks together."""
+        """Return the number of tokens of the sequence so far on all ranks together."""
         return sum(self.lengths)
 
     @property
@@ -128,22 +128,22 @@ class ShardedCache:
 
     @property
     def capacity(self) -> int:
-        """Return the number of tokens for which this rank has memory."""
+        """Return the number of tokens for which this rank has allocated memory."""
         return self._k.shape[2]
 
     @property
     def k(self) -> KeyValue:
-        """Return this rank's keys in the order of their positions; a view."""
+        """Return a view of this rank's keys in the order of their positions."""
         return self._k[..., : self.local_length, :]
 
     @property
     def v(self) -> Value:
-        """Return this rank's values in the order of their positions; a view."""
+        """Return a view of this rank's values in the order of their positions."""
         return self._v[..., : self.local_length, :]
 
     @property
     def positions(self) -> Int64[np.ndarray, " L"]:
-        """Return the global positions of this rank's tokens, ascending; a view."""
+        """Return a view of the global positions of this rank's tokens, ascending."""
         return self._positions[: self.local_length]
 
     def positions_of(self, rank: int) -> Int64[np.ndarray, " L"]:
@@ -151,15 +151,16 @@ class ShardedCache:
         return np.flatnonzero(np.array(self._owners, np.int32) == rank)
 
     def next_positions(self, tokens: int | Layout) -> Int64[np.ndarray, " n"]:
-        """Return the positions of the next tokens, for RoPE: of all n, or under a layout of those of this rank."""
+        """Return the positions of the next tokens, for RoPE.
+
+        If `tokens` is a number, these are the positions of all next tokens. If it is a layout, they are those
+        of this rank.
+        """
         own = tokens.positions(self.ring.rank) if isinstance(tokens, Layout) else np.arange(tokens)
         return self.length + own
 
     def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n Dv"]) -> None:
-        """Append the next n tokens of every sequence, the same on all ranks; sends nothing.
-
-        Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
-        """
+        """Append the next n tokens, which are the same on all ranks. Sends nothing."""
         self._check_new(k, v)
         first, mine = self.length, []
         for token in range(k.shape[2]):
@@ -173,10 +174,7 @@ class ShardedCache:
             self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
-        """Append the next tokens of every sequence, each on the rank that has it under `layout`; sends nothing.
-
-        Raises: LayoutError, WorldSizeError, ShapeError, DtypeError or DeviceError for shards that do not fit.
-        """
+        """Append the next tokens, each on the rank that has it under `layout`. Sends nothing."""
         self.check_shards(layout, k, v)
         positions = layout.positions(self.ring.rank)
         order = np.argsort(positions, kind="stable")
@@ -190,7 +188,7 @@ class ShardedCache:
         self.lengths[:] = [old + new for old, new in zip(self.lengths, layout.lengths, strict=True)]
 
     def check_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
-        """Return if `append_shards` accepts these. Raises: as `append_shards`."""
+        """Return None if `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
         layout.of_ranks(self.ring.world_size)
@@ -204,7 +202,7 @@ class ShardedCache:
         self._check_new(k, v)
 
     def _check_new(self, k: Tensor, v: Tensor) -> None:
-        """Raise an error of `append` for new tokens that do not fit the cache."""
+        """Raise an error of `append` if the new tokens do not fit the cache."""
         _check_tensors(k=k, v=v)
         for name, x, stored in (("k", k, self._k), ("v", v, self._v)):
             B, K, _, D = stored.shape
@@ -221,7 +219,7 @@ class ShardedCache:
 
     @torch.no_grad()
     def _store(self, k: Tensor, v: Tensor, positions: np.ndarray) -> None:
-        """Write tokens after those already stored."""
+        """Write the tokens after the stored ones."""
         start = self._filled
         stop = start + len(positions)
         if stop > self.capacity:
@@ -233,7 +231,7 @@ class ShardedCache:
     _filled = 0
 
     def _grow(self, least: int) -> None:
-        """Allocate memory for `least` tokens or more: growing by a factor keeps growth rare."""
+        """Allocate memory for at least `least` tokens; growing by a factor makes growth rare."""
         room = max(least, int(GROWTH * self.capacity) + 1)
         for name in ("_k", "_v"):
             old = getattr(self, name)

@@ -28,12 +28,13 @@ class AttentionCall:
     """The arguments of a call of attention, which stay the same while K/V blocks travel.
 
     ring, layout, block, mask, scale and rules are those of `ring_attention`, with every default filled in.
-    heads: (H, K) of the whole attention; under a schedule that shares out heads, a rank computes some of them.
+    heads: (H, K) of the whole attention; if the schedule divides the heads, a rank computes only some of
+    them.
     wants_lse: whether the caller asked for lse.
     validate: whether ranks compare their calls.
-    sinks: the logits of its query heads that take weight and give no value, or None.
-    name: the name of this call of attention, equal on all ranks, which they compare in backward.
-    expansion: makes K and V of a block where others travel in their place; None where K and V do.
+    sinks: a logit for each query head that takes weight and contributes no value, or None.
+    name: the name of this call of attention, which is equal on all ranks. Ranks compare it in backward.
+    expansion: makes the K and V of a block if other tensors travel in their place; None if K and V travel.
     """
 
     ring: Ring
@@ -50,11 +51,14 @@ class AttentionCall:
     expansion: Expansion | None = None
 
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
-        """Return the tiles in which the rows of `rank`, by default this one, see the block of rank `origin`."""
+        """Return the tiles in which the rows of `rank` (by default this one) see the block of `origin`."""
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
 
     def tile_rules(self, origin: int, rank: int | None = None) -> TileRules:
-        """Return the score rules of all rows of `rank`, by default this one, and all keys of the block of `origin`."""
+        """Return the score rules for all rows of `rank` and all keys of the block of `origin`.
+
+        `rank` is this rank by default.
+        """
         if not self.rules.requirements:
             return PLAIN_RULES
         rank = self.ring.rank if rank is None else rank
@@ -63,7 +67,7 @@ class AttentionCall:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Return the offsets, in ranks, at which some row sees a block: 0 … P − 1, fewer under some masks."""
+        """Return the offsets in ranks at which some row sees a block: 0 … P − 1, fewer under some masks."""
         return self._plan.offsets
 
     @cached_property
@@ -71,18 +75,20 @@ class AttentionCall:
         return plan(self.layout, self.mask, self.block.largest_causal)
 
     def begin_forward(self, q: Query, count: int) -> ForwardSteps:
-        """Return the forward of `q` over `count` blocks, before the first.
+        """Return the state of a forward of `q` over `count` blocks, before the first block.
 
-        That is a `TilewiseForward`, unless the block backend has its own: for `TritonBlock`, a `TritonForward`.
+        This is a `TilewiseForward`, unless the block backend has its own class, such as `TritonForward` for
+        `TritonBlock`.
         """
         if isinstance(self.block, StepBlock):
             return self.block.begin_forward(q, count, scale=self.scale)
         return TilewiseForward(self.block, q, self.scale)
 
     def begin_backward(self, rows: BackwardRows, count: int) -> BackwardSteps:
-        """Return the backward of `rows` over `count` blocks, before the first.
+        """Return the state of a backward of `rows` over `count` blocks, before the first block.
 
-        That is a `TilewiseBackward`, unless the block backend has its own: for `TritonBlock`, a `TritonBackward`.
+        This is a `TilewiseBackward`, unless the block backend has its own class, such as `TritonBackward` for
+        `TritonBlock`.
         """
         if isinstance(self.block, StepBlock):
             return self.block.begin_backward(rows, count, scale=self.scale)
@@ -97,7 +103,7 @@ def attend_to_block(
     v: BlockTensor,
     rank: int | None = None,
 ) -> None:
-    """Make the rows of `rank`, by default this one, attend to the block of `origin`."""
+    """Make the rows of `rank` (by default this one) attend to the block of `origin`."""
     if call.expansion is not None:
         k, v = call.expansion.expand(k, v)
     steps.attend(call.tiles(origin, rank), k, v, call.tile_rules(origin, rank))
@@ -111,7 +117,10 @@ def differentiate_block(
     v: BlockTensor,
     rank: int | None = None,
 ) -> list[Gradient]:
-    """Return what the rows of `rank`, by default this one, contribute to the gradients of the block of `origin`."""
+    """Return the contribution of the rows of `rank` to the gradients of the block of `origin`.
+
+    `rank` is this rank by default.
+    """
     tiles, rules = call.tiles(origin, rank), call.tile_rules(origin, rank)
     if call.expansion is None:
         return steps.differentiate(tiles, k, v, rules)

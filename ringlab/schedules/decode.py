@@ -1,8 +1,9 @@
 """Decode: a few new tokens attend to a K/V cache that is spread over the ranks.
 
-Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are merged:
-gathered and folded in rank order, or along a tree of log2 P exchanges. A message has B·H·n·(Dv + 1) numbers of the state
-dtype, Dv the head dim of v, whatever the length of the sequence. Source of the tree: arXiv 2408.04093.
+Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are
+merged: they are gathered and merged in rank order, or merged along a tree of log2 P exchanges. A message has
+B·H·n·(Dv + 1) numbers of the state dtype, whatever the length of the sequence; Dv is the head dim of v.
+Source of the tree: arXiv 2408.04093.
 """
 
 from __future__ import annotations
@@ -76,20 +77,23 @@ def decode(
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return attention of the sequence's last tokens over the whole cache, the same bits on every rank.
+    """Return attention of the sequence's last tokens over the whole cache; all ranks return the same bits.
 
     q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
-    mask: causal by default; may have a window or a prefix, not documents.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
-    sinks: (H,) logits as in `ring_attention`, the same on all ranks: they are counted once, after the ranks' partials are
-    merged.
-    merge: "all-reduce", one round of P − 1 messages to all others, or "tree", log2 P rounds of one message.
-    return_lse: return (out, lse), lse (B, H, n) a natural logarithm.
-    validate: whether the ranks compare their calls and the lengths of their caches first, in log2 P rounds of 512 bytes.
+    mask: causal by default; may have a window or a prefix, but no documents.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
+    too.
+    sinks: (H,) logits as in `ring_attention`, the same on all ranks; they are counted once, after the ranks'
+    partials are merged.
+    merge: "all-reduce" takes one round of P − 1 messages to all other ranks; "tree" takes log2 P rounds of
+    one message.
+    return_lse: return (out, lse), where lse is (B, H, n) and a natural logarithm.
+    validate: whether the ranks compare their calls and the lengths of their caches first, in log2 P rounds of
+    512 bytes.
 
     Raises: ShapeError for an empty cache or a q that does not fit it, DtypeError, DeviceError, MaskError or
-    BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches differ.
-    BackendError for a q or sinks that require gradients: nothing is saved for backward.
+    BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches
+    differ. BackendError for a q or sinks that require gradients, because nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, decode
@@ -133,7 +137,7 @@ def decode(
 
 @dataclass(frozen=True)
 class CacheTile:
-    """Query rows that see all of these keys of this rank's cache."""
+    """Query rows, and keys of this rank's cache that all these rows see."""
 
     rows: slice
     keys: slice
@@ -142,8 +146,8 @@ class CacheTile:
 def cache_tiles(mask: Mask, positions: Int64[np.ndarray, " L"], S: int, n: int) -> list[CacheTile]:
     """Return the tiles in which the last `n` of `S` tokens see the keys at these ascending positions.
 
-    Each visible pair is in one tile. Keys that all rows see make one tile; only keys that some rows see and others do
-    not are met row by row.
+    Each visible pair is in one tile. Keys that all rows see form one tile. Keys that only some rows see are
+    in tiles of one row.
     """
     return row_tiles(mask, np.arange(S - n, S), positions, S)
 
@@ -151,7 +155,7 @@ def cache_tiles(mask: Mask, positions: Int64[np.ndarray, " L"], S: int, n: int) 
 def row_tiles(
     mask: Mask, rows: Int64[np.ndarray, " n"], positions: Int64[np.ndarray, " L"], S: int
 ) -> list[CacheTile]:
-    """Return the tiles in which the tokens at `rows`, of `S` tokens so far, see the keys at these ascending positions."""
+    """Return the tiles in which the tokens at `rows` (of `S` tokens) see the keys at these positions."""
     n, prefix = len(rows), mask.prefixes[0]
     upper = rows + 1 if mask.causal else np.full(n, S)
     lower = np.zeros(n, np.int64)
@@ -190,7 +194,7 @@ def attend_to_cache(
 
 
 def _pack(part: Partial) -> Tensor:
-    """Return out and lse as one message, (B, H, n, Dv + 1)."""
+    """Return out and lse as one message of shape (B, H, n, Dv + 1)."""
     return torch.cat([part.out, part.lse.unsqueeze(-1)], dim=-1)
 
 
@@ -199,7 +203,7 @@ def _unpack(message: Tensor) -> Partial:
 
 
 def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
-    """Return the merge of all ranks' partials, folded in rank order."""
+    """Return the merge of all ranks' partials, merged in rank order."""
     first, *others = comm.all_gather(_pack(part), tag="decode partials")
     total = _unpack(first)
     for other in others:
@@ -210,8 +214,9 @@ def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
 def _merge_along_a_tree(comm: Comm, part: Partial) -> Partial:
     """Return the merge of all ranks' partials after log2 P exchanges.
 
-    Each exchange is with the rank at twice the distance, and both merge the lower rank's partial first. Ranks beyond
-    the largest power of two give their partial to a lower rank, and receive the result from it.
+    Each exchange is with the rank at twice the distance of the previous one, and both ranks merge the lower
+    rank's partial first. Ranks beyond the largest power of two send their partial to a lower rank, and
+    receive the result from that rank.
     """
     most = 1 << (comm.world_size.bit_length() - 1)
     total, beyond = _pack(part), comm.rank + most
@@ -237,7 +242,7 @@ def _merge_along_a_tree(comm: Comm, part: Partial) -> Partial:
 
 
 def _check(q: Any, cache: Any) -> None:
-    """Raise an error of `decode` for a q or cache that is wrong on this rank."""
+    """Raise an error of `decode` if q or the cache is wrong on this rank."""
     if not isinstance(cache, ShardedCache):
         raise ShapeError(
             "a ringlab ShardedCache",
@@ -262,7 +267,7 @@ def _check(q: Any, cache: Any) -> None:
 
 
 def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:
-    """Return if no gradient is wanted of these, by name. Raises: BackendError if one is."""
+    """Return None if none of these tensors, passed by name, requires gradients. Raises: BackendError."""
     for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
             raise BackendError(
@@ -273,7 +278,7 @@ def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:
 
 
 def mask_of_one_document(mask: Mask | None) -> Mask:
-    """Return the mask, causal by default. Raises: MaskError for documents, or something that is no mask."""
+    """Return the mask, causal by default. Raises: MaskError if it has documents or is not a mask."""
     if mask is None:
         return Mask()
     if not isinstance(mask, Mask):
@@ -288,7 +293,7 @@ def mask_of_one_document(mask: Mask | None) -> Mask:
 
 
 def _describe(q: Tensor, cache: ShardedCache, options: str) -> str:
-    """Return the description of the call that must be equal on all ranks."""
+    """Return a description of the call, which must be equal on all ranks."""
     ranks = str(cache.lengths) if len(cache.lengths) <= 16 else f"#{hash(tuple(cache.lengths)):x}"
     sizes = f"q {tuple(q.shape)} K={cache.k.shape[1]} Dv={cache.v.shape[3]} {q.dtype} {state_dtype(q.dtype)}"
     return f"cache of {cache.length} tokens {ranks} {sizes} {options}"

@@ -1,9 +1,10 @@
-"""The double ring: K/V blocks go around inside their node first, then on to the next node and around there.
+"""The double ring: K/V blocks go around inside their node first, then to the next node and around there.
 
-While a block goes around inside a node, the node's own blocks are already under way to the next node, each rank's over
-a link of its own. So the slow hop has a whole turn's time to hide in, and the busiest link carries 1/n of the ring's
-traffic. Gradients are summed around each node; the sums of earlier nodes follow one turn behind, and from the last node
-they go home in one message. Hops are as many as the ring's: P − 1 of K/V, P of dK/dV.
+While a block goes around inside a node, the node's own blocks are already under way to the next node, each
+over its rank's own link. So the slow hop can hide behind a whole turn, and the busiest link carries 1/n of
+the ring's traffic if a node has n ranks. Gradients are summed around each node. The sums of earlier nodes
+follow one turn behind, and return to the owner from the last node in one message. There are as many hops as
+in the ring: P − 1 of K/V, P of dK/dV.
 Source: arXiv 2406.18485, section 4.2.
 """
 
@@ -46,7 +47,7 @@ class DoubleRingSchedule(BlockSchedule):
         return f"double-ring(node={self.node})"
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return if the ranks fill whole nodes. Raises: WorldSizeError."""
+        """Return None if the ranks fill whole nodes. Raises: WorldSizeError."""
         if world_size % self.node:
             raise WorldSizeError(
                 f"whole nodes of {self.node} ranks for schedule '{self.name}'",
@@ -55,7 +56,7 @@ class DoubleRingSchedule(BlockSchedule):
             )
 
     def block_count(self, call: AttentionCall) -> int:
-        """Return how many blocks arrive: a whole turn for each node in reach of the mask."""
+        """Return how many blocks arrive: all blocks of each node that the mask can reach."""
         return self._rings(call).turns * self.node
 
     def arriving_blocks(
@@ -72,7 +73,7 @@ class DoubleRingSchedule(BlockSchedule):
                 work = rings.inner.post(k, v, into=into, hops=step, tag=f"kv {turn}.{step}")
                 yield rings.origin(turn, step), k, v
                 arrived = work.wait()
-                if step > 0:  # at step 0 the block is under way to the next node
+                if step > 0:  # at step 0 the block is still under way to the next node
                     buffers.recycle(rings.origin(turn, step), (k, v))
                 k, v = arrived
             yield rings.origin(turn, self.node - 1), k, v
@@ -80,7 +81,7 @@ class DoubleRingSchedule(BlockSchedule):
                 arrived = onward.wait()
                 if self.node > 1:
                     buffers.recycle(rings.origin(turn, self.node - 1), (k, v))
-                if turn > 0:  # in turn 0 it is this rank's own shard
+                if turn > 0:  # in turn 0 these tensors are this rank's own shard
                     buffers.recycle(rings.origin(turn, 0), first)
                 k, v = arrived
 
@@ -92,7 +93,7 @@ class DoubleRingSchedule(BlockSchedule):
 
 
 class _NodeRings:
-    """The ring inside a rank's node, the ring between nodes, and which block is here at each turn and step."""
+    """The ring inside a rank's node, the ring between nodes, and the origin of the block at each step."""
 
     def __init__(self, call: AttentionCall, node: int) -> None:
         comm = call.ring.comm
@@ -103,15 +104,15 @@ class _NodeRings:
         self.turns = self._nodes_in_reach(call)
 
     def origin(self, turn: int, step: int) -> int:
-        """Return the rank whose block is here after `turn` nodes and `step` hops inside this one."""
+        """Return the rank whose block is on this rank in turn `turn` after `step` hops inside the node."""
         return self.rank(self.node - turn, self.place - step)
 
     def rank(self, node: int, place: int) -> int:
-        """Return the rank at a place of a node; both wrap around."""
+        """Return the rank at `place` in `node`; both numbers wrap around."""
         return node % self.nodes * self.size + place % self.size
 
     def _nodes_in_reach(self, call: AttentionCall) -> int:
-        """Return how many nodes a block must visit until no later one sees it."""
+        """Return how many nodes a block must visit until no later node sees it."""
         if len(call.offsets) == call.ring.world_size:
             return self.nodes
         P = call.ring.world_size
@@ -125,19 +126,20 @@ class _NodeRings:
 
 
 class DoubleRingGradientReturn:
-    """`GradientReturn` of the double ring.
+    """The `GradientReturn` of the double ring.
 
-    Gradients are summed around a node together with their blocks; at a turn's last step the sums of earlier nodes are
-    added.
+    Gradients are summed around a node together with their blocks. At the last step of a turn, the sums of
+    earlier nodes are added.
     """
 
     def __init__(self, call: AttentionCall, rings: _NodeRings) -> None:
         self.call, self.rings, self.blocks_seen = call, rings, 0
         self.buffers = BlockBuffers(call)
         self.inside: tuple[Work, Pair | None, int] | None = None
-        """The message that brings the next block's sums, the tensors given up in exchange, and their origin."""
+        """The message that brings the next block's sums, the tensors that were sent in exchange, and their
+        origin."""
         self.behind: Work | None = None
-        """The previous node's sums for the block that is here at a turn's last step."""
+        """The previous node's sums for the block that is on this rank at the last step of a turn."""
         self.home: Pair | None = None
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
@@ -149,7 +151,8 @@ class DoubleRingGradientReturn:
         self.blocks_seen += 1
         if step + 1 < rings.size:
             into = self.buffers.reserve(rings.origin(turn, step + 1), *sums)
-            # At step 0 a block may have returned the sums: they are not given up, nor their memory used again.
+            # At step 0 the sums may belong to a block backend, so they are not handed over and their memory
+            # is not reused.
             work = rings.inner.post(*sums, into=into, release_after_send=step > 0, tag=f"dkv {turn}.{step}")
             self.inside = work, sums if step > 0 else None, origin
             return
@@ -171,7 +174,7 @@ class DoubleRingGradientReturn:
         return self.home
 
     def _arrived(self) -> Pair | None:
-        """Return the sums that arrive with the block that is here; None at the first step of a turn."""
+        """Return the sums that arrive with the current block, or None at the first step of a turn."""
         if self.inside is None:
             return None
         (work, sent, origin), self.inside = self.inside, None
@@ -181,7 +184,7 @@ class DoubleRingGradientReturn:
         return dk, dv
 
     def _send_home(self, origin: int, sums: Pair) -> Pair:
-        """Send complete sums to their owner; return this rank's own."""
+        """Send complete sums to their owner, and return this rank's own complete sums."""
         comm, rings = self.call.ring.comm, self.rings
         if origin == comm.rank:
             return sums

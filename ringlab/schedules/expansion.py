@@ -1,7 +1,8 @@
-"""Blocks that travel as something smaller than K and V, which are made from it on arrival: a latent, as in MLA.
+"""Blocks for which smaller tensors travel, from which K and V are made on arrival, such as a latent in MLA.
 
-K of head h is [latent·W_Kᵀ of h, k_rope], V is latent·W_Vᵀ. They are computed again in backward, and their gradients become
-those of the latent and of k_rope, which go home, and those of the weights, which stay and are summed over the blocks.
+K of head h is [latent·W_Kᵀ of h, k_rope], and V is latent·W_Vᵀ. They are computed again in backward. Their
+gradients become gradients of the latent and of k_rope, which return to the owner, and gradients of the
+weights, which stay and are summed over the blocks.
 Source: arXiv 2405.04434, section 2.1.
 """
 
@@ -24,18 +25,18 @@ UpValues = Float[Tensor, "H Dv R"]
 
 
 class Expansion(Protocol):
-    """Makes K and V of a block from the two tensors that travel in their place."""
+    """Makes the K and V of a block from the two tensors that travel in their place."""
 
     def expand(self, one: BlockTensor, other: BlockTensor) -> tuple[KeyValue, Value]:
-        """Return K and V."""
+        """Return K and V of the block."""
         ...
 
     def contract(self, one: BlockTensor, other: BlockTensor, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the gradients of the two tensors, given those of K and V; those of weights are summed here."""
+        """Return the gradients of the two tensors from those of K and V; sum the weights' gradients."""
         ...
 
     def begin_backward(self) -> Expansion:
-        """Return the same expansion with sums of its own for the gradients of the weights."""
+        """Return the same expansion with new sums for the gradients of the weights."""
         ...
 
     def weight_gradients(self) -> tuple[Tensor, ...]:
@@ -44,19 +45,19 @@ class Expansion(Protocol):
 
 
 class LatentExpansion:
-    """`Expansion` of a latent (B, 1, L, R) and the rotated part of the keys (B, 1, L, Dr), which all heads share."""
+    """The `Expansion` of a latent (B, 1, L, R) and the rotated keys (B, 1, L, Dr), which all heads share."""
 
     def __init__(self, w_k: UpKeys, w_v: UpValues, rope: int) -> None:
         self.w_k, self.w_v, self.rope = w_k, w_v, rope
         self.sums: tuple[UpKeys, UpValues] | None = None
 
     def expand(self, one: Latent, other: Rope) -> tuple[KeyValue, Value]:
-        """Return K (B, H, L, Dn + Dr) and V."""
+        """Return K (B, H, L, Dn + Dr) and V (B, H, L, Dv)."""
         rotated = other.expand(-1, len(self.w_k), -1, -1)
         return torch.cat((one @ self.w_k.mT, rotated), dim=-1), one @ self.w_v.mT
 
     def contract(self, one: Latent, other: Rope, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the gradients of the latent and of the rotated part, in the state dtype."""
+        """Return the gradients of the latent and of the rotated keys, in the state dtype."""
         return [self._contract(one, gradient) for gradient in gradients]
 
     def _contract(self, latent: Latent, gradient: Gradient) -> Gradient:
@@ -70,7 +71,7 @@ class LatentExpansion:
         return Gradient(gradient.keys, of_latent, gradient.dk[..., Dn:].to(dtype).sum(dim=1, keepdim=True))
 
     def begin_backward(self) -> LatentExpansion:
-        """Return the same expansion with sums of 0."""
+        """Return the same expansion with zero sums."""
         begun = LatentExpansion(self.w_k, self.w_v, self.rope)
         dtype = state_dtype(self.w_k.dtype)
         begun.sums = torch.zeros_like(self.w_k, dtype=dtype), torch.zeros_like(self.w_v, dtype=dtype)
@@ -78,11 +79,11 @@ class LatentExpansion:
 
     def weight_gradients(self) -> tuple[UpKeys, UpValues]:
         """Return the gradients of W_K and W_V over the blocks so far, in the state dtype."""
-        assert self.sums is not None  # since `begin_backward`
+        assert self.sums is not None  # set by `begin_backward`
         return self.sums
 
 
 def _over_heads(gradient: Float[Tensor, "B H L D"], weight: Float[Tensor, "H D R"]) -> Latent:
-    """Return the sum over heads of gradient·weight, as one product."""
+    """Return the sum over heads of gradient·weight, computed as one product."""
     rows = gradient.transpose(1, 2).flatten(2)
     return (rows @ weight.to(rows.dtype).flatten(0, 1)).unsqueeze(1)

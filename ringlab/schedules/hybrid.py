@@ -1,7 +1,7 @@
-"""Ring × Ulysses: rows of ranks share the heads of their tokens, and rings go through the rows.
+"""Ring × Ulysses: the ranks of a row share the heads of their tokens, and rings connect the rows.
 
-Rank r is member r % U of row r // U; its ring connects the members of that number in all rows. Each hop of a ring
-carries 1/U of a row's K/V heads. Source: arXiv 2405.07719.
+Rank r is member r % U of row r // U; its ring connects the members with this number in all rows. Each hop of
+a ring carries 1/U of a row's K/V heads. Source: arXiv 2405.07719.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ringlab.schedules.ulysses import MeshSchedule
 class HybridSchedule(MeshSchedule):
     """Rings of `ring` rows of `ulysses` ranks each.
 
-    A degree of None follows from the number of ranks; if both are None, rows have 2 ranks.
-    between: how a column's K/V blocks travel, such as DoubleRingSchedule(node=2).
+    A degree of None is computed from the number of ranks; if both degrees are None, rows have 2 ranks.
+    between: the schedule by which a column's K/V blocks travel, such as DoubleRingSchedule(node=2).
     Raises: WorldSizeError for a degree that is not an integer ≥ 1.
     """
 
@@ -34,7 +34,7 @@ class HybridSchedule(MeshSchedule):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Return the name with the degrees that were given."""
+        """Return the name of the schedule with the degrees that were given."""
         given = [f"{n}={d}" for n, d in (("ring", self.ring), ("ulysses", self.ulysses)) if d is not None]
         if not isinstance(self.between, RingSchedule):
             given.append(f"between={self.between.name}")

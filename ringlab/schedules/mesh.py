@@ -1,7 +1,7 @@
-"""The mesh of ranks: a row shares the heads of its tokens, a column is a ring of rows.
+"""The mesh of ranks: the ranks of a row share the heads of its tokens, and a column is a ring.
 
-Adjacent ranks make a row, like the ranks of one node; rank r is member r % U of row r // U. `MeshSchedule` makes a
-`Mesh` for each forward and backward.
+Adjacent ranks, such as the ranks of one node, form a row. Rank r is member r % U of row r // U.
+`MeshSchedule` makes a `Mesh` for each forward and backward.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlab.schedules.call import AttentionCall
 
 @dataclass(frozen=True)
 class Span:
-    """Some adjacent tokens of one rank: their indices among the rank's tokens, and among those of its row."""
+    """Adjacent tokens of one rank: their indices among the rank's tokens, and among the tokens of its row."""
 
     in_rank: slice
     in_row: slice
@@ -27,7 +27,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Rows:
-    """The tokens of every row: `layout` deals them to the rows, `spans[rank]` locates a rank's tokens in its row."""
+    """The tokens of every row.
+
+    `layout` distributes the tokens among the rows, and `spans[rank]` gives the places of a rank's tokens in
+    its row.
+    """
 
     layout: Layout
     spans: tuple[tuple[Span, ...], ...]
@@ -37,8 +41,8 @@ class Rows:
 class Mesh:
     """One rank's place in the mesh.
 
-    row: its row as a transport. first: the first rank of the row. rows: the tokens of all rows. lengths: the number of
-    tokens of each rank of the row. column: the call of attention in this rank's column.
+    row: the transport of its row. first: the first rank of the row. rows: the tokens of all rows. lengths:
+    the number of tokens of each rank of the row. column: the call of attention within this rank's column.
     """
 
     row: Comm
@@ -73,21 +77,21 @@ class Mesh:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of this rank's row."""
+        """Return the number of tokens of this rank's row."""
         return sum(self.lengths)
 
     def spans(self, member: int) -> tuple[Span, ...]:
-        """Return the places of the tokens of a member of the row."""
+        """Return the places of the tokens of one member of the row."""
         return self.rows.spans[self.first + member]
 
 
 @lru_cache(maxsize=64)
 def rows_of_ranks(layout: Layout, ulysses: int) -> Rows:
-    """Return the order of the tokens of each row of `ulysses` adjacent ranks once they are together.
+    """Return the order of the tokens in each row of `ulysses` adjacent ranks.
 
-    A single row holds the sequence in its global order. One of several rows keeps its ranks' runs, ordered by position,
-    and merges runs that continue each other: a zig-zag of ranks becomes a zig-zag of rows, and tile plans of rows are as
-    short as those of ranks.
+    A single row holds the sequence in its global order. If there are several rows, each row keeps its ranks'
+    runs, ordered by position, and merges runs that continue each other. So a zig-zag of ranks becomes a
+    zig-zag of rows, and tile plans of rows are as short as those of ranks.
     """
     ranks = layout.ranks
     if layout.P == ulysses:
@@ -120,12 +124,12 @@ def rows_of_ranks(layout: Layout, ulysses: int) -> Rows:
 
 
 def _end_to_end(runs: tuple[Run, ...]) -> list[slice]:
-    """Return the indices of each run when runs are laid end to end."""
+    """Return the indices of each run if the runs are laid end to end."""
     return [slice(*ends) for ends in pairwise(accumulate((run.length for run in runs), initial=0))]
 
 
 def _joined(runs: list[Run]) -> tuple[Run, ...]:
-    """Return the runs with those merged that continue the one before."""
+    """Return the runs after merging each run that continues the previous one."""
     joined: list[Run] = []
     for run in runs:
         last = joined[-1] if joined else None

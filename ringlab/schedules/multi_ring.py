@@ -1,11 +1,12 @@
-"""Several rings at once: the K/V heads are dealt to rings that go from rank to rank in different strides.
+"""Several rings at once: the K/V heads are distributed among rings with different strides.
 
-A ring of stride s sends from rank r to r + s; it meets all P ranks where s and P have no common divisor. Rings of different
-strides share no link between two ranks, so that where each pair of ranks has a link of its own, m rings take an m-th of a
-ring's time. Where all sends of a rank share one port, as behind a switch, they take the same time as one. Bytes are the
-ring's, in m times as many messages. Of P − 1 links of a rank, as many are used as there are numbers below P without a common
-divisor with it: all if P is prime, 4 of 7 if P = 8. (TASP's Hamiltonian cycles use all links for every P but 4 and 6; and
-it cuts blocks by tokens, where here each ring has whole heads, so that all rings keep the layout's balance.)
+A ring of stride s sends from rank r to r + s. It visits all P ranks if s and P have no common divisor. Rings
+of different strides share no link between two ranks. So if each pair of ranks has its own link, m rings take
+1/m of one ring's time. If all sends of a rank share one port, as behind a switch, m rings take as long as
+one. The bytes are those of one ring, in m times as many messages. Of the P − 1 links of a rank, as many are
+used as there are numbers below P without a common divisor with P: all if P is prime, and 4 of 7 if P = 8.
+(TASP's Hamiltonian cycles use all links for every P but 4 and 6. TASP cuts blocks by tokens, while here each
+ring has whole heads, so that all rings keep the layout's balance.)
 Source: arXiv 2509.26541, section 4.
 """
 
@@ -32,7 +33,7 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 @dataclass(frozen=True)
 class Lane:
-    """One of the rings: its stride, the offsets at which its blocks are seen, and the heads that travel and attend on it."""
+    """One of the rings: its stride, the offsets at which its blocks are seen, and its heads."""
 
     call: AttentionCall
     stride: int
@@ -41,14 +42,14 @@ class Lane:
     kv_heads: slice
 
     def circulate(self, k: KeyValue, v: Value) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Yield (origin, (k, v)) of the blocks of this ring, as they arrive."""
+        """Yield (origin, (k, v)) of the blocks of this ring as they arrive."""
         own = k[:, self.kv_heads], v[:, self.kv_heads]
         return circulate(self.call, self.offsets, *own, tag=f"kv {self.stride}:")
 
 
 @dataclass(frozen=True)
 class MultiRingSchedule:
-    """As many rings as `rings`, by default as K/V heads and ranks allow.
+    """Attention over `rings` rings, by default over as many as K/V heads and ranks allow.
 
     Raises: WorldSizeError for a number of rings that is not an integer ≥ 1.
     """
@@ -62,11 +63,11 @@ class MultiRingSchedule:
 
     @property
     def name(self) -> str:
-        """Return the name with the number of rings, if it was given."""
+        """Return the name with the number of rings if that was given."""
         return "multi-ring" if self.rings is None else f"multi-ring(rings={self.rings})"
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return if there are heads and strides for so many rings. Raises: ShapeError, WorldSizeError."""
+        """Return None if there are heads and strides for all rings. Raises: ShapeError, WorldSizeError."""
         rings, most = self.rings or 1, len(strides(world_size))
         if rings > most:
             raise WorldSizeError(
@@ -82,7 +83,7 @@ class MultiRingSchedule:
             )
 
     def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
-        """Return attention of this rank's queries, each head's over the blocks of its own ring."""
+        """Return attention of this rank's queries; each head attends to the blocks of its own ring."""
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
         attend = thread_safe_if(call.block.thread_safe, attend_to_block)
@@ -104,7 +105,7 @@ class MultiRingSchedule:
     def backward(
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
-        """Return (dq, dk, dv) of this rank's shards; each ring brings home the sums of its own heads."""
+        """Return (dq, dk, dv) of this rank's shards; each ring returns the sums of its heads."""
         q, k, v, out, lse, *_ = saved
         lanes = self._lanes(call)
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
@@ -126,7 +127,7 @@ class MultiRingSchedule:
         return Gradients(dq, dk, dv, gradient_of_sinks(call, saved, rows.delta))
 
     def _lanes(self, call: AttentionCall) -> list[Lane]:
-        """Return the rings, with K/V heads dealt as evenly as they can be."""
+        """Return the rings, with the K/V heads distributed as evenly as possible."""
         (H, K), P = call.heads, call.ring.world_size
         rings = self.rings or min(K, len(strides(P)))
         bounds = [K * number // rings for number in range(rings + 1)]

@@ -18,7 +18,7 @@ from ringlab.types import BlockTensor, Out, Query, RowState
 
 
 class ForwardResult(NamedTuple):
-    """The forward of one rank: its rows of out, in q's dtype, and of lse, and the tensors to save for backward.
+    """The forward of one rank: its rows of out (in q's dtype) and lse, and the tensors saved for backward.
 
     lse is empty if the caller did not ask for it and the schedule would have to send it.
     """
@@ -29,9 +29,10 @@ class ForwardResult(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The backward of one rank: the gradients of its shards, in the state dtype, or in q's dtype where that loses nothing.
+    """The gradients of one rank's shards, in the state dtype, or in q's dtype if that loses nothing.
 
-    dsinks (H,) is this rank's part of the gradient of the sinks: the ranks' parts add up to the whole. None without sinks.
+    dsinks (H,) is this rank's part of the gradient of the sinks; the parts of all ranks add up to the
+    gradient. It is None without sinks.
     """
 
     dq: Tensor
@@ -42,25 +43,23 @@ class Gradients(NamedTuple):
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A way for the rows and the K/V blocks of all ranks to meet, and for gradients to return to the blocks' owners.
+    """A way to bring the rows and K/V blocks of all ranks together, and to return gradients to the owners.
 
-    One that counts `AttentionCall.sinks` says so by an attribute `takes_sinks`; any other is never given them.
+    A schedule that counts `AttentionCall.sinks` has a true attribute `takes_sinks`. Other schedules never get
+    sinks.
     """
 
     @property
     def name(self) -> str:
-        """The name by which `get_schedule` finds it, degrees included."""
+        """The name by which `get_schedule` finds the schedule, including degrees."""
         ...
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return if this schedule can compute so many heads on so many ranks; nothing has been sent yet.
-
-        Raises: WorldSizeError or ShapeError, naming the schedule.
-        """
+        """Return None if this schedule can compute these numbers of heads on so many ranks; sends nothing."""
         ...
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
-        """Return attention of this rank's queries over the tokens of all ranks; usually `BlockSchedule.forward`."""
+        """Return attention of this rank's queries over all ranks' tokens; usually `BlockSchedule.forward`."""
         ...
 
     def backward(
@@ -75,9 +74,10 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledCall(AttentionCall):
-    """A call with the schedule that runs it: it goes from stage to stage of `ring_attention`.
+    """A call with the schedule that runs it, as it passes through the stages of `ring_attention`.
 
-    description: what all ranks must say alike before any data moves; empty if they do not compare their calls.
+    description: the text that must be equal on all ranks before any data moves; empty if they do not compare
+    their calls.
     """
 
     schedule: Schedule
@@ -85,9 +85,9 @@ class ScheduledCall(AttentionCall):
 
 
 class GradientReturn(Protocol):
-    """Brings the gradients of K/V blocks back to their owners, during one backward of one rank.
+    """Returns the gradients of K/V blocks to their owners, during one backward of one rank.
 
-    By default a `RingGradientReturn`.
+    The default is a `RingGradientReturn`.
     """
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
@@ -95,5 +95,5 @@ class GradientReturn(Protocol):
         ...
 
     def own_gradients(self) -> tuple[BlockTensor, BlockTensor]:
-        """Return (dk, dv) of this rank's own block, complete, in the state dtype; after the last block."""
+        """Return the complete (dk, dv) of this rank's own block in the state dtype, after the last block."""
         ...

@@ -1,13 +1,14 @@
-"""Rings in which queries travel and K/V stay: forward, backward, or both.
+"""Rings in which queries travel and K/V stay, in forward, backward or both.
 
-Forward, q makes P − 1 hops; its partial (out, lse) follows one step behind, is merged at every stop, and goes home with the
-P-th hop. In backward q, dout, lse and delta make P − 1 hops, and the sum dq follows and goes home; dk and dv stay. Queries
-go against the ring's direction, so that rows meet blocks in the ring's order: their own, then the previous rank's. Under a
-mask that hides whole distances they skip the ranks of whose keys they see nothing.
+In forward, q makes P − 1 hops. Its partial (out, lse) follows one step behind, is merged at every stop, and
+returns to its owner with the P-th hop. In backward, q, dout, lse and delta make P − 1 hops, and the sum dq
+follows them and returns to its owner; dk and dv stay. Queries travel against the ring's direction, so that
+rows meet blocks in the ring's order: their own block, then the previous rank's. If a mask hides all keys at
+some distance, queries skip those ranks.
 
-"burst" lets K/V travel forward and queries backward, which is the fewest bytes if H = K; with grouped heads, K/V are fewer
-both ways (`ringlab.cost.traffic`). out does not travel: delta stands for it. So block="native", which needs out, has the
-backward computed by "blockwise".
+"burst" lets K/V travel in forward and queries in backward, which sends the fewest bytes if H = K. With
+grouped heads, sending K/V takes fewer bytes in both (`ringlab.cost.traffic`). out does not travel, because
+delta replaces it. So with block="native", which needs out, "blockwise" computes the backward.
 Source: arXiv 2509.19836, section 3.1.
 """
 
@@ -32,7 +33,7 @@ _WITHOUT_OUT = frozenset({"queries that travel"})
 
 
 class QueryRingSchedule(RingSchedule):
-    """Queries travel forward and backward, their partials and gradients behind them."""
+    """Queries travel in forward and backward, and their partials and gradients follow them."""
 
     name = "query-ring"
     forward_by_queries = True
@@ -48,7 +49,7 @@ class QueryRingSchedule(RingSchedule):
             part = call.ring.compute(f"attend {step}", attend, call, owner, rows, k, v)
             merged = call.ring.compute(f"merge {step}", _merged, part, partials.arrived())
             partials.send_on(*merged)
-            del part, merged  # they would stay alive while the next rows are computed
+            del part, merged  # these names would keep the tensors alive while the next rows are computed
         out, lse = partials.own()
         return finished(call, Partial(out, lse[..., 0]), q, k, v)
 
@@ -76,14 +77,14 @@ class QueryRingSchedule(RingSchedule):
 
 
 class BurstSchedule(QueryRingSchedule):
-    """K/V travel forward; in backward queries do, with dout, lse, delta and dq."""
+    """K/V travel in forward; in backward, queries travel with dout, lse, delta and dq."""
 
     name = "burst"
     forward_by_queries = False
 
 
 def _against_the_ring(call: AttentionCall) -> tuple[int, ...]:
-    """Return the offsets of queries: a rank whose block they see at distance d is d ranks behind."""
+    """Return the offsets of queries' stops; the rank whose block they see at distance d is d ranks behind."""
     return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 
@@ -102,7 +103,7 @@ def _gradient_of(
     v: BlockTensor,
     sums: tuple[RunningSum, RunningSum],
 ) -> Query:
-    """Return dq of the rows of `owner` over this rank's own block, and add theirs to the sums of its dk and dv."""
+    """Return dq of the rows of `owner` over this rank's block, and add their dk and dv to `sums`."""
     q, dout, lse, delta = rows
     steps = call.begin_backward(BackwardRows(dout, q, None, lse[..., 0], delta[..., 0], through_lse=True), 1)
     add_gradients(sums, differentiate_block(call, steps, call.ring.rank, k, v, owner))
@@ -111,9 +112,10 @@ def _gradient_of(
 
 @thread_safe
 def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of rows over the keys so far, in the state dtype; lse has a last axis of one."""
+    """Return (out, lse) of rows over the keys so far, in the state dtype; the last axis of lse has size 1."""
     if arrived is None:
-        # A block may return other strides. They would stay with the receive buffers, and other strides give other bits.
+        # A block backend may return other strides. The receive buffers would keep them, and results depend on
+        # strides.
         return part.out.to(state_dtype(part.out.dtype)).contiguous(), part.lse[..., None].contiguous()
     out, lse = arrived
     merge_into(Partial(out, lse[..., 0]), slice(0, out.shape[-2]), part)

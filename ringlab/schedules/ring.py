@@ -1,9 +1,9 @@
 """The ring: K/V blocks travel from neighbour to neighbour, and their gradients follow.
 
-K/V make P − 1 hops; each hop is posted before the block that is here is computed. The sums dK/dV of a block follow it:
-while a rank computes its contribution from the block, the sum of the contributions so far arrives. The sums make P hops:
-the last one takes them home. Under a mask that hides whole distances, blocks skip the ranks that see nothing of them,
-and dK/dV return from the last rank in one message.
+K/V make P − 1 hops. Each hop is posted before the computation on the current block. The sums dK/dV of a block
+follow it: while a rank computes its contribution from the block, the sum of the contributions so far arrives.
+The sums make P hops, and the last hop returns them to the block's owner. If a mask hides all blocks at some
+distance, blocks skip the ranks that do not see them, and dK/dV return from the last rank in one message.
 Source: arXiv 2310.01889, algorithm 1.
 """
 
@@ -22,7 +22,7 @@ from ringlab.types import BlockTensor
 
 
 class RingSchedule(BlockSchedule):
-    """One block in use and one in flight: as many bytes as an all-gather, but never the whole sequence at once."""
+    """One block is in use and one in flight: an all-gather's bytes, but never the whole sequence at once."""
 
     name = "ring"
 
@@ -37,7 +37,7 @@ class RingSchedule(BlockSchedule):
 
 
 class RingGradientReturn:
-    """`GradientReturn` along a route: the sums of a block's gradients follow the block."""
+    """A `GradientReturn` along a route: the sums of a block's gradients follow the block."""
 
     def __init__(self, call: AttentionCall, offsets: Sequence[int]) -> None:
         self.call, self.couriers = call, Couriers(call, offsets, "dkv")
@@ -58,9 +58,9 @@ class RingGradientReturn:
 def sum_gradients(
     k: BlockTensor, v: BlockTensor, gradients: list[Gradient], totals: tuple[BlockTensor, ...] | None
 ) -> tuple[BlockTensor, BlockTensor]:
-    """Return (dk, dv) of a block in the state dtype: the sums of `gradients`, added in place to `totals` where these are given.
+    """Return (dk, dv) of a block in the state dtype: the sums of `gradients` and, if given, `totals`.
 
-    Of k and v only shape and dtype are read.
+    `totals` are changed in place. Only the shape and dtype of k and v are read.
     """
     dk, dv = (RunningSum(k), RunningSum(v)) if totals is None else map(RunningSum, (k, v), totals)
     add_gradients((dk, dv), gradients)

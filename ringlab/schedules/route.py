@@ -1,8 +1,9 @@
-"""Tensors that travel from rank to rank, and sums that follow them and then go home.
+"""Tensors that travel from rank to rank, and sums that follow them and then return to their owner.
 
-A route is its `offsets`: offsets[i] says how many ranks past their owner, modulo P, the tensors are at stop i; offsets[0] is 0.
-(0, 1, 2) goes two ranks ahead, (0, P − 1, P − 2) two ranks back, and (0, 3, 6) in steps of three. All ranks take the same route
-at once, so that at stop i each holds the tensors of the rank that is offsets[i] behind it.
+A route is given by its `offsets`: at stop i, the tensors are offsets[i] ranks past their owner, modulo P. The
+first offset is always 0. The route (0, 1, 2) goes two ranks ahead, (0, P − 1, P − 2) goes two ranks back, and
+(0, 3, 6) goes in steps of three ranks. All ranks take the same route at once, so at stop i each rank holds
+the tensors of the rank that is offsets[i] behind it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ Tensors = tuple[Tensor, ...]
 def circulate(
     call: AttentionCall, offsets: Sequence[int], *own: Shaped[Tensor, "B _ _ _"], tag: str
 ) -> Iterator[tuple[int, Tensors]]:
-    """Yield (owner, tensors) at each stop: `own` first, then what arrives; the next hop is posted before each is yielded."""
+    """Yield (owner, tensors) at each stop: `own` first, then the arriving tensors.
+
+    The next hop is posted before each of them is yielded.
+    """
     ring, buffers = call.ring, BlockBuffers(call)
     owner, here = ring.rank, own
     from_neighbour = tuple(offsets) == tuple(range(len(offsets)))
     for step, (offset, following) in enumerate(pairwise(offsets)):
         next_owner = ring.origin(following)
         into = buffers.reserve(next_owner, *own)
-        # From neighbour to neighbour, a transport may fetch a block from its owner. Past ranks that see nothing
-        # of it, it goes by a message; every rank keeps its own (step 0) and gives up those of others.
+        # Between neighbours, a transport may fetch a block from its owner. Past ranks that see nothing of the
+        # block, it goes by a message: every rank keeps its own block (step 0) and gives up the blocks of
+        # other ranks.
         route: dict[str, Any] = (
             {"hops": step}
             if from_neighbour
@@ -41,18 +46,19 @@ def circulate(
         work = ring.post(*here, into=into, tag=f"{tag} {step}", **route)
         yield owner, here
         arrived = work.wait()
-        if step > 0:  # at step 0 it is this rank's own shard
+        if step > 0:  # at step 0 these tensors are this rank's own shard
             buffers.recycle(owner, here)
         owner, here = next_owner, arrived
     yield owner, here
 
 
 class Couriers:
-    """A courier is a sum that follows a K/V block one step behind, grows at every stop, and goes home after the last.
+    """A courier is a sum that follows a K/V block one step behind, grows at every stop, and then returns.
 
-    On one rank, this object receives and sends whichever courier is here. At each stop: `arrived`, then `send_on` with the
-    grown sum; after the last stop, `own` is the sum of this rank's own block. Tensors sent from the first stop may be a block
-    backend's own result, which others may still hold: only their memory is neither handed over nor used again.
+    On one rank, this object receives and sends whichever courier is present. At each stop, call `arrived`,
+    and then `send_on` with the grown sum. After the last stop, `own` is the sum of this rank's own block.
+    Tensors sent from the first stop may be a block backend's own result, which other code may still hold. So
+    only the memory of these tensors is neither handed over nor reused.
     """
 
     def __init__(self, call: AttentionCall, offsets: Sequence[int], tag: str) -> None:
@@ -63,7 +69,7 @@ class Couriers:
         self.sent: Tensors | None = None
 
     def arrived(self) -> Tensors | None:
-        """Return the courier of the block that is here, once it has arrived; None at the first stop."""
+        """Return the courier of the current block, once it has arrived; None at the first stop."""
         if self.work is None:
             return None
         tensors = self.work.wait()
@@ -72,7 +78,7 @@ class Couriers:
         return tensors
 
     def send_on(self, *tensors: Shaped[Tensor, "B _ _ _"]) -> None:
-        """Send `tensors` after their block; after the last stop, send them to their owner."""
+        """Send `tensors` after their block, or to their owner after the last stop."""
         ring, offsets, step = self.call.ring, self.offsets, self.step
         self.sent, self.step = tensors, step + 1
         if step + 1 < len(offsets):
@@ -82,20 +88,22 @@ class Couriers:
                 *tensors, into=into, release_after_send=step > 0, stride=stride, tag=f"{self.tag} {step}"
             )
             if step == 0:
-                self.sent = None  # not ours to use again
-        elif offsets[step] % ring.world_size:  # else they are at home already
+                self.sent = None  # the tensors may belong to a block backend, so their memory is not reused
+        elif offsets[step] % ring.world_size:  # otherwise their owner has them already
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
-        """Return the complete courier of this rank's own block, once it has come home."""
-        tensors = self.arrived() or self.sent  # `sent` where it never left: no other rank sees the block
+        """Return the complete courier of this rank's own block, once it has returned."""
+        # `sent` if the courier never left, because no other rank sees the block
+        tensors = self.arrived() or self.sent
         assert tensors is not None
         return tensors
 
     def _send_home(self, tensors: Tensors, release_after_send: bool) -> Work:
-        """Send the complete courier to its owner, and receive this rank's own from the rank that is offsets[-1] ahead.
+        """Send the complete courier to its owner, and receive this rank's own courier.
 
-        The owner is the next rank if the block went all the way around.
+        The own courier comes from the rank that is offsets[-1] ahead. The owner is the next rank if the block
+        went all the way around.
         """
         ring, last = self.call.ring, self.offsets[-1]
         into = self.buffers.reserve(ring.rank, *tensors)

@@ -1,9 +1,10 @@
 """Attention to a K/V block tile by tile, for block backends that compute one tile at a time.
 
-What a backend returns is never written into. It may be an operator's result, which others keep: a selective checkpoint gives
-it out again in backward.
+Tensors that a backend returns are never written into. Such a tensor may be an operator's result that other
+code keeps, for example a selective checkpoint, which returns it again in backward.
 
-`AttentionCall.begin_forward` and `AttentionCall.begin_backward` choose these unless the backend has steps of its own.
+`AttentionCall.begin_forward` and `AttentionCall.begin_backward` choose these classes unless the backend has
+its own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ringlab.types import KeyValue, Query, Value
 class RunningSum:
     """A sum over slices of a token axis, in the state dtype.
 
-    total: what has been summed so far, in memory to write into.
-    A first part that covers the whole axis is kept as it is, and copied once there is another to add to it.
+    total: the sum so far, in memory that may be written into. If the first part covers the whole axis, it is
+    kept without a copy, and copied once another part is added.
     """
 
     def __init__(
@@ -46,13 +47,16 @@ class RunningSum:
         self.total[..., tokens, :] += part
 
     def copy_first(self) -> None:
-        """Copy a first part that is kept as it was returned: before another is computed, or there would be three."""
+        """Copy a first part that was kept without a copy.
+
+        This happens before the next part is computed; otherwise there would be three tensors in memory.
+        """
         if self.first is not None:
             self.total = torch.empty_like(self.first, dtype=state_dtype(self.like.dtype)).copy_(self.first)
             self.first = None
 
     def value(self) -> Float[Tensor, "B heads L D"]:
-        """Return the sum, to be read; zeros where nothing was added."""
+        """Return the sum, which must not be written into; zeros if nothing was added."""
         dtype = state_dtype(self.like.dtype)
         if self.first is not None:
             return self.first.to(dtype)
@@ -60,17 +64,18 @@ class RunningSum:
 
 
 def add_gradients(sums: tuple[RunningSum, RunningSum], gradients: list[Gradient]) -> None:
-    """Add the gradients of some keys of a block to the sums of its dk and dv."""
+    """Add the gradients for some keys of a block to the sums of the block's dk and dv."""
     for gradient in gradients:
         for total, part in zip(sums, (gradient.dk, gradient.dv), strict=True):
             total.add(gradient.keys, part)
 
 
 class RunningPartial:
-    """The partial of some queries over the keys so far; value_dim is the head dim of v.
+    """The partial of queries over the keys so far; value_dim is the head dim of v.
 
-    Memory of rows from `touched` on is uninitialised: they have seen no key, and their first partial is copied. A first part
-    that covers all rows is kept as it is, and copied once there is another to merge with it.
+    Rows from `touched` on have seen no key. Their memory is uninitialised, and their first partial is copied
+    there. If the first part covers all rows, it is kept without a copy, and copied once another part is
+    merged.
     """
 
     def __init__(self, q: Query, value_dim: int) -> None:
@@ -100,7 +105,7 @@ class RunningPartial:
         self.touched = max(self.touched, rows.stop)
 
     def value(self) -> Partial:
-        """Return the partial, to be read; the identity where nothing was merged."""
+        """Return the partial, which must not be written into; rows without a part have the identity."""
         if self.first is not None:
             return Partial(self.first.out.to(state_dtype(self.q.dtype)), self.first.lse)
         if self.partial is None:
@@ -110,8 +115,11 @@ class RunningPartial:
         return self.partial
 
     def copy_first(self) -> None:
-        """Copy a first part that is kept as it was returned: before another is computed, or there would be three outs."""
-        if self.first is not None:  # with its strides, which decide some bits
+        """Copy a first part that was kept without a copy.
+
+        This happens before the next part is computed; otherwise there would be three outs in memory.
+        """
+        if self.first is not None:  # with the same strides, on which some bits of the result depend
             out = torch.empty_like(self.first.out, dtype=state_dtype(self.q.dtype)).copy_(self.first.out)
             self.partial = Partial(out, torch.empty_like(self.first.lse).copy_(self.first.lse))
             self.first, self.touched = None, self.q.shape[-2]
@@ -125,7 +133,7 @@ class RunningPartial:
 
 
 class TilewiseForward:
-    """`ForwardSteps` tile by tile: the partial of each tile is merged into a running one."""
+    """`ForwardSteps` tile by tile: the partial of each tile is merged into a running partial."""
 
     def __init__(self, block: Block, q: Query, scale: float) -> None:
         self.block, self.q, self.scale = block, q, scale
@@ -133,7 +141,7 @@ class TilewiseForward:
 
     def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block."""
-        if self.state is None:  # the first v says how wide out is
+        if self.state is None:  # the first v determines the width of out
             self.state = RunningPartial(self.q, v.shape[-1])
         for tile in tiles:
             self.state.copy_first()
@@ -149,13 +157,13 @@ class TilewiseForward:
         return Partial(part.out.flip(-2), part.lse.flip(-1))
 
     def partial(self) -> Partial:
-        """Return the partial over all blocks so far, at least one."""
+        """Return the partial over all blocks so far, of which there must be at least one."""
         assert self.state is not None
         return self.state.value()
 
 
 class TilewiseBackward:
-    """`BackwardSteps` tile by tile: dq is summed here, dk and dv of each tile are returned."""
+    """`BackwardSteps` tile by tile: dq is summed over tiles, and dk and dv of each tile are returned."""
 
     def __init__(self, block: Block, rows: BackwardRows, scale: float) -> None:
         self.block, self.rows, self.scale = block, rows, scale
@@ -164,7 +172,7 @@ class TilewiseBackward:
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return the contribution of these queries to the gradients of the next block, one entry for each tile."""
+        """Return these rows' contribution to the gradients of the next block, one entry for each tile."""
         gradients = []
         for tile in tiles:
             self.dq.copy_first()
@@ -190,5 +198,5 @@ class TilewiseBackward:
 
 
 def _tokens(x: Tensor, part: slice) -> Tensor:
-    """Return these tokens of (B, H, L, D); a view."""
+    """Return a view of these tokens of x (B, H, L, D)."""
     return x.narrow(-2, part.start, part.stop - part.start)

@@ -1,8 +1,9 @@
 """Ulysses: ranks exchange their tokens for heads by all-to-all, attend to the whole sequence, and exchange back.
 
-Each rank then holds H/P query heads of all tokens and K/P key/value heads; if there are more ranks than key/value
-heads, the one that its query heads read. If the caller asks for lse, it travels to the tokens, and its gradient to the heads:
-one number for each row and query head, both ways. Source: arXiv 2309.14509.
+Each rank then holds H/P query heads and K/P key/value heads of all tokens. If there are more ranks than
+key/value heads, it holds the one key/value head that its query heads read. If the caller asks for lse, it
+travels to the tokens' ranks, and its gradient travels to the heads' ranks, as one number for each row and
+query head. Source: arXiv 2309.14509.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
 class MeshSchedule:
     """Attention on a mesh: ranks of a row share heads, and the columns run the schedule `between`.
 
-    Ulysses is a mesh of one row; a ring is a mesh of one column.
+    Ulysses is a mesh of one row, and a ring is a mesh of one column.
     """
 
     name: str
@@ -34,11 +35,11 @@ class MeshSchedule:
     takes_sinks = True
 
     def degrees(self, world_size: int) -> tuple[int, int]:
-        """Return the number of rows, and of ranks in each. Raises: WorldSizeError."""
+        """Return (number of rows, number of ranks in a row). Raises: WorldSizeError."""
         raise NotImplementedError
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return if the rows can share these heads. Raises: WorldSizeError, ShapeError."""
+        """Return None if the rows can share these heads. Raises: WorldSizeError, ShapeError."""
         ring, ulysses = self.degrees(world_size)
         fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         if ulysses not in fit:
@@ -51,7 +52,7 @@ class MeshSchedule:
         self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
 
     def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
-        """Return attention of this rank's rows; backward saves the tensors by heads, as they are here."""
+        """Return attention of this rank's rows; the tensors by heads are saved for backward."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
             return self.between.forward(call, q, k, v)
@@ -67,7 +68,11 @@ class MeshSchedule:
     def backward(
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
-        """Return dq, dk and dv, heads that one rank holds in q's dtype and shared heads in the state dtype, and dsinks."""
+        """Return (dq, dk, dv) of this rank's shards, and its part of the gradient of the sinks.
+
+        Gradients of heads that only one rank holds are in q's dtype, and those of shared heads in the state
+        dtype.
+        """
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
             return self.between.backward(call, saved, dout, dlse)
@@ -76,21 +81,25 @@ class MeshSchedule:
         [of_heads] = to_heads(mesh, dout, tag="dout to heads")
         dlse = _dlse_of_heads(mesh, dout, dlse) if call.wants_lse else None
         dq, dk, dv, dsinks = self.between.backward(mesh.column, saved, of_heads, dlse)
-        if K >= mesh.row.world_size:  # complete: rounding here equals rounding at home
+        # complete sums: rounding here gives the same result as rounding at the owner
+        if K >= mesh.row.world_size:
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
         dq, dk, dv = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")
         return Gradients(dq, dk, dv, None if dsinks is None else _among_all_heads(mesh, dsinks, H))
 
 
 def _among_all_heads(mesh: Mesh, dsinks: Sinks, heads: int) -> Float[Tensor, " heads"]:
-    """Return the gradients of this rank's sinks at their places among those of all heads, 0 elsewhere."""
+    """Return the gradients of this rank's sinks at their places among all heads, and 0 for other heads."""
     whole, first = dsinks.new_zeros(heads), mesh.row.rank * len(dsinks)
     whole[first : first + len(dsinks)] = dsinks
     return whole
 
 
 def _dlse_of_heads(mesh: Mesh, dout: Out, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
-    """Return the gradient of lse of this rank's heads, None if it is 0; a rank without one sends zeros, as others may have one."""
+    """Return the gradient of lse of this rank's heads, or None if it is 0.
+
+    A rank without a gradient of lse sends zeros, because other ranks may have one.
+    """
     sent = dout.new_zeros(dout.shape[:3], dtype=state_dtype(dout.dtype)) if dlse is None else dlse
     [of_heads] = to_heads(mesh, sent.unsqueeze(-1), tag="dlse to heads")
     return of_heads.squeeze(-1) if of_heads.any() else None
@@ -98,11 +107,11 @@ def _dlse_of_heads(mesh: Mesh, dout: Out, dlse: RowState | None) -> Float[Tensor
 
 @dataclass(frozen=True)
 class UlyssesSchedule(MeshSchedule):
-    """All ranks share the heads: two all-to-alls, with attention of the whole sequence between them."""
+    """All ranks share the heads: attention of the whole sequence runs between two all-to-alls."""
 
     name = "ulysses"
     between = RingSchedule()
 
     def degrees(self, world_size: int) -> tuple[int, int]:
-        """Return one row of all ranks."""
+        """Return the degrees of one row of all ranks."""
         return 1, world_size

@@ -1,13 +1,13 @@
-"""Serving a long context: paged caches of many sequences, prefill in chunks, and decode with heads spread over the ranks.
+"""Serving a long context: paged caches, prefill in chunks, and decode with heads spread over the ranks.
 
-tables             which pages hold which tokens of which sequence; numbers only
-paged_cache        the tensors of those pages, some tokens of each sequence on every rank
+tables             the numbers of the pages that hold each sequence's tokens
+paged_cache        the tensors of those pages; each rank has some tokens of each sequence
 chunks             `prefill`: the next tokens of a prompt attend to the cached ones and to themselves
-prefill_schedules  the two ways to bring them together: K/V go around the ring, or queries do
-decode             `decode_heads`: the last tokens of many sequences, with query heads shared among the ranks
+prefill_schedules  the two ways to prefill: K/V go around the ring, or queries go around it
+decode             `decode_heads`: the last tokens of many sequences; the ranks share the query heads
 owners             the two ways in which merged partials reach the ranks that own their heads
 helix              tokens × heads as a grid of ranks, for attention between tensor-parallel layers
-checks             both kinds of cache seen alike, and checks of queries against them
+checks             one interface to both kinds of cache, and checks of queries against a cache
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two kinds of cache seen alike: their sizes, their lengths, and checks of queries against them."""
+"""One interface to both kinds of cache: sizes, lengths, and checks of queries against a cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sizes_of(cache: Any) -> CacheSizes:
 
 
 def comm_of(cache: Any) -> Comm | None:
-    """Return the transport of a cache's ranks, or None for a value without a ring."""
+    """Return the transport of a cache's ranks, or None if the value has no ring."""
     ring = getattr(cache, "ring", None)
     return ring.comm if isinstance(ring, Ring) else None
 
@@ -53,7 +53,11 @@ def device_of(cache: Any) -> torch.device | str:
 
 
 def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
-    """Return if a call may name these sequences. Raises: CacheError if it must name some, or none, or has no cache."""
+    """Return None if a call may name these sequences.
+
+    Raises: CacheError if a PagedCache gets no sequences or a ShardedCache gets some, or if `cache` is not a
+    cache.
+    """
     sizes_of(cache)
     if isinstance(cache, PagedCache):
         if not isinstance(sequences, Sequence) or not sequences:
@@ -68,7 +72,7 @@ def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
 
 
 def lengths_of(cache: Cache, sequence: int | None) -> list[int]:
-    """Return the number of tokens of a sequence on each rank; None stands for those of a ShardedCache."""
+    """Return the number of tokens of a sequence on each rank; `sequence` is None for a ShardedCache."""
     if isinstance(cache, PagedCache):
         assert sequence is not None
         return cache.lengths(sequence)
@@ -76,7 +80,7 @@ def lengths_of(cache: Cache, sequence: int | None) -> list[int]:
 
 
 def shard_of(cache: Cache, sequence: int | None) -> CacheShard:
-    """Return this rank's tokens of a sequence; None stands for those of a ShardedCache."""
+    """Return this rank's tokens of a sequence; `sequence` is None for a ShardedCache."""
     if isinstance(cache, PagedCache):
         assert sequence is not None
         return cache.shard(sequence)
@@ -84,7 +88,7 @@ def shard_of(cache: Cache, sequence: int | None) -> CacheShard:
 
 
 def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
-    """Return if q fits a cache of these sizes, and has so many tokens.
+    """Return None if q fits a cache of these sizes, and has `tokens` rows unless that is None.
 
     Raises: ShapeError, DtypeError, DeviceError; BackendError for a q that requires gradients.
     """
@@ -101,7 +105,7 @@ def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
 
 
 def describe_cache(cache: Cache, sequences: Sequence[int] | None) -> str:
-    """Return the description of a cache and some of its sequences that must be equal on all ranks."""
+    """Return a description of a cache and some of its sequences, which must be equal on all ranks."""
     sizes = sizes_of(cache)
     kind = f"K={sizes.K} D={sizes.D} Dv={sizes.Dv} {sizes.dtype}"
     if isinstance(cache, PagedCache):

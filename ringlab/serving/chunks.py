@@ -1,7 +1,8 @@
 """Prefill in chunks: the next n tokens of a prompt attend to the cached prefix and causally to themselves.
 
-The cache is spread over the ranks, and so is the chunk. Either K/V travel around the ring, prefix and chunk, or queries
-do, and their partials return to the rows' owners. K/V of a long prefix are many bytes, queries of a short chunk few.
+The cache is spread over the ranks, and so is the chunk. Either the K/V of prefix and chunk travel around the
+ring, or the queries travel and their partials return to the rows' owners. K/V of a long prefix take many
+bytes, and queries of a short chunk take few.
 Source: arXiv 2411.01783, section 3 (pass-KV and pass-Q).
 """
 
@@ -95,21 +96,26 @@ def prefill(
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return attention of this rank's new tokens over the cached ones and the new ones; then the cache holds these, too.
+    """Return attention of this rank's new tokens over all cached and new tokens; append the new ones.
 
-    q, k, v: this rank's shards of the next tokens under `layout`, which counts from 0 at the first of them. A
-    `ShardedCache` takes any layout; a `PagedCache` takes `cache.next_layout(sequence, n)`.
+    q, k, v: this rank's shards of the next tokens under `layout`, whose positions count from 0 at the first
+    of these tokens. A `ShardedCache` accepts any layout; a `PagedCache` accepts `cache.next_layout(sequence,
+    n)`.
     sequence: the number of the sequence in a `PagedCache`.
-    travels: "kv", "q", or "auto", whichever sends fewer bytes; that choice is recorded in the trace.
-    mask: causal; may have a window, or a prefix that ends with the new tokens at the latest. No documents.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
+    travels: "kv", "q", or "auto", which chooses the one that sends fewer bytes and records the choice in the
+    trace.
+    mask: must be causal. It may have a window, or a prefix that ends within the cached and new tokens. It has
+    no documents.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
+    too.
     sinks: (H,) logits as in `ring_attention`, the same on all ranks.
-    return_lse: return (out, lse), lse (B, H, L) a natural logarithm.
+    return_lse: return (out, lse), where lse is (B, H, L) and a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
 
-    Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or BackendError on a
-    rank that is called wrongly, AgreementError on all others. Then the cache is as it was.
-    BackendError for q, k, v or sinks that require gradients: nothing is saved for backward.
+    Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or
+    BackendError on a rank that is called wrongly, AgreementError on all others. After an error the cache is
+    unchanged. BackendError for q, k, v or sinks that require gradients, because nothing is saved for
+    backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, oracle, zigzag
@@ -167,7 +173,7 @@ def _chunk(
     softcap: float | None,
     block: str | Block,
 ) -> Chunk:
-    """Return the chunk of a call of `prefill`. Raises: an error of `prefill` if it is wrong on this rank."""
+    """Return the chunk of a call of `prefill`. Raises: the errors of `prefill` for a wrong call."""
     check_sequences(cache, None if sequence is None else [sequence])
     if isinstance(cache, PagedCache):
         assert sequence is not None
@@ -196,7 +202,7 @@ def _chunk(
 
 
 def _mask(mask: Mask | None, S: int) -> Mask:
-    """Return the mask, causal by default, if the first `S` tokens can be computed without those after them."""
+    """Return the mask, causal by default, if the first `S` tokens do not depend on the tokens after them."""
     mask = mask_of_one_document(mask)
     if not mask.causal or mask.prefixes[0] > S:
         raise MaskError(

@@ -1,8 +1,9 @@
-"""Decode where a rank has a share of the query heads, and some tokens of every sequence.
+"""Decode where each rank has a share of the query heads, and some tokens of every sequence.
 
-Weights are tensor-parallel, so that rank r computes the queries of its H/P heads; K and V of all tokens are spread over
-the same ranks. The queries are gathered, each rank attends to its tokens with all heads, and merged partials return to
-the ranks of their heads. Where every rank has the queries of all heads already, as in Helix, nothing is gathered.
+Weights are tensor-parallel, so rank r computes the queries of its H/P heads. The K and V of all tokens are
+spread over the same ranks. The queries are gathered, each rank attends to its own tokens with all heads, and
+merged partials return to the ranks of their heads. If every rank already has the queries of all heads, as in
+Helix, nothing is gathered.
 Sources: vLLM's decode context parallelism; arXiv 2507.07120, section 2.
 """
 
@@ -107,25 +108,31 @@ def decode_heads(
     validate: bool = True,
     ring: Ring | None = None,
 ) -> Any:
-    """Return attention of the last tokens of each sequence over the whole cache, for this rank's H/P query heads.
+    """Return attention of each sequence's last tokens over the whole cache, for this rank's H/P query heads.
 
-    q: the queries of the tokens appended last, (B, heads, n, D) for a `ShardedCache`. For a `PagedCache`, (1, heads, N, D):
-    the tokens of all `sequences` one after the other, `new[i]` of sequence i, 1 by default.
-    queries: "own" if q has this rank's H/P heads, which are gathered first; "all" if it has all H heads on every rank.
-    heads: H, which q is checked against. Without it, only queries="own" for a q of all heads is noticed: all ranks would have the
-    same one.
-    merge: how merged partials come to the ranks of their heads, one of `ringlab.serving.owners`: "all-to-all", one round
-    of messages, or "reduce-scatter", two.
-    mask: causal by default; may have a window or a prefix, not documents. It is counted in each sequence's own positions.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast too.
-    sinks: a logit of each head of q, as in `ring_attention`; they are counted once, after the ranks' partials are merged.
-    return_lse: return (out, lse), lse (B, H/P, n) a natural logarithm.
+    q: the queries of the tokens appended last, (B, heads, n, D) for a `ShardedCache`. For a `PagedCache` it
+    is (1, heads, N, D), with the tokens of all `sequences` one after the other: `new[i]` tokens of
+    `sequences[i]`, by default 1.
+    queries: "own" if q has this rank's H/P heads, which are gathered first; "all" if it has all H heads on
+    every rank.
+    heads: H, which q is checked against. Without it, the only mistake that is noticed is queries="own" for a
+    q of all heads, because all ranks then have the same q.
+    merge: how partials are merged on the ranks of their heads (see `ringlab.serving.owners`): "all-to-all"
+    takes one round of messages, and "reduce-scatter" takes two.
+    mask: causal by default; may have a window or a prefix, but no documents. It refers to each sequence's own
+    positions.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
+    too.
+    sinks: one logit for each head of q, as in `ring_attention`; they are counted once, after the ranks'
+    partials are merged.
+    return_lse: return (out, lse), where lse is (B, H/P, n) and a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
-    ring: the ranks that compare them, if not those of the cache: all ranks of a grid, as `HelixGrid.attend` does.
+    ring: the ranks that compare their calls, by default those of the cache. `HelixGrid.attend` passes all
+    ranks of its grid.
 
-    Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is called wrongly,
-    AgreementError on all others, and on all ranks if their calls or caches differ. BackendError for a q or sinks that require
-    gradients: nothing is saved for backward.
+    Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is
+    called wrongly, AgreementError on all others, and on all ranks if their calls or caches differ.
+    BackendError for a q or sinks that require gradients, because nothing is saved for backward.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -176,7 +183,10 @@ def decode_heads(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The new tokens of one sequence: `new` rows of q, from `start` on. None stands for those of a ShardedCache."""
+    """The new tokens of one sequence: `new` rows of q from row `start` on.
+
+    `sequence` is None for the tokens of a ShardedCache.
+    """
 
     sequence: int | None
     start: int
@@ -184,7 +194,7 @@ class _Rows:
 
 
 def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[int] | None) -> list[_Rows]:
-    """Return which rows of q are of which sequence. Raises: an error of `decode_heads` if q does not fit them."""
+    """Return the rows of q by sequence. Raises: an error of `decode_heads` if q does not fit."""
     check_sequences(cache, sequences)
     if sequences is None:
         check_query(q, sizes_of(cache), None)
@@ -205,7 +215,7 @@ def _rows(q: Any, cache: Cache, sequences: Sequence[int] | None, new: Sequence[i
 
 
 def _check_heads(q: Tensor, cache: Cache, queries: str, given: int | None, merge: str) -> None:
-    """Raise an error of `decode_heads` for heads that the ranks cannot share, or an unknown way to do it."""
+    """Raise an error of `decode_heads` if the ranks cannot share the heads, or an option is unknown."""
     if queries not in QUERIES:
         raise BackendError(f"queries= one of {', '.join(QUERIES)}", repr(queries))
     if not isinstance(merge, str) or merge not in MERGES:
@@ -227,7 +237,10 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, given: int | None, merge
 
 
 def _check_different(queries: list[Query]) -> None:
-    """Raise ShapeError if all ranks gave the same queries: on every rank, because all have gathered the same ones."""
+    """Raise ShapeError if all ranks gave the same queries.
+
+    All ranks raise the error, because all of them have gathered the same queries.
+    """
     first, *others = queries
     if first.numel() and first.min() < first.max() and all(map(partial(_alike, first), others)):
         raise ShapeError(
@@ -238,7 +251,7 @@ def _check_different(queries: list[Query]) -> None:
 
 
 def _alike(one: Query, other: Query) -> bool:
-    """Return whether the queries are the same but for rounding."""
+    """Return whether the two queries are equal up to rounding."""
     return torch.allclose(one, other, rtol=0.0, atol=1e-2 * one.abs().max().item())
 
 
@@ -251,7 +264,7 @@ def _attend(
     scale: float,
     rules: ScoreRules,
 ) -> Partial:
-    """Return the partial of all rows, each over this rank's keys of its own sequence."""
+    """Return the partial of all rows, where each row attends to this rank's keys of its own sequence."""
     parts = []
     for one in rows:
         part = q.narrow(2, one.start, one.new)

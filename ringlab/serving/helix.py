@@ -1,9 +1,10 @@
 """Helix: attention on a grid of tokens × heads, between layers that are tensor-parallel over the whole grid.
 
-N = token_ranks · head_ranks ranks. Attention with more tensor-parallel ranks than key/value heads would keep the same
-K/V on several ranks; so heads are shared among `head_ranks` only, and the ranks that have the same heads share the tokens
-of the cache. Each of them computes the queries of all these heads; an all-to-all of partials leaves it with H/N heads,
-as the output projection and the feed-forward layer, tensor-parallel over all N ranks, expect.
+The grid has N = token_ranks · head_ranks ranks. If attention had more tensor-parallel ranks than key/value
+heads, several ranks would keep the same K/V. So the heads are shared among only `head_ranks` rows of ranks,
+and the ranks of a row share the tokens of the cache. Each rank computes the queries of all heads of its row.
+An all-to-all of partials then leaves each rank with H/N heads, as the output projection and the feed-forward
+layer expect, which are tensor-parallel over all N ranks.
 Source: arXiv 2507.07120.
 """
 
@@ -23,9 +24,10 @@ from ringlab.types import Query
 
 
 class HelixGrid:
-    """This rank's place in the grid: rank r shares heads with the ranks of its row, r // token_ranks.
+    """This rank's place in the grid; rank r is in row r // token_ranks, whose ranks have the same heads.
 
-    ring: all N ranks. token_ranks: how many ranks share the tokens of the cache. head_ranks: how many share the heads.
+    ring: all N ranks. token_ranks: how many ranks share the tokens of the cache. head_ranks: how many rows
+    share the heads.
     Raises: WorldSizeError unless ring has token_ranks · head_ranks ranks.
 
     >>> import torch
@@ -50,17 +52,17 @@ class HelixGrid:
         self.row = ring.rank // token_ranks
         first = self.row * token_ranks
         self.tokens = Ring(SubGroup(ring.comm, range(first, first + token_ranks)))
-        """The ranks of this row: the ring of the caches that they share."""
+        """The ranks of this row, which is the ring of the caches that they share."""
 
     def attended(self, heads: int) -> slice:
-        """Return with which of `heads` heads this rank attends, query heads or key/value heads: those of its row.
+        """Return the slice of `heads` query or key/value heads with which this rank's row attends.
 
-        Raises: ShapeError unless the rows can share them.
+        Raises: ShapeError unless `heads` is divisible by `head_ranks`.
         """
         return self._share(heads, self.row, self.head_ranks)
 
     def owned(self, heads: int) -> slice:
-        """Return which of `heads` query heads this rank has after attention. Raises: ShapeError unless N divides them."""
+        """Return the slice of `heads` query heads that this rank has after attention. Raises: ShapeError."""
         return self._share(heads, self.ring.rank, self.ring.world_size)
 
     def attend(
@@ -68,10 +70,11 @@ class HelixGrid:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return attention of this rank's `owned` heads, given the queries of all its `attended` heads.
 
-        heads: the number of query heads of the model, which q is checked against: it has those of its row.
-        cache: of this rank's `attended` key/value heads, on the ring `tokens`. args, how: as in `decode_heads`, so `sinks`
-        are those of all its `attended` heads; but all ranks of the grid compare their calls, and all raise if one is wrong.
-        Raises: WorldSizeError for a cache on another ring, or for none; as `decode_heads`.
+        heads: the number of query heads of the model. q must have this row's share of them.
+        cache: the cache of this rank's `attended` key/value heads, on the ring `tokens`.
+        args, how: as in `decode_heads`, so `sinks` has a logit for each of the `attended` heads. All ranks of
+        the grid compare their calls, and all raise if one call is wrong.
+        Raises: WorldSizeError if `cache` is on another ring or is not a cache; the errors of `decode_heads`.
         """
         comm = comm_of(cache)
         if comm is None or members(comm) != members(self.tokens.comm):

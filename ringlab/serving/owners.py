@@ -1,8 +1,8 @@
-"""Partials of all heads on every rank become attention of each rank's own heads: two ways to merge them.
+"""Two ways to merge partials of all heads on every rank into attention of each rank's own heads.
 
-reduce-scatter  all ranks learn all lse; each scales its out to its share of the whole, and a plain sum is right
+reduce-scatter  all ranks receive every lse; each scales its out by its softmax share; outs are summed
                 (vLLM's cp_lse_ag_out_rs)
-all-to-all      out and lse of a head go to its owner, who merges them (vLLM's dcp_a2a_lse_reduce)
+all-to-all      out and lse of a head go to the head's owner, which merges them (vLLM's dcp_a2a_lse_reduce)
 
 lse is a natural logarithm, and −inf on a rank without keys. All sums are in the state dtype.
 """
@@ -21,7 +21,10 @@ from ringlab.merge import Partial, merge
 
 
 def reduce_scatter(comm: Comm, part: Partial) -> Partial:
-    """Return the merge of all ranks' partials for this rank's heads, as a sum: out is scaled by e^(lse − LSE) first."""
+    """Return the merge of all ranks' partials for this rank's heads, as a sum.
+
+    Each rank's out is scaled by e^(lse − LSE) before the sum, where LSE is the logsumexp over the ranks.
+    """
     every_lse = torch.stack(comm.all_gather(part.lse, tag="decode lse"))
     scaled = part.out * shares(every_lse)[comm.rank].unsqueeze(-1)
     out = reduce(torch.add, exchange_heads(comm, scaled, tag="decode out"))
@@ -29,7 +32,10 @@ def reduce_scatter(comm: Comm, part: Partial) -> Partial:
 
 
 def all_to_all(comm: Comm, part: Partial) -> Partial:
-    """Return the merge of all ranks' partials for this rank's heads: out and lse travel together, folded in rank order."""
+    """Return the merge of all ranks' partials for this rank's heads.
+
+    out and lse travel in one message, and the partials are merged in rank order.
+    """
     message = torch.cat([part.out, part.lse.unsqueeze(-1)], dim=-1)
     arrived = exchange_heads(comm, message, tag="decode partials")
     return reduce(merge, (Partial(x[..., :-1], x[..., -1]) for x in arrived))
@@ -42,23 +48,24 @@ MERGES: dict[str, Callable[[Comm, Partial], Partial]] = {
 
 
 def shares(lse: Float[Tensor, "P B H N"]) -> Float[Tensor, "P B H N"]:
-    """Return each rank's share of the softmax, e^(lse − LSE), LSE being the logsumexp over the ranks.
+    """Return each rank's share of the softmax, e^(lse − LSE), where LSE is the logsumexp over the ranks.
 
-    A rank without keys has the share 0. Where no rank has any, all partials are 0, and so is any weighted sum of them.
+    A rank without keys has the share 0. If no rank has keys, all partials are 0, so any shares give the right
+    sum.
     """
     nobody = lse.amax(dim=0) == -torch.inf
-    # Not from LSE itself: a large one is rounded, and the shares would not add up to 1.
+    # The shares are not computed from LSE: a large LSE is rounded, and the shares would not add up to 1.
     return torch.softmax(lse.masked_fill(nobody, 0.0), dim=0)
 
 
 def own_heads(comm: Comm, heads: int) -> slice:
-    """Return which of `heads` heads belong to this rank."""
+    """Return the slice of `heads` heads that belongs to this rank."""
     share = heads // comm.world_size
     return slice(comm.rank * share, (comm.rank + 1) * share)
 
 
 def exchange_heads(comm: Comm, x: Float[Tensor, "B H N D"], tag: str) -> list[Float[Tensor, "B own N D"]]:
-    """Return every rank's part of this rank's heads, in rank order: an all-to-all of P − 1 messages."""
+    """Return every rank's part of this rank's heads, in rank order, by an all-to-all of P − 1 messages."""
     parts = list(x.chunk(comm.world_size, dim=1))
     works = {}
     for distance in range(1, comm.world_size):

@@ -1,8 +1,8 @@
 """A paged K/V cache of sequences of different lengths, each spread over all ranks.
 
-Token t of a sequence is on rank (t // interleave) mod P, whatever its length: vLLM's interleaved context parallelism.
-A rank keeps its tokens of a sequence in pages of `page` tokens, so that a page holds P·page tokens of the sequence
-on all ranks together.
+Token t of a sequence is on rank (t // interleave) mod P, whatever the sequence's length. This is vLLM's
+interleaved context parallelism. A rank keeps its tokens of a sequence in pages of `page` tokens, so the same
+page of all ranks together contains P·page tokens of the sequence.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ringlab.types import KeyValue, Value
 
 @dataclass(frozen=True)
 class PagedShard:
-    """This rank's tokens of one sequence, copied together: k and v (1, K, L, D) and (1, K, L, Dv), and their ascending positions.
+    """This rank's tokens of one sequence, copied out of their pages.
 
-    length: the tokens of the sequence on all ranks.
+    k is (1, K, L, D) and v is (1, K, L, Dv). positions: the ascending positions of the tokens. length: the
+    number of the sequence's tokens on all ranks.
     """
 
     k: Tensor
@@ -37,15 +38,16 @@ class PagedShard:
 
 
 class PagedCache:
-    """K and V of several sequences in pages, each token on one rank. `decode_heads` and `prefill` attend to it.
+    """K and V of several sequences in pages, for `decode_heads` and `prefill`; each token is on one rank.
 
-    All ranks call the same methods in the same order; no method sends anything. Sequences are numbers, which `add` and
-    `fork` return. Gradients do not flow through a cache.
+    All ranks call the same methods in the same order; no method sends anything. Sequences are numbers, which
+    `add` and `fork` return. Gradients do not flow through a cache.
 
-    ring: the ranks. kv_heads, head_dim: those of k and v. value_dim: the head dim of v, if it is another. pages: the number
-    of pages. page: the tokens that each rank keeps in a page. interleave: so many adjacent tokens are on one rank; it
-    divides `page`.
-    Raises: WorldSizeError if `ring` is not a Ring; CacheError for pages that cannot be.
+    ring: the ranks. kv_heads, head_dim: the sizes of k and v. value_dim: the head dim of v, if it differs
+    from that of k.
+    pages: the number of pages. page: the tokens that each rank keeps in a page. interleave: the number of
+    adjacent tokens on one rank, a divisor of `page`.
+    Raises: WorldSizeError if `ring` is not a Ring; CacheError for impossible sizes of pages.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -96,7 +98,7 @@ class PagedCache:
 
     @property
     def free_pages(self) -> int:
-        """Return the number of pages that hold nothing."""
+        """Return the number of pages that are unused."""
         return self.tables.free_pages
 
     @property
@@ -129,29 +131,30 @@ class PagedCache:
         return self.tables.add()
 
     def fork(self, sequence: int, length: int | None = None) -> int:
-        """Return the number of a new sequence that shares the pages of the first `length` tokens, by default of all.
+        """Return the number of a new sequence that shares the pages of the first `length` tokens.
 
-        A shared page that is partly filled is copied when one of its sequences grows.
+        By default it shares all tokens. A shared page that is partly filled is copied when one of its
+        sequences grows.
         Raises: CacheError for an unknown sequence, or for more tokens than it has.
         """
         return self.tables.fork(sequence, length)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence; pages that no other sequence shares are free again. Raises: CacheError for an unknown one."""
+        """Forget a sequence and free its unshared pages. Raises: CacheError if it is unknown."""
         self.tables.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Return the tokens of a sequence, on all ranks. Raises: CacheError for an unknown sequence."""
+        """Return the number of a sequence's tokens on all ranks. Raises: CacheError if it is unknown."""
         self.tables.check([sequence])
         return self.tables.lengths[sequence]
 
     def lengths(self, sequence: int) -> list[int]:
-        """Return the tokens of a sequence on each rank. Raises: CacheError for an unknown sequence."""
+        """Return the number of a sequence's tokens on each rank. Raises: CacheError if it is unknown."""
         whole = self.length(sequence)
         return [self._held(whole, rank) for rank in range(self.ring.world_size)]
 
     def positions(self, sequence: int, rank: int | None = None) -> Int64[np.ndarray, " L"]:
-        """Return the positions of a rank's tokens in the sequence, ascending; of this rank by default.
+        """Return the ascending positions of a rank's tokens in the sequence; `rank` is this rank by default.
 
         Raises: CacheError for an unknown sequence.
         """
@@ -159,15 +162,17 @@ class PagedCache:
         return self._positions(0, self._held(self.length(sequence), rank), rank)
 
     def next_positions(self, sequence: int, tokens: int | Layout) -> Int64[np.ndarray, " n"]:
-        """Return the positions of the next tokens, for RoPE: of all n, or under a layout of those of this rank.
+        """Return the positions of a sequence's next tokens, for RoPE.
 
+        If `tokens` is a number, these are the positions of all next tokens. If it is a layout, they are those
+        of this rank.
         Raises: CacheError for an unknown sequence.
         """
         own = tokens.positions(self.ring.rank) if isinstance(tokens, Layout) else np.arange(tokens)
         return self.length(sequence) + own
 
     def next_layout(self, sequence: int, n: int) -> Layout:
-        """Return the layout of the next `n` tokens of a sequence: each on the rank that will keep it.
+        """Return the layout under which a sequence's next `n` tokens are on the ranks that will keep them.
 
         Raises: CacheError for an unknown sequence.
         """
@@ -191,11 +196,13 @@ class PagedCache:
         sequences: Sequence[int],
         new: Sequence[int] | None = None,
     ) -> None:
-        """Append the next tokens of several sequences, the same on all ranks: those of the first sequence first.
+        """Append the next tokens of several sequences; k and v are equal on all ranks.
 
-        new: the number of tokens of each sequence, 0 or more; 1 by default.
-        Raises: CacheError for unknown sequences or too few free pages; ShapeError for `new` that is not a number for each
-        sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. Then nothing has changed.
+        k and v hold the tokens of all sequences, in the order of `sequences`.
+        new: the number of new tokens of each sequence, 0 or more; 1 by default.
+        Raises: CacheError for unknown sequences or too few free pages; ShapeError if `new` is not one number
+        for each sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. After an error
+        the cache is unchanged.
         """
         self.tables.check(sequences)
         new = token_counts(sequences, new)
@@ -210,9 +217,9 @@ class PagedCache:
             at += n
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
-        """Append the next tokens of a sequence, of which this rank has those that `next_layout` gives it.
+        """Append the next tokens of a sequence, of which each rank passes the shard under `next_layout`.
 
-        Raises: as `append`; LayoutError for another layout.
+        Raises: the errors of `append`; LayoutError for another layout.
         """
         self.check_shards(layout, k, v, sequence)
         slots = self._slots(self.length(sequence), layout.S)
@@ -220,7 +227,7 @@ class PagedCache:
         self._write(sequence, slots, k[0], v[0])
 
     def check_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
-        """Return if `append_shards` accepts these. Raises: as `append_shards`."""
+        """Return None if `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
         if not isinstance(layout, Layout) or layout.ranks != self.next_layout(sequence, layout.S).ranks:
             raise LayoutError(
                 "layout= the one under which each token is on the rank that keeps it",
@@ -231,9 +238,9 @@ class PagedCache:
         self.tables.check_room([sequence], [layout.S])
 
     def shard(self, sequence: int) -> PagedShard:
-        """Return this rank's tokens of a sequence, copied out of their pages. Raises: CacheError for an unknown sequence.
+        """Return this rank's tokens of a sequence, copied out of their pages. Raises: CacheError.
 
-        A kernel made for pages reads them where they are.
+        Kernels for paged caches would read the pages in place.
         """
         length, positions = self.length(sequence), self.positions(sequence)
         used = -(-len(positions) // self.page)
@@ -242,25 +249,25 @@ class PagedCache:
         return PagedShard(k, v, positions, length)
 
     def _extend(self, sequences: Sequence[int], new: Sequence[int]) -> None:
-        """Find pages for new tokens, and copy those that were shared until now."""
+        """Find pages for the new tokens, and copy shared pages that are about to be written to."""
         for source, copy in self.tables.extend(sequences, new):
             for pool in (self._k, self._v):
                 pool[:, copy] = pool[:, source]
 
     @torch.no_grad()
     def _write(self, sequence: int, slots: range, k: Tensor, v: Tensor) -> None:
-        """Write k and v (K, n, D) to these slots of a sequence: slot s is place s mod page of its page s // page."""
+        """Write k and v (K, n, D) to these slots; slot s is place s mod page of page number s // page."""
         where = np.arange(slots.start, slots.stop)
         table = np.array(self.tables.pages[sequence], np.int64)
         pages, places = (torch.from_numpy(x) for x in (table[where // self.page], where % self.page))
         self._k[:, pages, places], self._v[:, pages, places] = k, v
 
     def _slots(self, start: int, n: int) -> range:
-        """Return this rank's slots of the tokens from `start` on, n on all ranks."""
+        """Return this rank's slots of the sequence's `n` tokens from token `start` on."""
         return range(self._held(start, self.ring.rank), self._held(start + n, self.ring.rank))
 
     def _held(self, tokens: int, rank: int) -> int:
-        """Return how many of a sequence's first `tokens` tokens are on `rank`."""
+        """Return the number of tokens among a sequence's first `tokens` tokens that are on `rank`."""
         full, rest = divmod(tokens, self.ring.world_size * self.interleave)
         return full * self.interleave + min(max(rest - rank * self.interleave, 0), self.interleave)
 
@@ -270,7 +277,7 @@ class PagedCache:
         return (turn * self.ring.world_size + rank) * self.interleave + place
 
     def _check_new(self, k: Tensor, v: Tensor, n: int) -> None:
-        """Raise an error of `append` unless k and v are n tokens that fit the pages."""
+        """Raise an error of `append` unless k and v have n tokens and fit the pages."""
         for name, x, pool in (("k", k, self._k), ("v", v, self._v)):
             fit = (1, pool.shape[0], n, pool.shape[-1])
             if not isinstance(x, Tensor) or tuple(x.shape) != fit:

@@ -1,6 +1,8 @@
-"""A chunk of a prompt, and what of it travels around the ring: K and V, or queries and their partials.
+"""A chunk of a prompt, and the two ways to let its tokens attend to all ranks' tokens.
 
-`prefill` checks the chunk and chooses. Source: arXiv 2411.01783, section 3 (pass-KV and pass-Q).
+Either K and V travel around the ring, or queries and their partials do. `prefill` checks the chunk and
+chooses the way.
+Source: arXiv 2411.01783, section 3 (pass-KV and pass-Q).
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from ringlab.tile import Tile
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next tokens of a sequence on this rank, and the cached ones.
+    """The next tokens of a sequence on this rank, and the cached tokens.
 
-    mask: of the whole sequence. call: attention of the chunk to itself, under the mask as the chunk sees it.
+    mask: the mask of the whole sequence. call: the attention of the chunk to itself, under the part of the
+    mask for the chunk.
     """
 
     q: Tensor
@@ -44,7 +47,7 @@ class Chunk:
 
     @property
     def ring(self) -> Ring:
-        """Return the ranks."""
+        """Return the ring of ranks."""
         return self.call.ring
 
     @property
@@ -54,12 +57,12 @@ class Chunk:
 
     @property
     def start(self) -> int:
-        """Return the number of cached tokens, on all ranks: the position of the first new one."""
+        """Return the number of cached tokens on all ranks, which is the position of the first new token."""
         return sum(self.prefix_lengths)
 
     @property
     def fewer_bytes(self) -> str:
-        """Return "kv" or "q", whichever takes fewer bytes in one hop of all ranks."""
+        """Return "kv" or "q", depending on which of them takes fewer bytes in one hop of all ranks."""
         (B, H, _, D), size, n = self.q.shape, self.q.element_size(), self.call.layout.S
         K, Dv = self.v.shape[1], self.v.shape[-1]
         state = state_dtype(self.q.dtype).itemsize
@@ -68,7 +71,7 @@ class Chunk:
         return "q" if of_q < of_kv else "kv"
 
     def prefix_tiles(self, rank: int, origin: int) -> tuple[Tile, ...]:
-        """Return the tiles in which the new tokens of `rank` see the cached ones of `origin`."""
+        """Return the tiles in which the new tokens of `rank` see the cached tokens of `origin`."""
         rows, keys = self.call.layout.length(rank), self.prefix_lengths[origin]
         if not rows or not keys:
             return ()
@@ -86,7 +89,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Keys:
-    """K and V of one rank: of its cached tokens, and of its new ones."""
+    """The K and V of one rank's cached tokens, and those of its new tokens."""
 
     prefix_k: Tensor
     prefix_v: Tensor
@@ -95,7 +98,7 @@ class Keys:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all four, as they travel."""
+        """Return all four tensors in the order of the message."""
         return self.prefix_k, self.prefix_v, self.k, self.v
 
 
@@ -104,14 +107,14 @@ def attend(
 ) -> None:
     """Make the new tokens of `rank` attend to the tokens of `origin`."""
     rules = PLAIN_RULES
-    if call.rules.requirements:  # the only possible requirement here is a soft cap, which needs no positions
+    if call.rules.requirements:  # the only possible requirement is a soft cap, which needs no positions
         rules = call.rules.of_tile(np.empty(0, np.int64), np.empty(0, np.int64))
     steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v, rules)
     steps.attend(call.tiles(origin, rank), keys.k, keys.v, rules)
 
 
 def keys_travel(chunk: Chunk) -> Partial:
-    """Return the partial of this rank's new tokens: all K/V, cached and new, come around the ring."""
+    """Return the partial of this rank's new tokens, where all cached and new K/V come around the ring."""
     ring, steps = chunk.ring, TilewiseForward(chunk.call.block, chunk.q, chunk.call.scale)
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
@@ -130,7 +133,7 @@ def keys_travel(chunk: Chunk) -> Partial:
 
 
 def _like(keys: Keys, chunk: Chunk, origin: int) -> tuple[Tensor, ...]:
-    """Return buffers for K and V of `origin`."""
+    """Return buffers for the K and V of rank `origin`."""
     lengths = chunk.prefix_lengths[origin], chunk.call.layout.length(origin)
     return tuple(
         x.new_empty((*x.shape[:2], length, x.shape[3]))
@@ -139,7 +142,7 @@ def _like(keys: Keys, chunk: Chunk, origin: int) -> tuple[Tensor, ...]:
 
 
 def queries_travel(chunk: Chunk) -> Partial:
-    """Return the partial of this rank's new tokens: queries go around the ring, and their partials return at once."""
+    """Return the partial of this rank's new tokens: queries go around the ring, partials return at once."""
     ring, lengths = chunk.ring, chunk.call.layout.lengths
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
@@ -166,13 +169,13 @@ def queries_travel(chunk: Chunk) -> Partial:
 
 
 def _merge_returned(total: Partial, returning: Work) -> Partial:
-    """Return the merge with the partial that another rank has computed for this rank's queries."""
+    """Return the merge of `total` with the partial that another rank has computed for this rank's queries."""
     [message] = returning.wait()
     return merge(total, Partial(message[..., :-1], message[..., -1]))
 
 
 def _return(chunk: Chunk, part: Partial, origin: int, step: int) -> Work:
-    """Send a partial to the owner of its rows, and receive the one that this rank's queries left `step` ranks on."""
+    """Send a partial to its rows' owner, and receive one from the rank that is `step` ranks ahead."""
     ring = chunk.ring
     message = torch.cat([part.out, part.lse.unsqueeze(-1)], dim=-1)
     into = message.new_empty((*message.shape[:2], chunk.q.shape[2], message.shape[3]))
@@ -183,4 +186,4 @@ def _return(chunk: Chunk, part: Partial, origin: int, step: int) -> Work:
 
 
 TRAVELS: dict[str, Callable[[Chunk], Partial]] = {"kv": keys_travel, "q": queries_travel}
-"""By what travels around the ring."""
+"""The two ways to prefill, by the name of the tensors that travel around the ring."""

@@ -1,7 +1,7 @@
-"""Block tables: which pages hold which tokens of which sequence. Numbers only; `PagedCache` has the tensors.
+"""Block tables: the numbers of the pages that hold each sequence's tokens; `PagedCache` has the tensors.
 
-A page has the same number on all ranks, and a part of its tokens on each. All ranks make the same changes in the same
-order, so that their tables are equal without a message.
+A page has the same number on all ranks, and each rank has a part of its tokens. All ranks make the same
+changes in the same order, so their tables are equal without a message.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ringlab.errors import CacheError, ShapeError
 
 
 def token_counts(sequences: Sequence[Any], new: Any) -> list[int]:
-    """Return the number of new tokens of each sequence, `new`, or 1 of each by default.
+    """Return `new`, the number of new tokens of each sequence, as a list; by default 1 for each sequence.
 
-    Raises: ShapeError unless there is a whole number from 0 on for each sequence.
+    Raises: ShapeError unless `new` has a whole number of at least 0 for each sequence.
 
     >>> token_counts([4, 7], None), token_counts([4, 7], (3, 0))
     ([1, 1], [3, 0])
@@ -36,9 +36,9 @@ def _is_count(n: Any) -> bool:
 
 
 class BlockTables:
-    """The pages of several sequences. A page that several of them share is copied before one of them writes to it.
+    """The pages of several sequences. A shared page is copied before one of its sequences writes to it.
 
-    pages: the number of pages. span: the tokens that a page holds, on all ranks together.
+    pages: the number of pages. span: the number of tokens in a page, on all ranks together.
 
     >>> tables = BlockTables(pages=8, span=4)
     >>> first = tables.add()
@@ -54,17 +54,17 @@ class BlockTables:
     def __init__(self, pages: int, span: int) -> None:
         self.span = span
         self.lengths: dict[int, int] = {}
-        """The tokens of each sequence."""
+        """The number of tokens of each sequence."""
         self.pages: dict[int, list[int]] = {}
         """The pages of each sequence, in the order of its tokens."""
         self.references = [0] * pages
-        """In how many sequences each page is."""
+        """The number of sequences that use each page."""
         self._free = list(range(pages))
         self._named = 0
 
     @property
     def free_pages(self) -> int:
-        """Return the number of pages that hold nothing."""
+        """Return the number of pages that are unused."""
         return len(self._free)
 
     def add(self) -> int:
@@ -92,17 +92,17 @@ class BlockTables:
         return new
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence; pages that no other sequence shares are free again. Raises: CacheError for an unknown one."""
+        """Forget a sequence and free its unshared pages. Raises: CacheError if it is unknown."""
         self.check([sequence])
         for page in self.pages.pop(sequence):
             self._release(page)
         del self.lengths[sequence]
 
     def extend(self, sequences: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
-        """Return which pages are to be copied, as (from, to), before so many `new` tokens are written to each sequence.
+        """Allocate pages for `new` tokens of each sequence; return the pages to copy first, as (from, to).
 
-        Raises: CacheError for unknown or repeated sequences, or too few free pages; ShapeError for `new` that are not their
-        numbers of tokens. Then nothing has changed.
+        Raises: CacheError for unknown or repeated sequences, or too few free pages; ShapeError if `new` is
+        not one number for each sequence. After an error the tables are unchanged.
         """
         self.check_room(sequences, new)
         copies = []
@@ -120,7 +120,7 @@ class BlockTables:
         return copies
 
     def check(self, sequences: Sequence[int]) -> None:
-        """Return if all these sequences are here. Raises: CacheError if one is not, or is named twice."""
+        """Return None if all these sequences exist. Raises: CacheError if one is unknown or named twice."""
         known = isinstance(sequences, Collection) and all(
             isinstance(sequence, Hashable) and sequence in self.lengths for sequence in sequences
         )
@@ -132,14 +132,14 @@ class BlockTables:
             )
 
     def check_room(self, sequences: Sequence[int], new: Sequence[int]) -> None:
-        """Return if there are pages for so many `new` tokens of each sequence. Raises: as `extend`."""
+        """Return None if `new` tokens of each sequence fit. Raises: the errors of `extend`."""
         self.check(sequences)
         needed, writers = 0, Counter[int]()
         for sequence, tokens in zip(sequences, token_counts(sequences, new), strict=True):
             needed += self._pages_of(self.lengths[sequence] + tokens) - len(self.pages[sequence])
             if tokens and self._writes_to_shared(sequence):
                 writers[self.pages[sequence][-1]] += 1
-        # The last of all sequences that share a page need not copy it.
+        # The last one of the sequences that share a page need not copy it.
         needed += sum(min(count, self.references[page] - 1) for page, count in writers.items())
         if needed > self.free_pages:
             raise CacheError(
@@ -149,7 +149,7 @@ class BlockTables:
             )
 
     def _writes_to_shared(self, sequence: int) -> bool:
-        """Return whether the next token goes to a page that another sequence has, too."""
+        """Return whether the sequence's next token goes to a page that another sequence shares."""
         partly = self.lengths[sequence] % self.span > 0
         return partly and self.references[self.pages[sequence][-1]] > 1
 

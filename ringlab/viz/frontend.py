@@ -1,4 +1,4 @@
-"""Widgets, shown only if a person is there to use them; otherwise their static form is shown."""
+"""Widgets that are shown if a person can use them, and their static form that is shown otherwise."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from ringlab.errors import require_package
 
 VARIABLE = "RINGLAB_STATIC"
-"""Set to 1 where notebooks are executed without a person: the builder and the tests do."""
+"""Set to 1 where notebooks are executed without a person, as the builder and the tests do."""
 FRAMES = "application/vnd.ringlab.frames+json"
-"""The type of a player's recorded pictures. Notebook readers show the text or the image beside them; the site plays them."""
+"""The type of a player's recorded pictures. Notebook readers show the text or image beside them; the website
+plays them."""
 
 
 def in_notebook() -> bool:
@@ -26,7 +27,7 @@ def in_notebook() -> bool:
 
 
 def is_live() -> bool:
-    """Return whether a person sees this notebook, so that widgets make sense."""
+    """Return whether a person sees this notebook, so that widgets are useful."""
     return in_notebook() and os.environ.get(VARIABLE, "0") != "1"
 
 
@@ -39,7 +40,7 @@ def import_widgets() -> Any:
 
 
 def show_player(player: Callable[[], Any], instead: Callable[[], object]) -> None:
-    """Display the widget that `player` makes if a person is there to use it; else call `instead`."""
+    """Display the widget that `player` makes if a person is there to use it; otherwise call `instead`."""
     if not is_live():
         instead()
         return
@@ -51,7 +52,7 @@ def show_player(player: Callable[[], Any], instead: Callable[[], object]) -> Non
 def play_steps(
     pictures: Callable[[], Sequence[str]], step: str, instead: Mapping[str, str], names: Sequence[object] = ()
 ) -> None:
-    """Show pictures in HTML as a `step_player` if a person is there to use it; else record them, as `record_frames` does."""
+    """Show HTML pictures as a `step_player` if a person is there to use it; else call `record_frames`."""
     show_player(
         lambda: step_player(pictures(), step, readout=not names),
         lambda: record_frames(pictures(), step, instead, names),
@@ -61,9 +62,10 @@ def play_steps(
 def record_frames(
     pictures: Sequence[str], step: str, instead: Mapping[str, str], names: Sequence[object] = ()
 ) -> None:
-    """Record pictures in HTML in the output of this cell. Readers that cannot play them show `instead`, by its type.
+    """Record HTML pictures in the output of this cell.
 
-    step: the name of the slider. names: its values, one a picture; 0, 1, … if empty.
+    Readers that cannot play the pictures show `instead`, which holds display data by type.
+    step: the name of the slider. names: the slider's values, one for each picture; 0, 1, … if empty.
     """
     from IPython.display import display
 
@@ -77,7 +79,7 @@ def record_frames(
 
 
 def step_player(pictures: Sequence[str], step: str, *, readout: bool = True) -> Any:
-    """Return a widget that goes through pictures in HTML: Play, a slider called `step` (arrow keys move it), a picture."""
+    """Return a widget that steps through HTML pictures, with a Play button and a slider called `step`."""
     ipywidgets = import_widgets()
 
     last = len(pictures) - 1

@@ -1,7 +1,7 @@
-"""A Gantt chart of any trace: when each rank computes and waits, and which messages are under way.
+"""A Gantt chart of any trace: when each rank computes and waits, and when each message is under way.
 
-The trace may come from the virtual cluster (virtual seconds), from real processes (measured seconds) or from the
-simulator. Only events of the trace are drawn; see `ringlab.viz.gantt_chart` for the bars.
+The trace may come from the virtual cluster (virtual seconds), from real processes (measured seconds) or from
+the simulator. Only events of the trace are drawn; see `ringlab.viz.gantt_chart` for the bars.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALE = "#faecc8"
-"""ORANGE, made pale: a message that does not move."""
-LOOKS: dict[str, dict[str, Any]] = {  # in the order in which they are drawn
+"""The colour ORANGE made pale, for a message that does not move."""
+LOOKS: dict[str, dict[str, Any]] = {  # in the order of drawing
     "wait": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"},
     "forward": {"facecolor": SKY, "edgecolor": PAPER},
     "backward": {"facecolor": BLUE, "edgecolor": PAPER},
@@ -58,11 +58,11 @@ WORDS = {
     "control": "ranks agree on the call",
 }
 END: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (4, 2))}
-"""The line where a run ends."""
+"""The style of the line at the end of a run."""
 TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
-"""The colour of a bar's text where it is not ink."""
+"""The colour of a bar's text if it is not INK."""
 MOST_RANKS, MOST_ROWS = 16, 32
-"""Rows that one chart shows, and rows that a comparison shows in all; beyond, some ranks are left out."""
+"""The most rows of one chart, and the most rows of a comparison; with more ranks, some are left out."""
 COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
 """(top, height) of the bars of computation, and of the lane of messages, in a row of height 1."""
 
@@ -72,8 +72,9 @@ def figure(
 ) -> Figure:
     """Return the Gantt chart of `trace`, with a row for each rank; the time axis ends at `until` seconds.
 
-    Of more than 16 ranks, 16 are shown, evenly spread; `ranks` selects others.
-    Raises: CommError for a trace without events, an `until` that is not above 0, or ranks that are not in the trace.
+    If there are more than 16 ranks, 16 evenly spread ones are shown; `ranks` selects others.
+    Raises: CommError for a trace without events, an `until` that is not above 0, or ranks that are not in the
+    trace.
     """
     return compare([trace], [title or "Timeline"], until, ranks)
 
@@ -86,7 +87,7 @@ def compare(
 ) -> Figure:
     """Return the charts of several traces, one below the other, on one time axis.
 
-    Raises: CommError as `figure` does, and unless there are as many names as traces.
+    Raises: CommError as `figure` does, and if the numbers of names and traces differ.
     """
     charts = _charts(traces, names)
     if until is not None and not until > 0:
@@ -113,9 +114,9 @@ def compare(
 
 
 def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> None:
-    """Draw one chart up to `end` seconds: computation and waiting above, messages in the lane below.
+    """Draw one chart up to `end` seconds, with computation and waiting above, and messages in the lane below.
 
-    Shares of the whole run stand there only if the whole run is shown.
+    The share of time that ranks compute is written only if the whole run is shown.
     """
     scale, unit = time_unit(end)
     for place, rank in enumerate(ranks):
@@ -140,7 +141,7 @@ def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> N
 
 
 def describe(trace: Trace, name: str = "Timeline") -> str:
-    """Return the chart in words, its alternative text. Raises: CommError for a trace without events."""
+    """Return the chart in words, as its alternative text. Raises: CommError for a trace without events."""
     one = chart(trace)
     scale, unit = time_unit(one.makespan)
     ranks = "; ".join(
@@ -154,16 +155,16 @@ def describe(trace: Trace, name: str = "Timeline") -> str:
 
 
 def describe_all(traces: Iterable[Trace], names: Iterable[str]) -> str:
-    """Return several charts in words: the alternative text of `compare`."""
+    """Return several charts in words, as the alternative text of `compare`."""
     return " ".join(describe(trace, name) for trace, name in zip(traces, names, strict=True))
 
 
 @contextmanager
 def live(title: str, until: float | None = None) -> Iterator[Callable[[Trace], None]]:
-    """Yield a function that draws a trace in one place, again and again, for `launch(…, watch=…)` to call.
+    """Yield a function that draws a trace in one place again and again; pass it to `launch(…, watch=…)`.
 
-    until: the least number of seconds on the axis while the chart grows. At the end the whole chart is shown with its
-    words, even if the run failed. Without a person to watch, only that final chart is shown.
+    until: the least length of the time axis in seconds while the chart grows. At the end the whole chart is
+    shown with its text, even if the run failed. If no person watches, only that final chart is shown.
 
     Raises: MissingExtraError if IPython is not installed.
     """
@@ -197,7 +198,7 @@ def _drawable(trace: Trace) -> bool:
 
 
 def player(traces: Mapping[str, Trace]) -> Any:
-    """Return a widget: buttons choose the trace, a slider (arrow keys) how much of the time is shown."""
+    """Return a widget in which buttons choose the trace and a slider chooses how much time is shown."""
     ipywidgets = import_widgets()
 
     longest = max(chart(trace).makespan for trace in traces.values())
@@ -220,7 +221,7 @@ def player(traces: Mapping[str, Trace]) -> Any:
 
 
 def play(traces: Mapping[str, Trace]) -> None:
-    """Show the player if a person is there to use it, else all charts on one time axis."""
+    """Show the player if a person is there to use it; otherwise show all charts on one time axis."""
     show_player(
         lambda: player(traces),
         lambda: show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces)),
@@ -234,7 +235,7 @@ def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:
 
 
 def _chosen(world_size: int, ranks: Sequence[int] | None, most: int) -> list[int]:
-    """Return the ranks to show: the given ones, or all, or `most` of them from the first to the last."""
+    """Return the ranks to show: `ranks` if given, else all ranks, but at most `most` evenly spread ones."""
     if ranks is None:
         if world_size <= most:
             return list(range(world_size))
@@ -269,7 +270,7 @@ def _draw_rank(ax: Axes, one: Chart, rank: int, place: int, scale: float, end: f
 
 
 def _write(ax: Axes, bar: Bar, place: int, scale: float, end: float) -> None:
-    """Write a computation's short label where it fits."""
+    """Write a computation's short label into its bar if it fits."""
     stop = min(bar.end, end)
     if bar.kind not in (*COMPUTATIONS, "done") or not _fits(bar.short, (stop - bar.start) / end):
         return

@@ -1,4 +1,4 @@
-"""The bars of a Gantt chart, computed from a trace; times are in seconds from the trace's first event."""
+"""The bars of a Gantt chart, computed from a trace; times are seconds since the trace's first event."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ringlab.errors import CommError
 
 Kind = Literal["forward", "backward", "other", "wait", "transit", "still", "message", "control", "done"]
 MESSAGES = ("transit", "still", "message", "control")
-"""Kinds of the lane below: a message on its way, one that is posted and does not move, one of which no more is known."""
+"""Kinds of bars in the lane of messages: "transit" is a message on its way; "still" is a posted message that
+does not move; "message" is one about which no more is known; "control" is a control message."""
 COMPUTATIONS = ("forward", "backward", "other")
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One stretch of time on one rank; messages that overlap stand in different lanes."""
+    """One stretch of time on one rank; messages that overlap are in different lanes."""
 
     rank: int
     start: float
@@ -38,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """All bars of a run and its makespan: from the first event to the last, seconds."""
+    """All bars of a run, and its makespan in seconds from the first event to the last."""
 
     world_size: int
     makespan: float
@@ -54,7 +55,7 @@ class Chart:
 
     @property
     def busy_fraction(self) -> float:
-        """Return the share of makespan × ranks that is computation."""
+        """Return the share of makespan × ranks in which ranks compute."""
         whole = self.makespan * self.world_size
         return sum(self.busy(rank) for rank in range(self.world_size)) / whole if whole else 0.0
 
@@ -62,9 +63,10 @@ class Chart:
 def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
-    An exchange is in `transit` while a message of it is on its way. It is `still` before that, until both ends of a
-    message are posted, between its two messages, and after them, until the rank waits for it. A real clock does not
-    know these times: there one bar of the kind `message` reaches from posting to completion. Waiting is the exposed part.
+    An exchange is in `transit` while one of its messages is on its way. It is `still` before that, until both
+    ends of a message are posted; between its two messages; and after them, until the rank waits for it. A
+    real clock does not record these times, so one bar of the kind `message` reaches from posting to
+    completion. A bar of the kind `wait` covers the exposed time.
     Raises: CommError for a trace without a computation or exchange.
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
@@ -81,7 +83,7 @@ def chart(trace: Trace) -> Chart:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the best unit for printing so many seconds, as (its seconds, its sign).
+    """Return the best unit for printing `seconds`, as (seconds in one unit, symbol of the unit).
 
     >>> time_unit(0.00047)
     (1e-06, 'µs')
@@ -92,7 +94,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def in_unit(seconds: float, scale: float) -> str:
-    """Return seconds in units of `scale` with three significant digits.
+    """Return `seconds` as a multiple of `scale` with three significant digits.
 
     >>> in_unit(0.00047, 1e-6)
     '470'
@@ -116,7 +118,7 @@ def _wait(event: Exchange, start: float) -> list[Bar]:
 
 
 def _laned(exchanges: list[Exchange], start: float) -> list[Bar]:
-    """Return the messages of one rank, those of each exchange in the first lane that is free when it is posted."""
+    """Return the bars of one rank's messages; each exchange takes the first lane that is free."""
     free: list[float] = []
     placed = []
     for event in sorted(exchanges, key=lambda event: (event.posted, event.done)):

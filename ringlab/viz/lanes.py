@@ -13,7 +13,7 @@ Lane = Literal["compute", "copy"]
 Interval = tuple[float, float]
 MARK = "ringlab: all ranks are here"
 ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
-"""Categories of events on a GPU; in such a trace, events on the CPU are launches and waits."""
+"""Categories of events on a GPU. In a trace that has them, events on the CPU are only launches and waits."""
 COPIES = ("nccl", "memcpy ptop", "gloo:")
 
 
@@ -45,8 +45,9 @@ class Overlap:
 def read(document: Mapping[str, Any], rank: int) -> list[Span]:
     """Return the lanes of one rank's Chrome trace, as `export_chrome_trace` writes it, by lane and time.
 
-    Seconds count from the mark that `profiled` leaves, or from the first span if there is no mark. Spans inside another
-    span of their lane are left out. Raises: CommError unless the document is such a trace.
+    Seconds count from the mark that `profiled` leaves, or from the first span if there is no mark. A span
+    inside another span of the same lane is left out.
+    Raises: CommError unless the document is such a trace.
     """
     events = document.get("traceEvents") if isinstance(document, Mapping) else None
     if not isinstance(events, list):
@@ -59,7 +60,8 @@ def read(document: Mapping[str, Any], rank: int) -> list[Span]:
     origin = min((float(e["ts"]) for _, e in kept), default=0.0) if begin is None else begin
     spans = []
     for to, event in kept:
-        # The origin goes first: a clock that counts microseconds since years has no digits left for the sum.
+        # Subtract the origin first. Timestamps in microseconds since 1970 have too few digits left for the
+        # sum.
         start = float(event["ts"]) - origin
         end = start + float(event["dur"])
         spans.append(Span(rank, to, str(event["name"]), start / 1e6, end / 1e6))
@@ -73,10 +75,11 @@ def of_trace(trace: Trace) -> list[Span]:
 
 
 def lane_of(category: str, name: str, gpu: bool) -> Lane | None:
-    """Return the lane of an event of torch.profiler, or None if it belongs to neither; `gpu`: the trace has GPU events.
+    """Return the lane of a torch.profiler event, or None; `gpu`: whether the trace has GPU events.
 
-    On a GPU the lanes hold kernels and copies. On a CPU they hold operators and gloo's messages, each from its posting
-    to the return of its `wait`. Frames that contain others (autograd functions, those of c10d) belong to neither.
+    On a GPU the lanes contain kernels and copies. On a CPU they contain operators and gloo's messages, each
+    from its posting to the return of its `wait`. Frames that contain other frames (autograd functions, c10d)
+    belong to no lane.
     """
     copies = name.lower().startswith(COPIES) or "nccl" in name.lower()
     if gpu:
@@ -87,7 +90,7 @@ def lane_of(category: str, name: str, gpu: bool) -> Lane | None:
 
 
 def outermost(spans: Iterable[Span], lane: Lane) -> list[Span]:
-    """Return the spans of a lane that are not inside another one of it, by time."""
+    """Return the spans of a lane that are not inside another span of that lane, sorted by time."""
     found: list[Span] = []
     for span in sorted((s for s in spans if s.lane == lane), key=lambda s: (s.start, -s.end)):
         if not found or span.end > found[-1].end:
@@ -111,7 +114,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that `others` do not cover, in order."""
+    """Return the parts of `intervals` that `others` do not cover, in ascending order."""
     found = []
     taken = union(others)
     for start, end in union(intervals):

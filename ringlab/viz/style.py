@@ -1,6 +1,6 @@
-"""The style of every figure of the course, and its display in a notebook, with a text for readers who cannot see it.
+"""The style of the course's figures, and their display with a text for readers who cannot see them.
 
-Inside a widget, a figure is an <img> that carries its words and shows them below it too.
+Inside a widget, a figure is an <img> element; its text is the alternative text, and is also shown below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 INK, QUIET, RULE, PAPER = "#1F2933", "#52606D", "#CBD2D9", "#FFFFFF"
-"""Text and lines; secondary text; rules and grids; background."""
+"""The colours of text and lines, secondary text, rules and grids, and the background."""
 ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
     "#E69F00",
     "#56B4E9",
@@ -33,9 +33,10 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
     "#BBBBBB",
 )
 PALETTE = (ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY)
-"""Okabe and Ito's colours, distinguishable with every common kind of colour blindness. Rank r takes r mod 8."""
+"""Okabe and Ito's colours, which are distinguishable with all common kinds of colour blindness. Rank r has
+colour r mod 8."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
-"""A second sign beside colour, for print and for readers who see no colour."""
+"""A second distinction beside colour, for print and for readers who see no colours."""
 WIDE, SQUARE, TALL = (8.0, 3.6), (5.4, 5.2), (8.0, 6.0)
 """Sizes in inches."""
 DPI = 110
@@ -45,7 +46,7 @@ RC: dict[str, Any] = {
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that figures are alike everywhere
+    "font.sans-serif": ["DejaVu Sans"],  # included in matplotlib, so that figures look the same everywhere
     "font.size": 10.5,
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -68,13 +69,13 @@ RC: dict[str, Any] = {
 
 
 def rank_colour(rank: int) -> str:
-    """Return the colour of a rank, the same in every lesson."""
+    """Return the colour of a rank, which is the same in every lesson."""
     return PALETTE[rank % len(PALETTE)]
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the course's style inside this block; matplotlib's own settings return after it.
+    """Draw in the course's style inside this block; matplotlib's own settings are restored after it.
 
     Raises: MissingExtraError if matplotlib is not installed.
     """
@@ -88,14 +89,14 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(size: tuple[float, float] = WIDE) -> Figure:
-    """Return an empty figure that belongs to no window and no pyplot state; use inside `styled()`."""
+    """Return an empty figure that belongs to no window and no pyplot state. Call it inside `styled()`."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")
 
 
 def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG without metadata of software and time."""
+    """Return the figure as a PNG without metadata about software and time."""
     buffer = io.BytesIO()
     with styled():
         figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
@@ -103,7 +104,7 @@ def png(figure: Figure) -> bytes:
 
 
 def image(figure: Figure, alt: str) -> dict[str, str]:
-    """Return the display data of a figure: an HTML element, since JupyterLab drops the alt text of an image output."""
+    """Return the figure's display data as HTML, because JupyterLab drops the alt text of an image."""
     data = base64.b64encode(png(figure)).decode()
     element = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
     return {"text/html": element, "text/plain": alt}
@@ -112,8 +113,9 @@ def image(figure: Figure, alt: str) -> dict[str, str]:
 def show(figure: Figure, alt: str) -> None:
     """Display the figure as an image, with `alt` as its text for screen readers and plain terminals.
 
-    Raises: ValueError if `alt` is empty: say what the figure shows, not that it is a figure; MissingExtraError if
-    IPython is not installed.
+    `alt` says what the figure shows, not that it is a figure.
+
+    Raises: ValueError if `alt` is empty; MissingExtraError if IPython is not installed.
     """
     require_package("IPython", "lab", "figures in a notebook")
     from IPython.display import display
@@ -127,14 +129,15 @@ def show(figure: Figure, alt: str) -> None:
 
 
 def still_image(figure: Figure, alt: str) -> dict[str, str]:
-    """Return the display data of a figure for a notebook that is read without running it."""
+    """Return the figure's display data as an image, for a notebook that is read without running it."""
     return {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}
 
 
 def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
-    """Return the figure as an HTML image; `words` is its alternative text, and their first sentence its caption.
+    """Return the figure as an HTML image with a caption.
 
-    It shrinks to the available width; `widest` is the CSS width that it never exceeds.
+    `words` is the alternative text, and its first sentence is the caption. The image shrinks to the available
+    width; `widest` is the largest CSS width that it has.
     """
     data, caption = base64.b64encode(png(figure)).decode("ascii"), _SENTENCE.split(words, maxsplit=1)[0]
     image = (
@@ -145,4 +148,4 @@ def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")
-"""The end of a sentence; an abbreviation goes on with a small letter."""
+"""The end of a sentence; a lower-case letter after the period means that it ends an abbreviation."""

@@ -1,4 +1,4 @@
-"""The loss curve of one training, with its learning rate below."""
+"""The loss curve of one training, with its learning rate below it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def figure(losses: Sequence[float], rates: Sequence[float], title: str) -> Figure:
-    """Return the loss of every step, its running mean, and the steps' learning rates.
-
-    Raises: MissingExtraError if matplotlib is not installed.
-    """
+    """Return a figure of the loss of every step, its running mean, and the learning rates."""
     numbers = range(1, len(losses) + 1)
     with styled():
         drawing = new_figure((7.2, 4.6))

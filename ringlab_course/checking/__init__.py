@@ -1,1 +1,1 @@
-"""Contracts of exercises, and everything that several of them need to check an answer."""
+"""The contracts of exercises, and the functions that several exercises share to check an answer."""

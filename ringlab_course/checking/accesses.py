@@ -17,8 +17,8 @@ from ringlab.blocks.triton.interpreter import repair
 from ringlab.errors import BackendError
 
 _MARK = "_ringlab_records"
-_ARGUMENT = "ringlab argument"  # the key under which a pointer remembers where it came from
-# The functions that make a pointer from a pointer, in the interpreter of every known version of Triton.
+_ARGUMENT = "ringlab argument"  # the key under which a pointer keeps the argument that it points into
+# The functions in the interpreter that derive one pointer from another, in every known version of Triton.
 _POINTER_STEPS = (
     "addptr",
     "splat",
@@ -36,9 +36,9 @@ _POINTER_STEPS = (
 class Access:
     """One load or store of one program.
 
-    offsets: distance in elements from the argument's first element, in block order; masked elements are left out.
-    shape: the block's shape, (1,) for a single number. masked: how many elements are masked. An atomic operation is a load
-    and a store.
+    offsets: distance in elements from the argument's first element, in block order; masked elements are left
+    out. shape: the shape of the block; (1,) for a single number. masked: how many elements are masked. An
+    atomic operation is recorded as a load and a store.
     """
 
     program: tuple[int, int, int]
@@ -51,7 +51,7 @@ class Access:
 
 @dataclass
 class _Argument:
-    """A tensor argument of a launch: its name, and where its memory begins and ends, in bytes."""
+    """A tensor argument of a launch: its name, its first element's address, and the bounds of its memory."""
 
     name: str
     first: int
@@ -62,13 +62,13 @@ class _Argument:
 @dataclass
 class _Recording:
     accesses: list[Access] = field(default_factory=list)
-    arguments: dict[int, _Argument] = field(default_factory=dict)  # by the id of the host's tensor
+    arguments: dict[int, _Argument] = field(default_factory=dict)  # keyed by the id of the host's tensor
 
     def expect(self, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Register the tensors of the launch that begins."""
+        """Register the tensor arguments of the launch that is about to start."""
         self.arguments.clear()
         for name, arg in [*zip(names, args, strict=False), *kwargs.items()]:
-            tensor = getattr(arg, "base", arg)  # a tensor descriptor has one
+            tensor = getattr(arg, "base", arg)  # a tensor descriptor keeps its tensor in `base`
             if hasattr(tensor, "untyped_storage"):
                 memory = tensor.untyped_storage()
                 begin = memory.data_ptr()
@@ -79,7 +79,8 @@ class _Recording:
     def note(self, program: tuple[int, int, int], kind: Any, pointers: Any, mask: Any) -> None:
         """Record one access.
 
-        Raises: BackendError for an access outside the argument's memory, before anything is read or written there.
+        Raises: BackendError if the access is outside the argument's memory. Nothing has been read or written
+        then.
         """
         width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         wanted = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape)
@@ -105,8 +106,8 @@ _recording: ContextVar[_Recording | None] = ContextVar("recording", default=None
 def record_accesses() -> Iterator[list[Access]]:
     """Return a context whose value lists the loads and stores of every kernel launched inside, in order.
 
-    Only launches of the same thread are recorded. A load or store outside its argument's memory raises BackendError
-    here; the interpreter alone would access whatever is there.
+    Only launches from the calling thread are recorded. A load or store outside its argument's memory raises
+    BackendError, where the interpreter alone would read or write foreign memory.
     Raises: BackendError if kernels do not run in the interpreter.
     """
     if not repair():
@@ -129,7 +130,7 @@ def record_accesses() -> Iterator[list[Access]]:
 
 
 def _listen(interpreter: ModuleType) -> None:
-    """Make the interpreter report accesses to the thread's recording, if there is one."""
+    """Make the interpreter report every access to the current thread's recording, if there is one."""
     builder = interpreter.InterpreterBuilder
     _before(interpreter.GridExecutor, "__call__", _on_launch)
     _after(interpreter, "_implicit_cvt", _on_argument)

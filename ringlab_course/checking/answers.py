@@ -1,4 +1,4 @@
-"""Reading a learner's answer: is it the right kind of thing, is it right, and if not, which mistake is it?"""
+"""Read a learner's answer: check its type, compare its values, and name the mistake behind wrong values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def expect_array(
 ) -> np.ndarray:
     """Return `answer` as a NumPy array (bfloat16 as float32).
 
-    Raises: Failure when it is None, no array, or of another shape or dtype.
+    Raises: Failure if `answer` is None, is not an array, or has another shape or dtype than expected.
     """
     if answer is None:
         raise Failure(f"{name} is None: is the `return` missing?")
@@ -42,7 +42,7 @@ def expect_array(
 
 
 def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result") -> tuple[Any, ...]:
-    """Return `answer` as a tuple of `len(names)` parts. Raises: Failure when it is something else."""
+    """Return `answer` as a tuple of `len(names)` parts. Raises: Failure if it has no such parts."""
     wanted = f"a tuple ({', '.join(names)})"
     if answer is None:
         raise Failure(f"{name} is None, should be {wanted}: is the `return` missing?")
@@ -55,7 +55,7 @@ def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result")
 
 
 def expect_arrays(answer: Any, like: Sequence[Any], names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Return `answer` as arrays of the shapes of `like`. Raises: Failure, as `expect_tuple` and `expect_array`."""
+    """Return `answer` as arrays of the shapes of `like`. Raises: Failure if the answer is no such tuple."""
     parts = expect_tuple(answer, names)
     return tuple(
         expect_array(part, each.shape, name=name) for part, each, name in zip(parts, like, names, strict=True)
@@ -63,17 +63,17 @@ def expect_arrays(answer: Any, like: Sequence[Any], names: Sequence[str]) -> tup
 
 
 def has_nan(*parts: Any) -> bool:
-    """Return whether an array among `parts` holds NaN; what is no array is left to `compare_with`."""
+    """Return whether an array among `parts` holds NaN. Other parts are left to `compare_with`."""
     return any(np.isnan(array).any() for array in _floats(parts))
 
 
 def is_finite(*parts: Any) -> bool:
-    """Return whether no array among `parts` holds NaN or an infinity."""
+    """Return whether the arrays among `parts` hold only finite numbers."""
     return all(np.isfinite(array).all() for array in _floats(parts))
 
 
 def relative_error(got: Any, expected: Any) -> float:
-    """Return max |got − expected| over max |expected|, over all parts; inf where NaN or inf differ."""
+    """Return the largest max |got − expected| / max |expected| of the parts; inf if a NaN or inf differs."""
     left, right = named_arrays(got), named_arrays(expected)
     if len(left) != len(right):
         return float("inf")
@@ -81,7 +81,7 @@ def relative_error(got: Any, expected: Any) -> float:
 
 
 def is_close(got: Any, expected: Any, bound: Bound) -> bool:
-    """Return whether each part of `got` is that of `expected` up to its relative error `bound`."""
+    """Return whether the relative error of each part of `got` is at most `bound`."""
     left, right = named_arrays(got), named_arrays(expected)
     limits = _of_parts(bound, right).values()
     triples = zip(left.values(), right.values(), limits, strict=False)
@@ -91,8 +91,9 @@ def is_close(got: Any, expected: Any, bound: Bound) -> bool:
 def bound_from(plain: Any, truth: Any) -> float:
     """Return the tolerance for an answer: twice the error of the plainest implementation.
 
-    `plain` is that implementation's result in the learner's dtype, `truth` the float64 oracle's.
-    Never below four roundings of the dtype, as the plain result may be right by luck.
+    `plain` is the result of that implementation in the learner's dtype, and `truth` is the result of the
+    float64 oracle. The tolerance is never below four roundings of the dtype, because the plain result may be
+    exact by luck.
     """
     eps = max(_epsilon(a) for a in named_arrays(plain, widen=False).values())
     return max(2 * relative_error(plain, truth), 4 * eps)
@@ -109,14 +110,15 @@ def compare_with(
     names: Sequence[str] = (),
     case: str = "",
 ) -> None:
-    """Return None when `answer` equals `truth` up to the relative error `bound`, one for all parts or one for each.
+    """Return None if `answer` equals `truth` up to the relative error `bound`.
 
-    Both are an array or a tuple of arrays; `names` calls the parts by name. When they differ, the
-    `misconceptions` are tried on `inputs` and `keywords`: the first whose imitation gives the
-    learner's answer explains it. `case` describes the input in the counterexample; so go through
-    cases from the smallest to the largest, that the first failure is the smallest.
+    `bound` is one number for all parts, or one for each part. `answer` and `truth` are arrays or tuples of
+    arrays, and `names` names their parts. If they differ, each of the `misconceptions` is tried on `inputs`
+    and `keywords`. The first one whose imitation gives the learner's answer explains the failure. `case`
+    describes the input in the counterexample. Compare small cases before large ones, so that the reported
+    failure is the smallest.
 
-    Raises: Failure, with the misconception's name and message where one fits.
+    Raises: Failure. If a misconception explains the answer, the Failure carries its name and message.
     """
     got, expected = _aligned(answer, truth, names)
     bounds = _of_parts(bound, expected)
@@ -139,7 +141,7 @@ def explains(
     inputs: Sequence[Any],
     keywords: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Return whether the imitation gives this answer, and gives another one than the truth."""
+    """Return whether the misconception's imitation gives this answer and not the truth."""
     if misconception.imitate is None:
         return False
     with np.errstate(all="ignore"):
@@ -151,7 +153,7 @@ def explains(
 
 
 def resembles(got: Any, expected: Any, bound: Bound) -> bool:
-    """Return whether `got` is `expected` up to four times `bound`, as the answer of a known mistake is."""
+    """Return whether `got` equals `expected` up to four times `bound`, the tolerance for known mistakes."""
     parts = named_arrays(expected)
     if not isinstance(bound, (int, float)) and len(bound) != len(parts):
         return False
@@ -171,7 +173,7 @@ def named_arrays(value: Any, names: Sequence[str] = (), *, widen: bool = True) -
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """Return `array` (torch or NumPy) as NumPy; bfloat16 and float16 tensors as float32."""
+    """Return `array` (torch or NumPy) as a NumPy array; bfloat16 and float16 tensors become float32."""
     if hasattr(array, "detach"):
         tensor = array.detach().cpu()
         return (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
@@ -248,7 +250,7 @@ def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], 
         left, should = _told_apart(got[name][where], right[where])
         lines.append(f"{place}: got {left}, expected {should}")
         finite = right[np.isfinite(right)]
-        if np.isfinite(error) and (finite != np.round(finite)).any():  # counts and masks are right or wrong
+        if np.isfinite(error) and (finite != np.round(finite)).any():  # counts and masks have no tolerance
             allowed = bounds[name] * (np.max(np.abs(finite)) or 1.0)
             off, most = apart(abs(got[name][where] - right[where]), allowed, digits=1, kind="e")
             lines.append(f"off by {off}, at most {most} allowed")
@@ -256,9 +258,9 @@ def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], 
 
 
 def _worst(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
-    """Return the index of the largest error, of the first one among equals; a wrong NaN or inf outweighs all.
+    """Return the index of the largest error, the first one among equals; a wrong NaN or inf is the largest.
 
-    Errors that differ by rounding alone count as equal, so that every machine names the same element.
+    Errors that differ only by rounding count as equal, so that every machine names the same element.
     """
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
@@ -269,7 +271,10 @@ def _worst(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
 
 
 def _told_apart(got: Any, expected: Any) -> tuple[str, str]:
-    """Return both numbers with four digits, or with as many more as it takes to see that they differ; counts whole."""
+    """Return both numbers as text with four digits, or with more digits if they would look equal.
+
+    Whole numbers are printed with all their digits.
+    """
     if all(float(x).is_integer() and abs(x) < WHOLE for x in (got, expected)):
         return f"{int(got):,}", f"{int(expected):,}"
     left, right = apart(got, expected, digits=4)

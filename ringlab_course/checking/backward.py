@@ -1,4 +1,4 @@
-"""The backward ring in float64: each pair of shards' contribution, and how exact a float32 answer can be."""
+"""The backward ring in float64: the contribution of each pair of shards, and the error of float32."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Parts: TypeAlias = list[list[Gradients]]
 def pair(
     dout: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, mask: Any = None, scale: float | None = None
 ) -> Gradients:
-    """What these rows and these keys add to (dq, dk, dv), from the lse and delta that are given."""
+    """Return what these query rows and these keys add to (dq, dk, dv), given the rows' lse and delta."""
     dout, q, k, v, lse, delta = map(oracle.float64, (dout, q, k, v, lse, delta))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     weights, (dout, q, delta) = weights_of(q, k, lse, mask, scale), (split(x, k) for x in (dout, q, delta))
@@ -36,7 +36,7 @@ def pair(
 
 
 def weights_of(q: np.ndarray, k: np.ndarray, lse: np.ndarray, mask: Any, scale: float) -> np.ndarray:
-    """P of a pair, (B, K, H/K, Lq, Lk); 0 where a query does not see the key."""
+    """Return the attention weights P of a pair, (B, K, H/K, Lq, Lk); 0 where a query does not see the key."""
     scores = scale * (split(q, k) @ k[:, :, None].swapaxes(-1, -2))
     total = split(lse, k)[..., None]
     seen = np.isfinite(total) & (True if mask is None else np.asarray(mask))
@@ -45,7 +45,7 @@ def weights_of(q: np.ndarray, k: np.ndarray, lse: np.ndarray, mask: Any, scale: 
 
 
 def split(x: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The heads that share a K/V head, on an axis of their own."""
+    """Return `x` with an additional axis for the query heads that share a K/V head."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
 
@@ -54,11 +54,11 @@ def _joined(x: np.ndarray) -> np.ndarray:
 
 
 def allowed(truth: Gradients, sizes: Gradients, terms: float) -> float:
-    """The relative error that a float32 answer may have, whatever the order of its sums.
+    """Return the relative error that a float32 answer may have, whatever the order of its sums.
 
-    `sizes` are the gradients with the absolute value of everything that is added up: each element is a
-    sum whose rounding is a share of that. `terms` says how many roundings add up, like a random walk
-    where they are of sums; 4 is the distance in standard deviations.
+    `sizes` are the gradients that result if every summand is replaced by its absolute value. The rounding of
+    an element is proportional to its size. `terms` counts the roundings that add up; roundings inside a sum
+    of n terms count as √n, like a random walk. 4 is the distance in standard deviations.
     """
     base = 4 * float(np.finfo(np.float32).eps) * terms
     return max(
@@ -68,16 +68,17 @@ def allowed(truth: Gradients, sizes: Gradients, terms: float) -> float:
 
 
 def _largest(part: np.ndarray) -> float:
-    """The scale by which `compare_with` measures the error of `part`."""
+    """Return the scale by which `compare_with` measures the error of `part`."""
     return float(np.abs(part).max(initial=0.0)) or 1.0
 
 
 def sizes_of(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any = None
 ) -> tuple[Gradients, float]:
-    """Return `sizes` and `terms` of `allowed` for these rows and these keys.
+    """Return the `sizes` and `terms` that `allowed` takes, for these query rows and these keys.
 
-    A weight e^(s − lse) is off by the absolute error of its exponent, which grows with Σ|q||k| and |lse|.
+    The relative error of a weight e^(s − lse) is the absolute error of its exponent, which grows with Σ|q||k|
+    and |lse|.
     """
     dout, q, k, v, out, lse = map(oracle.float64, (dout, q, k, v, out, lse))
     scale = q.shape[-1] ** -0.5
@@ -95,7 +96,10 @@ def sizes_of(
 
 @dataclass(frozen=True)
 class Problem:
-    """What every rank holds when the backward begins; `positions` are global, one int64 tensor per rank."""
+    """The tensors that every rank holds when the backward begins.
+
+    `positions` holds one int64 tensor of global positions per rank.
+    """
 
     douts: list[torch.Tensor]
     qs: list[torch.Tensor]
@@ -119,22 +123,22 @@ class Problem:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of every rank."""
+        """The number of tokens of every rank."""
         return [len(own) for own in self.positions]
 
     def mask(self, rank: int, owner: int) -> np.ndarray:
-        """True where a query of `rank` sees a key of `owner`."""
+        """Return a mask that is True where a query of `rank` sees a key of `owner`."""
         return seen(self.positions[rank], self.positions[owner], self.window)
 
     @cached_property
     def deltas(self) -> list[np.ndarray]:
-        """rowsum(dO ⊙ O) of every rank."""
+        """The delta of every rank, rowsum(dO ⊙ O)."""
         pairs = zip(self.douts, self.outs, strict=True)
         return [(oracle.float64(dout) * oracle.float64(out)).sum(-1) for dout, out in pairs]
 
     @cached_property
     def truth(self) -> list[Gradients]:
-        """What every rank should return, from the oracle on the whole sequence."""
+        """The gradients that every rank should return, from the oracle on the whole sequence."""
         whole = [
             np.concatenate([oracle.float64(x) for x in xs], axis=-2)
             for xs in (self.qs, self.ks, self.vs, self.douts)
@@ -147,7 +151,7 @@ class Problem:
 
     @cached_property
     def parts(self) -> Parts:
-        """What every rank adds to the gradients of every block."""
+        """The gradients that every rank contributes to every block, as parts[rank][owner]."""
         return [
             [self._pair(rank, owner) for owner in range(self.world_size)] for rank in range(self.world_size)
         ]
@@ -158,14 +162,14 @@ class Problem:
 
     @cached_property
     def _sizes(self) -> tuple[Gradients, float]:
-        """`sizes` and `terms` of `allowed` for the whole sequence."""
+        """The `sizes` and `terms` that `allowed` takes, for the whole sequence."""
         dout, q, k, v, out = (torch.cat(xs, dim=-2) for xs in self.per_rank[:-1])
         places = torch.cat(self.positions)
         mask = seen(places, places, self.window)
         return sizes_of(dout, q, k, v, out, torch.cat(self.lses, dim=-1), mask)
 
     def bound(self, rank: int) -> float:
-        """The relative error that a float32 answer of `rank` may have."""
+        """Return the relative error that a float32 answer of `rank` may have."""
         sizes, terms = self._sizes
         begin = sum(self.lengths[:rank])
         rows = slice(begin, begin + self.lengths[rank])
@@ -174,7 +178,10 @@ class Problem:
 
 
 def seen(rows: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> np.ndarray:
-    """True where a query at one of these positions sees a key: at or before its own, and within the window."""
+    """Return a mask that is True where a row's position sees a key's position.
+
+    A row sees the keys at or before its own position that are within the window.
+    """
     distance = rows.numpy()[:, None] - keys.numpy()[None, :]
     return (distance >= 0) & (distance < (math.inf if window is None else window))
 
@@ -191,9 +198,10 @@ def problem(
     window: int | None = None,
     text: str = "",
 ) -> Problem:
-    """A random problem on this layout, float32 or, if `narrow`, bfloat16; out and lse are the oracle's in float32.
+    """Return a random problem on this layout, in float32, or in bfloat16 if `narrow`.
 
-    `lift` is added to all scores, by one column of q and k; `window` as in `Problem`.
+    out and lse come from the oracle and are float32. `lift` is added to all scores through one column of q
+    and k. `window` is that of `Problem`.
     """
     positions = [torch.from_numpy(layout.positions(rank)) for rank in range(layout.P)]
     S, dtype = layout.S, torch.bfloat16 if narrow else torch.float32
@@ -214,5 +222,8 @@ def problem(
 
 
 def sum_over(parts: Sequence[Gradients], which: int, like: Any) -> np.ndarray:
-    """The sum of one of dq, dk, dv over parts; zeros like `like` where there is none."""
+    """Return the sum of one gradient over the parts; zeros if there are no parts.
+
+    `which` is 0 for dq, 1 for dk and 2 for dv; `like` has the shape of the sum.
+    """
     return sum((part[which] for part in parts), np.zeros(tuple(like.shape)))

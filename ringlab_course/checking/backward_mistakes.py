@@ -1,4 +1,4 @@
-"""Common mistakes of the backward ring that show in values, by name."""
+"""The common mistakes of the backward ring that change its values, by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an exercise promises, as data: stages, checks, misconceptions.
+"""The contract of an exercise as data: its stages, checks and misconceptions.
 
-A contract holds no learner's code and no verdict. It is run by `ringlab_course.checking.reports` against a
-`Subject` (`ringlab_course.checking.subject`), which hides where the learner's code lives.
+A contract holds no learner's code and no verdict. `ringlab_course.checking.reports` runs it against a
+`Subject` (`ringlab_course.checking.subject`), which hides in which process the learner's code runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CHECK_KINDS = ("correctness", "cost", "speed")
 
 @dataclass(frozen=True)
 class Misconception:
-    """A common mistake: what to tell the learner, and a function that makes the same mistake.
+    """A common mistake: the message for the learner, and a function that makes the same mistake.
 
-    `imitate` takes what `compare_with` is given as `inputs` and `keywords`, and returns the wrong
-    answer; None where the mistake shows in counts (rounds, bytes), not in values.
+    `imitate` takes the `inputs` and `keywords` of `compare_with`, and returns the wrong answer. It is None if
+    the mistake changes counts (rounds, bytes) and not values.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Misconception:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is verified: `run(subject, rng)` returns None or raises `Failure`.
+    """One property that is verified: `run(subject, rng)` returns None or raises `Failure`.
 
-    `kind` is "correctness" (what is answered), "cost" (bytes, messages, memory, work) or "speed" (time): a wrong
-    answer earns nothing for being cheap, and a costly one nothing for being quick.
+    `kind` is "correctness" (the values of the answer), "cost" (bytes, messages, memory, work) or "speed"
+    (time). A wrong answer earns no points for being cheap, and a costly answer earns none for being quick.
     """
 
     id: str
@@ -75,11 +75,12 @@ class Check:
 class Stage:
     """One function that the learner writes, with its checks and hints.
 
-    `kind` is "function" (arrays in, arrays out), "ring" (a ring program), "kernel" (a function that
-    launches Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX,
-    on simulated devices). `helpers` names other functions of the notebook that it may call. `may_change`
-    names the arguments that it may change in place; it has to leave all others as they are, unless its kind is
-    "kernel". `waits`: where a helper is wrong, whether to say that alone.
+    `kind` is "function" (arrays in, arrays out), "ring" (a ring program), "kernel" (a function that launches
+    Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX, on simulated
+    devices). `helpers` names other functions of the notebook that this function may call. `may_change` names
+    the arguments that it may change in place. It must not change the others, unless its kind is "kernel".
+    `waits`: if a helper is wrong, whether the report names only the helper and none of this stage's own
+    faults.
     """
 
     id: str
@@ -115,7 +116,7 @@ class Stage:
 
     @property
     def points(self) -> int:
-        """The points of all checks together."""
+        """The total number of points of all checks."""
         return sum(check.points for check in self.checks)
 
     def check(self, check_id: str) -> Check:
@@ -131,10 +132,11 @@ class Stage:
 class Exercise:
     """All stages of one exercise notebook.
 
-    may_use: the modules of ringlab that a submission may call though others have to write such a thing,
-    and `ATTENTION` for PyTorch's own. All else that answers is off limits: see
-    `ringlab_course.checking.forbidden`. about: functions that submissions of all other exercises may call.
-    without: packages that submissions may not use, as "torch" where NumPy has to do.
+    may_use: the modules of ringlab that a submission may call although they contain answers to other
+    exercises; `ATTENTION` stands for PyTorch's own attention. All other code that contains an answer is off
+    limits (see `ringlab_course.checking.forbidden`). about: the functions that only submissions of this
+    exercise may not call. without: packages that submissions may not use, such as "torch" in an exercise
+    about NumPy.
     """
 
     id: str
@@ -152,7 +154,7 @@ class Exercise:
 
     @property
     def points(self) -> int:
-        """The points of all stages together."""
+        """The total number of points of all stages."""
         return sum(stage.points for stage in self.stages)
 
     def stage(self, stage_id: str) -> Stage:

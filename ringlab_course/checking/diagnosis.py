@@ -1,4 +1,4 @@
-"""Name the mistake that explains all answers in a check: on one small input different mistakes look alike."""
+"""Find the mistake that explains all answers in a check, because one answer may fit several mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 100_000
 
 @dataclass(frozen=True)
 class Answered:
-    """One case with what the learner answered; imitations take `inputs` and `keywords`."""
+    """One case and the learner's answer to it; imitations take `inputs` and `keywords`."""
 
     answer: Any
     truth: Any
@@ -35,12 +35,13 @@ def compare_all(
     misconceptions: Sequence[Misconception] = (),
     read: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Return None when every answer is right.
+    """Return None if every answer is right.
 
-    Raises: the Failure of the first wrong one. It is named after a mistake only if that mistake gives the
-    learner's answers in all cases, right ones too, and no other one does: one case alone fits many
-    mistakes, and a diagnosis that may be false is worse than none. Answers of more than LARGEST numbers are not explained.
-    `read` is what the check makes of an answer, where that is less than the whole.
+    Raises: the Failure of the first wrong answer. The Failure names a mistake only if this mistake gives the
+    learner's answers in all cases, including the right ones, and no other mistake does. One case alone fits
+    many mistakes, and a false diagnosis is worse than none. Answers of more than LARGEST numbers are not
+    explained. `read` returns the part of an answer that the check looks at, if the check does not look at the
+    whole answer.
     """
     seen: list[Answered] = []
     first: Failure | None = None
@@ -48,7 +49,7 @@ def compare_all(
         for case in cases:
             seen.append(case)
             first = first or _failure(case)
-    except Failure:  # what breaks off later only leaves fewer cases to tell mistakes apart
+    except Failure:  # a later failure only leaves fewer cases to tell mistakes apart
         if first is None:
             raise
     if first is None:
@@ -83,21 +84,21 @@ def _matches(misconception: Misconception, case: Answered) -> bool:
             imitation = misconception.imitate(*case.inputs, **case.keywords)
             return resembles(case.answer, imitation, case.bound)
         except (ArithmeticError, ValueError, TypeError, IndexError):
-            return False  # the mistake cannot be made on this input, or the answer holds no numbers
+            return False  # the mistake cannot be made on this input, or the answer has no numbers
 
 
 def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:
-    """Check heads that share a K/V head by `shared`; `alone` checks heads that have one each.
+    """Run `shared`, which checks heads that share a K/V head; `alone` checks heads that each have their own.
 
-    Raises: the Failure of `shared`. Wrong values that no known mistake explains, of an answer that passes `alone`, are said to
-    come of the sharing.
+    Raises: the Failure of `shared`. If its values are wrong, no known mistake explains them, and the answer
+    passes `alone`, the Failure says that the error comes from the sharing.
     """
     try:
         shared()
     except Failure as failure:
         if failure.misconception is not None or "wrong values" not in failure.message:
             raise
-        alone()  # an answer that is wrong without groups too has another mistake
+        alone()  # an answer that is also wrong without groups has another mistake
         sharing = Failure(
             "Your answer is right where each query head has a K/V head of its own, and wrong where several share one. "
             "Query head h should read K/V head h // (H // K): neighbours share one.",

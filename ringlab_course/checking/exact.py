@@ -1,4 +1,4 @@
-"""Compare answers that are names or counts: they are right or wrong, by nothing near."""
+"""Compare answers that are names or counts, which are either right or wrong, without a tolerance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringlab_course.checking.failures import Failure
 
 @dataclass(frozen=True)
 class Case:
-    """One case: what the learner answered, what is right, and the case in words."""
+    """One case: the learner's answer, the right answer, and a description of the case in words."""
 
     answer: Any
     truth: Any
@@ -19,9 +19,11 @@ class Case:
 
 
 def compare_exactly(cases: Iterable[Case], names: Sequence[str], read: Callable[[Any], Any]) -> None:
-    """Return None when every answer is right; `names` are those of an answer's parts.
+    """Return None if every answer is right; `names` are the names of an answer's parts.
 
-    `read` is how the check reads an answer, for whoever explains it. Raises: the Failure of the first wrong one.
+    `read` is the function by which the check reads an answer; it is passed on to the explanation of the
+    failure.
+    Raises: the Failure of the first wrong answer.
     """
     seen: list[Case] = []
     broken: Failure | None = None

@@ -1,7 +1,8 @@
-"""Name the mistake behind a wrong answer: make it on the same arguments, and see whether the same answers come.
+"""Name the mistake behind a wrong answer: make known mistakes on the same arguments and compare the answers.
 
-A mistake stands once, as an edit in `wrong_answers.md`. While a check runs, the calls of the learner's function are noted. Where
-the check finds a fault that it cannot name, the stage's wrong answers are called with the same arguments, in this process.
+Each mistake is written once, as an edit in `wrong_answers.md`. While a check runs, the calls of the learner's
+function are recorded. If the check finds a fault that it cannot name, the stage's wrong answers are called
+with the same arguments, in this process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LARGEST = 100_000
 
 @dataclass
 class Call:
-    """A call of the learner's function, and its answer; where it broke off, the failure."""
+    """A call of the learner's function and its answer, or the Failure that the call raised."""
 
     method: str
     args: Sequence[Any]
@@ -42,7 +43,7 @@ class Call:
 
 @dataclass
 class Noted:
-    """A subject whose calls are noted."""
+    """A subject that records the calls of its function."""
 
     subject: Subject
     calls: list[Call] = field(default_factory=list)
@@ -78,16 +79,16 @@ class Noted:
 
 
 def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Call]) -> Failure:
-    """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call, if there is one.
+    """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call.
 
-    Of several, the one that this check is there to find. A diagnosis that may be false is worse than none: where two
-    mistakes fit, or the right answer does, nothing is named.
+    If several mistakes do, those that this check is meant to find take precedence. A false diagnosis is worse
+    than none, so nothing is named if two mistakes fit, or if the right answer fits too.
     """
     if failure.misconception:
         return failure
     try:
         name = _only_mistake(stage, check_id, calls, failure)
-    except RecursionError:  # an answer may be nested without end
+    except RecursionError:  # an answer may contain itself
         name = None
     if name:
         return stage.misconception(name).failure(failure.counterexample)
@@ -112,7 +113,7 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
 
 @dataclass(frozen=True)
 class _Program:
-    """An answer of the course's own: its mistake, "" for a right answer, and the check that finds it."""
+    """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it."""
 
     mistake: str
     check: str
@@ -129,7 +130,10 @@ def _may_explain(program: _Program, stage: Stage, check_id: str) -> bool:
 
 @cache
 def _programs(stage: Stage) -> tuple[_Program, ...]:
-    """Return the first right answer to a stage and the wrong ones with a mistake; none for a stage of somebody else's."""
+    """Return the first right answer to a stage and the wrong answers that have a misconception.
+
+    Return none for a stage that is not one of this course.
+    """
     exercise = stage.id[:2]
     if exercise not in exercise_ids():
         return ()
@@ -142,7 +146,7 @@ def _programs(stage: Stage) -> tuple[_Program, ...]:
     made = []
     for number, (mistake, check, source) in enumerate(answers):
         space = namespace_of(source, f"<answer {number} to {stage.id}>")
-        space["print"] = lambda *_, **__: None  # one of the mistakes is to print
+        space["print"] = lambda *_, **__: None  # one of the mistakes prints
         made.append(_Program(mistake, check, InProcessSubject(stage, space)))
     return tuple(made)
 
@@ -156,7 +160,7 @@ def _gives(subject: InProcessSubject, calls: Sequence[Call], failure: Failure) -
 
 
 def _read(answer: Any, failure: Failure) -> Any:
-    """What the check that failed read in an answer."""
+    """Return the part of an answer that the failed check looked at."""
     if failure.read is None or isinstance(answer, Failure):
         return answer
     try:
@@ -174,7 +178,7 @@ def _answer(subject: InProcessSubject, call: Call) -> Any:
 
 
 def _values(answer: Any) -> Any:
-    """What a call answered, without what it took."""
+    """Return the values that a call answered, without the memory or trace that was measured with them."""
     if isinstance(answer, Measured):
         return answer.answer
     return answer.results if hasattr(answer, "results") and hasattr(answer, "trace") else answer

@@ -1,6 +1,6 @@
-"""What a check raises: a wrong answer, a missing function, or an exception in the learner's code.
+"""The exceptions that a check raises: a wrong answer, a missing function, or an error in the learner's code.
 
-A ring that broke off is traced back to the mistake behind the error, by its name.
+If the ranks of a ring could not finish, the error is traced back to the name of the mistake that caused it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ringlab.errors import CommError, DeadlockError, OffLimitsError, RankFailedE
 class Failure(AssertionError):
     """A wrong answer.
 
-    `message` says what is wrong in words and holds no value of the inputs, so that it may be shown
-    for hidden checks too; values go into `counterexample`. `misconception` is the name of the
-    common mistake that explains the answer, or None. `allowed` are the relative errors that the check allows to the parts
-    of an answer. `read` is what the check makes of an answer before it compares: answers that it reads alike are alike.
-    `otherwise` is what to say where no mistake of the stage gives the answer.
+    `message` describes the fault in words. It contains no value of the inputs, so that it may be shown for
+    hidden checks too; values go into `counterexample`. `misconception` is the name of the common mistake that
+    explains the answer, or None. `allowed` are the relative errors that the check allows in the parts of an
+    answer. `read` turns an answer into the form that the check compares, so two answers with equal forms are
+    equivalent. `otherwise` is the Failure to report if no mistake of the stage gives the answer.
     """
 
     allowed: Sequence[float] = ()
@@ -50,10 +50,7 @@ class Crashed(Failure):
 
 
 def own_lines(error: BaseException) -> str:
-    """Return the last three lines of the learner's own code on the way to `error`, and the error.
-
-    Lines of ringlab, of the standard library and of installed packages are left out.
-    """
+    """Return the last three lines of the learner's own code in the traceback of `error`, and the error."""
     lines = []
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
@@ -66,9 +63,10 @@ def own_lines(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what the learner's code raised, without what a virtual rank or Triton's interpreter put around it.
+    """Return the exception that the learner's code raised, without the errors that wrap it.
 
-    A NotImplementedError of the interpreter itself stays wrapped: it speaks of Triton, not of the exercise.
+    A virtual rank or Triton's interpreter wraps exceptions. A NotImplementedError of the interpreter itself
+    stays wrapped, because it is about Triton and not about the exercise.
     """
     while (inside := error.__cause__) is not None:
         wrapped = type(error).__name__ == "InterpreterError"
@@ -82,7 +80,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def as_failure(name: str, error: BaseException) -> Failure:
-    """Return the Failure that tells the learner about an exception of their function `name`."""
+    """Return the Failure that tells the learner about an exception in the function `name`."""
     cause = cause_of(error)
     if isinstance(cause, NotImplementedError):
         return NotWritten(
@@ -111,7 +109,7 @@ def stuck(function: str, error: CommError) -> Crashed:
 
 
 def crashed(function: str, error: str, text: str) -> Crashed:
-    """Return the Failure for an exception called `error`; `text` is what its message says."""
+    """Return the Failure for an exception whose type is called `error`; `text` is its message."""
     if error == "BackendError" and "within the memory of" in text:
         return Crashed(
             f"`{function}`: a kernel reaches outside of a tensor's memory. On a GPU that is a fault, or somebody else's "
@@ -130,9 +128,10 @@ def not_an_answer(function: str, text: str) -> Failure:
 
 
 def left_to_others(function: str, text: str = "") -> Crashed:
-    """Return the Failure for a call of what is off limits; `text` is `own_lines` of the error, "" if it must not be shown.
+    """Return the Failure for a call of code that is off limits.
 
-    The function that holds the call is blamed, be it another one than `function`, which was run.
+    `text` is `own_lines` of the error, or "" to hide them. The message blames the function that contains the
+    call, even if `function`, which the check ran, is another one.
     """
     lines = text.splitlines()
     holders = [found[1] for line in lines if (found := _OWN_LINE.match(line))]
@@ -152,14 +151,14 @@ _NOT_OWN = tuple(f"{Path(place).resolve()}/" for place in (*_INSTALLED, *_OURS))
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Return whether this is a function of ringlab or of the course, also one that a dataclass wrote."""
+    """Return whether this frame runs code of ringlab or the course, or of one of their dataclasses."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.partition(".")[0] in ("ringlab", "ringlab_course")
 
 
 @cache
 def is_own(filename: str) -> bool:
-    """Return whether a file is the learner's: none of ringlab, of the standard library or of an installed package."""
+    """Return whether a file is the learner's: not one of ringlab, the standard library or a package."""
     if filename.startswith("<frozen"):
         return False
     return not str(Path(filename).resolve() if Path(filename).exists() else filename).startswith(_NOT_OWN)
@@ -173,12 +172,12 @@ BROKEN_RULES = {
 
 
 def broken_rule(crash: Crashed) -> str | None:
-    """Return the name of the mistake that broke a rule of exchange, None if no rule was broken."""
+    """Return the name of the mistake that broke a rule of exchange, or None if no rule was broken."""
     return next((name for text, name in BROKEN_RULES.items() if text in crash.counterexample), None)
 
 
 def reason(crash: Crashed, *, ragged: bool) -> str | None:
-    """Return the name of the mistake that made the ranks break off, None if it is not a known one."""
+    """Return the name of the mistake that made the ranks fail, or None if no known mistake did."""
     text = crash.counterexample
     if name := broken_rule(crash):
         return name

@@ -1,9 +1,10 @@
-"""Faults between the ranks of a ring program, as data: one name, in the notebook and in the judge.
+"""Faults between the ranks of a ring program as data, with the same names in the notebook and in the judge.
 
-A program that keeps the rules of `Comm.exchange` cannot tell one network from another: it waits for what
-it needs, from the rank that it needs it from, in the order of sending. So its answers are the same, bit
-for bit, however slow links and ranks are and however late a message is taken. A program that looks at
-the clock, or changes what it has posted, answers something else on another day; here that day is today.
+A program that keeps the rules of `Comm.exchange` cannot tell one network from another, because it waits for
+the messages that it needs, from the ranks that send them, in the order of sending. So its answers are the
+same, bit for bit, however slow links and ranks are and however late a message is received. The answers of a
+program that looks at the clock, or changes tensors that it has posted, depend on the network. These faults
+make that visible.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ LATEST = 256
 
 @dataclass(frozen=True)
 class Faults:
-    """The network of one run; without arguments it is the usual one.
+    """The network of one run. Without arguments it has no faults.
 
-    seed: draws everything that is left to chance. delay: virtual seconds that a message takes longer at
-    most, drawn for each pair of ranks, so that messages of different pairs overtake each other and those
-    of one pair never do. slow: (rank, factor), a rank whose computations take `factor` times as long.
-    late: the share, from 0 to 1, of exchanges that are posted as late as a transport may: when the rank
-    waits, or posts the next. kill: (rank, exchange), a rank that ends before its exchange of that number,
-    counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises TransportTimeout
-    when that rank waits for it. final: whether a death ends all exchange: once PeerDiedError was raised in a rank, its
-    next exchange raises a CommError, control messages excepted.
+    seed: seeds every random choice. delay: the largest additional time of a message in virtual seconds. It is
+    drawn for each pair of ranks, so that messages of different pairs overtake each other, and messages of one
+    pair never do. slow: (rank, factor), a rank whose computations take `factor` times as long. late: the
+    share, from 0 to 1, of exchanges that are posted as late as a transport may post them, which is when the
+    rank waits or posts the next exchange. kill: (rank, exchange), a rank that is killed before this exchange;
+    exchanges are counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises
+    TransportTimeout when that rank waits for it. final: whether a death ends all exchange. If it does, a rank
+    that has seen PeerDiedError gets a CommError from its next exchange that is no control message.
 
-    In the judge the ranks also go on one after the other, in an order that the seed draws.
+    In the judge, the order in which ranks continue is also drawn from the seed.
     """
 
     seed: int = 0
@@ -51,7 +52,7 @@ class Faults:
     final: bool = False
 
     def costs(self) -> Costs:
-        """Return what computations and messages take on the virtual clock."""
+        """Return the costs of computations and messages on the virtual clock."""
         return _Weather(self)
 
     def late_of(self, rank: int) -> list[int]:
@@ -69,7 +70,7 @@ class Faults:
         )
 
     def require(self, world_size: int) -> None:
-        """Return if the faults are of ranks that exist. Raises: WorldSizeError."""
+        """Return None if the faults name only ranks that exist. Raises: WorldSizeError."""
         for rank, _ in filter(None, (self.slow, self.kill, self.timeout)):
             if not 0 <= rank < world_size:
                 raise WorldSizeError(f"faults of ranks 0..{world_size - 1}", f"rank {rank} in {self}")
@@ -77,21 +78,24 @@ class Faults:
 
 @dataclass(frozen=True)
 class Ended:
-    """In place of a rank's result where one was killed: the class of what ended its program, and what it said."""
+    """The result of a rank that ended early after a rank was killed: its exception's class and message."""
 
     error: str
     text: str = ""
 
 
 class Killed(BaseException):
-    """Ends the program of a killed rank; no Exception, so that `except Exception` cannot bring it back."""
+    """Ends the program of a killed rank. It is no Exception, so `except Exception` cannot catch it."""
 
     def __init__(self) -> None:
         super().__init__("it was killed, as a fault of this run")
 
 
 class Bereft(Wrapper):
-    """`comm`, with a number `timeout` of an exchange that is waited for in vain, and no exchange after a death if `final`."""
+    """A `comm` whose exchange number `timeout` is waited for in vain.
+
+    If `final`, it refuses every exchange after a PeerDiedError.
+    """
 
     def __init__(self, comm: Comm, timeout: int | None, final: bool) -> None:
         super().__init__(comm)
@@ -135,7 +139,7 @@ class _BereftWork(Work):
 
 
 class Mortal(Wrapper):
-    """`comm` of a rank that dies before its exchange number `exchange`, and stays dead."""
+    """The `comm` of a rank that dies before its exchange number `exchange`; later calls raise Killed too."""
 
     def __init__(self, comm: Comm, exchange: int) -> None:
         super().__init__(comm)
@@ -161,7 +165,7 @@ class Mortal(Wrapper):
         return self.inner.compute(label, function, *args, **kwargs)
 
     def require_life(self) -> None:
-        """Return while the rank lives. Raises: Killed."""
+        """Return None while the rank lives. Raises: Killed."""
         if self.dead:
             raise Killed
 
@@ -177,6 +181,6 @@ class _Weather(Costs):
     def message(self, source: int, to: int, nbytes: int) -> float:
         if not self.faults.delay:
             return super().message(source, to, nbytes)
-        # One draw per pair: a second message of it can then never arrive before the first.
+        # One draw per pair of ranks, so that a pair's second message never arrives before its first.
         longer = random.Random(f"link {self.faults.seed} {source} {to}").uniform(0.0, self.faults.delay)
         return super().message(source, to, nbytes) + longer

@@ -1,7 +1,7 @@
-"""What a submission may not call in place of its own work: ringlab's answers and PyTorch's attention.
+"""The code that a submission may not call in place of its own: ringlab's answers and PyTorch's attention.
 
-The notebook's `check()` watches for it while the function runs (`guard`); the judge takes it out of a worker's reach
-(`ringlab_course.judge.removal`).
+The notebook's `check()` watches for such calls while the function runs (`guard`). The judge removes the code
+from a worker's reach (`ringlab_course.judge.removal`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class OffLimits:
-    """may_use, about and without: as in `Exercise`. kernels: whether kernels run, for which more of ringlab is there."""
+    """The code that submissions of one exercise may not use.
+
+    may_use, about and without are those of `Exercise`. kernels: whether the exercise runs kernels, which need
+    more modules of ringlab.
+    """
 
     may_use: tuple[str, ...] = ()
     about: tuple[str, ...] = ()
@@ -67,7 +71,7 @@ class OffLimits:
         return OffLimits(exercise.may_use, exercise.about, kernels, exercise.without)
 
     def as_text(self) -> str:
-        """Return what `from_text` reads."""
+        """Return the limits as text that `from_text` can read."""
         return json.dumps([self.may_use, self.about, self.kernels, self.without])
 
     @staticmethod
@@ -77,7 +81,7 @@ class OffLimits:
         return OffLimits(tuple(may_use), tuple(about), kernels, tuple(without))
 
     def keeps(self, module: str) -> bool:
-        """Return whether the module `module` ("ringlab.…", "ringlab_course.…") is there."""
+        """Return whether submissions can import the module `module` ("ringlab.…", "ringlab_course.…")."""
         return any(
             module in (kept, kept.removesuffix(".__init__")) or module.startswith(f"{kept}.")
             for kept in self.kept_modules
@@ -88,7 +92,7 @@ class OffLimits:
         return (*NEEDED, *(KERNELS if self.kernels else ()), *self.may_use)
 
     def closes(self, package: str) -> bool:
-        """Return whether a package of others is off limits as a whole."""
+        """Return whether a third-party package is off limits as a whole."""
         return package in (*self.without, *(OTHERS if ATTENTION not in self.may_use else ()))
 
     def refuses(self, module: str, name: str) -> bool:
@@ -113,17 +117,17 @@ def _returns_a_layout(function: FunctionType) -> bool:
 
 
 def is_ours(module: str) -> bool:
-    """Return whether a module is one of ringlab's or the course's."""
+    """Return whether a module belongs to ringlab or the course."""
     return module.partition(".")[0] in PACKAGES and "." in module
 
 
 def is_attention(name: str) -> bool:
-    """Return whether PyTorch calls an attention of its own by this name."""
+    """Return whether `name` is the name of an attention function or class of PyTorch."""
     return bool(OPERATORS.match(f"aten::{name}") or _ATTENTION_CLASSES.fullmatch(name))
 
 
 def holds_attention(module: str, name: str) -> bool:
-    """Return whether `name` of this module of PyTorch or JAX is an attention that is written in Python."""
+    """Return whether `name` in this module of PyTorch or JAX is an attention written in Python."""
     return bool(MODULES_WITH_ATTENTION.fullmatch(module) and _ATTENTION_NAMES.search(name))
 
 

@@ -15,34 +15,35 @@ MARGIN = 0.2
 
 @dataclass(frozen=True)
 class Growth:
-    """Peaks in bytes at some sizes, with what they say of the exponent of size."""
+    """Peaks of memory in bytes at several sizes, and the exponent of the size that they imply."""
 
     sizes: tuple[int, ...]
     peaks: tuple[int, ...]
 
     @property
     def exponent(self) -> float:
-        """The slope of log peak over log size, by least squares."""
+        """The slope of log(peak) over log(size), by least squares."""
         return float(self._weights() @ np.log(np.maximum(self.peaks, 1)))
 
     @property
     def at_least(self) -> float:
-        """The least exponent that the readings allow.
+        """The least exponent that is consistent with the readings.
 
-        The slope is a sum of the peaks' logarithms, the large sizes with positive weights; so it is least where
-        they read too much by GRAIN and the small ones too little. GRAIN is then added to all, as a
-        logarithm cannot take 0. A program that takes a + b·size^p bytes, with a and b not negative,
-        has a slope of p at most, and so has one with a larger a: it can never be found above p.
+        The slope is a weighted sum of the logarithms of the peaks, with positive weights for the large sizes.
+        So the slope is least if the readings at large sizes are too high by GRAIN and those at small sizes
+        too low by GRAIN. GRAIN is then added to all of them, because the logarithm of 0 does not exist. A
+        program that takes a + b·size^p bytes, with a and b not negative, has a slope of at most p. A larger a
+        only lowers the slope, so the result is never above p.
         """
         weights, peaks = self._weights(), np.array(self.peaks, float)
         least = np.where(weights > 0, np.maximum(peaks - GRAIN, 0), peaks + GRAIN)
         return float(weights @ np.log(least + GRAIN))
 
     def faster_than(self, order: float) -> bool:
-        """Whether memory surely grows faster than size^order.
+        """Return whether memory surely grows faster than size^order.
 
-        `at_least` cannot be above `order` where memory is a constant and that power. MARGIN is for what
-        is neither: scratch space of operators, which comes in steps.
+        If memory is a constant plus a multiple of size^order, `at_least` is never above `order`. MARGIN
+        allows for memory of another form: scratch space of operators grows in steps.
         """
         return self.at_least > order + MARGIN
 
@@ -57,9 +58,10 @@ class Growth:
 
 
 def measured(sizes: Sequence[int], peak: Callable[[int], int], order: float) -> Growth:
-    """Return the growth of `peak(size)` bytes; read twice, and the lower taken, where it seems faster than `order`.
+    """Return the growth of `peak(size)` bytes.
 
-    Chance (an import at the first call, the collector of garbage) only ever adds.
+    If the growth seems faster than `order`, each peak is read again and the lower reading is taken. Chance
+    effects (an import at the first call, the garbage collector) only ever add memory.
     """
     first = Growth(tuple(sizes), tuple(map(peak, sizes)))
     if not first.faster_than(order):

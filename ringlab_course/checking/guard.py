@@ -1,8 +1,8 @@
-"""Watches a learner's function while it runs: does it call what is off limits, does it change its arguments?
+"""Watch a learner's function while it runs, for calls of code that is off limits and for changed arguments.
 
-`with_gradient` also asks whether gradients flow through its answer.
+`with_gradient` also checks whether gradients flow through the function's answer.
 
-The judge holds a submission to the same rules (`OffLimits`, `Stage.may_change`), by taking away what is off limits.
+The judge enforces the same rules (`OffLimits`, `Stage.may_change`) by removing the code that is off limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BY_OPERATOR = ("decompose", "redispatch")
 
 
 class _NoCollection:
-    """Keeps the garbage collector from starting: what it calls would seem to be called by the learner's function."""
+    """Keeps the garbage collector off, because its calls would look like calls by the learner's function."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._enabled = threading.Lock(), 0, False
@@ -58,7 +58,7 @@ _no_collection = _NoCollection()
 
 
 class Guard:
-    """Raises OffLimitsError in the learner's function that calls what is off limits, whatever name it uses."""
+    """Raises OffLimitsError in the learner's function if it calls code that is off limits, by any name."""
 
     def __init__(self, limits: OffLimits) -> None:
         self._limits = limits
@@ -69,7 +69,7 @@ class Guard:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Watch the calls of this thread."""
+        """Return a context that watches the calls of this thread."""
         before = sys.getprofile()
         with _no_collection:
             sys.setprofile(self._on_call)
@@ -79,7 +79,7 @@ class Guard:
                 sys.setprofile(before)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, watched in whichever thread it runs."""
+        """Return the function with its calls watched, in whichever thread it runs."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self.watch():
@@ -103,13 +103,13 @@ class Guard:
             refuse(used)
 
     def _of_code(self, frame: FrameType) -> str:
-        """Return the dotted name of a Python function that is off limits, "" for any other."""
+        """Return the dotted name of a Python function if it is off limits, else ""."""
         code = frame.f_code
         if code.co_name in _BY_OPERATOR and frame.f_globals.get("__name__") == "torch._ops":
             operator = getattr(frame.f_locals.get("self"), "__name__", "").partition(".")[0]
             return f"torch.{operator}" if self._limits.refuses("torch", operator) else ""
         module, name = str(frame.f_globals.get("__name__", "")), code.co_qualname
-        if code.co_name == "__init__":  # of a dataclass it bears no name of the class
+        if code.co_name == "__init__":  # the __init__ of a dataclass does not carry the name of its class
             name = type(frame.f_locals.get(code.co_varnames[0])).__qualname__
         refused = any(self._limits.refuses(module, part) for part in (name, *name.split(".")))
         refused = refused and code.co_name not in _HOOKS
@@ -118,13 +118,13 @@ class Guard:
         return used
 
     def _of_builtin(self, home: object, name: str) -> str:
-        """Return the dotted name of a compiled function that is off limits, "" for any other."""
+        """Return the dotted name of a compiled function if it is off limits, else ""."""
         module = home if isinstance(home, str) else str(getattr(home, "__module__", ""))
         return f"{module}.{name}" if self._limits.refuses(module, name) else ""
 
 
 def _home(called: Any) -> object:
-    """Return the name of the module of a compiled function, or the type whose method it is."""
+    """Return the name of a compiled function's module or, for a method, its type."""
     if called.__module__ is not None:
         return called.__module__
     owner = called.__self__
@@ -132,7 +132,7 @@ def _home(called: Any) -> object:
 
 
 def _is_asked_by_own(frame: FrameType | None) -> bool:
-    """Whether the nearest caller, libraries left out, is the learner's own code and not ringlab's."""
+    """Return whether the nearest caller outside of libraries is the learner's own code and not ringlab's."""
     while frame is not None:
         if is_ours(frame):
             return False
@@ -143,9 +143,9 @@ def _is_asked_by_own(frame: FrameType | None) -> bool:
 
 
 def with_gradient(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ring program whose answer comes with its gradient of the first argument after the ring.
+    """Return a ring program that returns the answer and its gradient in the first argument after the ring.
 
-    None stands for the gradient where none flows, or where the answer is no single number.
+    The gradient is None if none flows, or if the answer is not a single number.
     """
 
     def differentiated(ring: Any, first: Any, *others: Any, **shared: Any) -> tuple[Any, Any]:
@@ -163,7 +163,8 @@ def with_gradient(program: Callable[..., Any]) -> Callable[..., Any]:
 def expect_unchanged(name: str, before: Prints, after: Prints, may_change: Sequence[str] = ()) -> None:
     """Return None if a call of the function `name` left its arguments as they were.
 
-    before, after: `fingerprints` of its arguments. may_change: those that it may change.
+    before, after: the `fingerprints` of its arguments. may_change: the names of the arguments that it may
+    change.
     Raises: Failure, which names the argument.
     """
     if (argument := changed_argument(before, after, may_change)) is not None:
@@ -180,7 +181,7 @@ def changed(function: str, argument: str) -> Failure:
 
 
 def changed_argument(before: Prints, after: Prints, may_change: Sequence[str] = ()) -> str | None:
-    """Return the name of the first argument that differs before and after a call, None if none does."""
+    """Return the name of the first argument that differs before and after a call, or None if none differs."""
     return next((name for name in before if name not in may_change and before[name] != after[name]), None)
 
 
@@ -193,14 +194,14 @@ def fingerprints(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
 def arrays_by_argument(
     function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[str], list[list[Any]]]:
-    """Return the names that `function` has for the arguments, and the arrays in each of them, in a fixed order."""
+    """Return the names of the arguments in `function`, and the arrays in each argument, in a fixed order."""
     counted = [f"number {number + 1}" for number in range(len(args))]
     names = [*_parameters(function), *counted][: len(args)] if function is not None else counted
     return [*names, *kwargs], [list(_arrays(value)) for value in (*args, *kwargs.values())]
 
 
 def text_of(function: Callable[..., Any], name: str) -> str:
-    """Return the text that defines a function, without comments and layout, under this name; "" if it has none."""
+    """Return a function's source renamed to `name`, without comments and layout; "" if it has no source."""
     try:
         node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
@@ -221,7 +222,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 def _arrays(value: Any) -> Iterator[Any]:
     if dataclasses.is_dataclass(value) and not isinstance(
         value, (type, Layout)
-    ):  # to a worker it goes as a tuple
+    ):  # a dataclass is sent to a worker as a tuple
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -241,10 +242,11 @@ def _print(value: Any) -> object:
     if hasattr(value, "detach"):
         import torch
 
-        # Not copied, as memory is measured. Empty tensors may have stride 0, which a view refuses.
+        # Empty tensors are replaced, because `view` refuses their stride of 0. Others are not copied, as
+        # memory is measured.
         flat = value.detach().contiguous().view(-1) if value.numel() else torch.empty(0)
         return value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
     array = np.ascontiguousarray(value)
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # to a worker it goes as float64
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # longdouble is sent to a worker as float64
         array = array.astype(np.float64)
     return array.shape, array.dtype, zlib.crc32(array.reshape(-1).view(np.uint8).data)

@@ -1,4 +1,4 @@
-"""The learner's function in this process, for the notebook's `check()` and for tests."""
+"""Runs the learner's function in this process, for the notebook's `check()` and for tests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class InProcessSubject:
-    """The learner's function in this process: for the notebook's `check()` and for tests.
+    """The learner's function in this process, for the notebook's `check()` and for tests.
 
-    Arguments are copied, so that a function that writes into them cannot alter the check's own, and is found.
-    limits: the code that the function may not call; without them it may call all.
+    Arguments are copied, so that a function that writes into them cannot alter the check's own arrays. The
+    write is detected.
+
+    limits: the code that the function may not call; without limits it may call everything.
     """
 
     effort = "FLOPs of products, or elements written where there are none"
@@ -44,14 +46,17 @@ class InProcessSubject:
         self._stage, self._namespace, self._limits = stage, namespace, limits
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._kernels:  # recorded, so that an access outside of a tensor is an error and not a crash
+        if self._kernels:  # recorded, because an access outside of a tensor must be an error and not a crash
             return self.record(*args, **kwargs).answer
         return self._called(args, kwargs, contextlib.nullcontext())[0]
 
     def _called(
         self, args: Any, kwargs: Any, watch: contextlib.AbstractContextManager[Any]
     ) -> tuple[Any, Any]:
-        """Return the answer to copies of the arguments, and the value of `watch`, in which nothing else happens."""
+        """Return the answer to copies of the arguments, and the value of the context `watch`.
+
+        Nothing but the call runs inside `watch`.
+        """
         given, named = copied(args), copied(kwargs)
         with self._arguments_kept(given, named), watch as watched:
             answer = _guarded(self.function, self._function, *given, **named)
@@ -59,8 +64,8 @@ class InProcessSubject:
 
     @contextlib.contextmanager
     def _arguments_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Raise Failure if these arguments of the function are changed inside, unless it launches kernels."""
-        if self._stage.kind == "kernel":  # they write into tensors that they are given
+        """Raise Failure if these arguments change inside the context and the function launches no kernels."""
+        if self._stage.kind == "kernel":  # kernels write into tensors that they are given
             yield
             return
         before = fingerprints(self._own, args, kwargs)
@@ -101,9 +106,10 @@ class InProcessSubject:
         return self._on_virtual_ranks(program, world_size, per_rank, faults, kwargs)
 
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
-        """Return the Outcome of one run and the FLOPs of the products of matrices that each rank makes in it.
+        """Return the Outcome of one run and the FLOPs of the matrix products that each rank computes in it.
 
-        Where no rank makes any, the elements that torch's operators write: a product by hand is an element each.
+        If no rank computes a matrix product, return the number of elements that torch's operators write on
+        each rank instead, because a product that is written by hand writes one element for each result.
         """
         from ringlab.comm.ring import Ring
         from ringlab.conformance.run.meters import Metered, PassMeter
@@ -135,7 +141,7 @@ class InProcessSubject:
 
         for argument in per_rank:
             if len(argument) != world_size:
-                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+                raise ValueError(f"{world_size} entries are needed, one per rank, not {len(argument)}")
         if faults:
             faults.require(world_size)
         shards, shared = copied(list(per_rank)), copied(kwargs)
@@ -164,7 +170,7 @@ class InProcessSubject:
 
 
 def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the stage's function out of a notebook's namespace. Raises: NotWritten if it is not there."""
+    """Return the stage's function from a notebook's namespace. Raises: NotWritten if it is not there."""
     function = namespace.get(stage.function)
     if function is None:
         raise NotWritten(f"there is no function `{stage.function}` here yet: run the cell that defines it.")
@@ -174,7 +180,7 @@ def find_function(stage: Stage, namespace: Mapping[str, Any]) -> Callable[..., A
 
 
 def copied(value: Any) -> Any:
-    """Return `value` with every array in it copied; other objects as they are."""
+    """Return `value` with every array in it copied; other objects are not copied."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -187,7 +193,7 @@ def copied(value: Any) -> Any:
 
 
 def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the learner's code; whatever it raises becomes NotWritten or Crashed."""
+    """Call the learner's code. An exception that it raises becomes NotWritten or Crashed."""
     try:
         return function(*args, **kwargs)
     except Failure:
@@ -197,7 +203,10 @@ def _guarded(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _as_sent(name: str, answer: Any) -> Any:
-    """Return an answer as it would reach the judge, so that both take the same for right. Raises: Failure."""
+    """Return an answer as it would reach the judge, so that notebook and judge accept the same answers.
+
+    Raises: Failure if the answer cannot be sent.
+    """
     try:
         return carried(answer)
     except ProtocolError as error:
@@ -208,7 +217,8 @@ class _Peak:
     """Counts the bytes that NumPy and torch hold at once while the block runs."""
 
     def __enter__(self) -> _Peak:
-        self._torch, self._watch = _torch_meter()  # before tracemalloc: its first use imports much
+        # before tracemalloc, because its first use imports many modules
+        self._torch, self._watch = _torch_meter()
         self._already = tracemalloc.is_tracing()
         if not self._already:
             tracemalloc.start()
@@ -225,7 +235,7 @@ class _Peak:
 
 
 def _torch_meter() -> tuple[Any, Any]:
-    """Return a meter of torch's allocations and its open context; nothing where torch is not loaded."""
+    """Return a meter of torch's allocations and its open context; (None, nullcontext()) without torch."""
     if "torch" not in sys.modules:
         return None, contextlib.nullcontext()
     import torch
@@ -234,7 +244,7 @@ def _torch_meter() -> tuple[Any, Any]:
 
     warm, meter = MemoryMeter(), MemoryMeter()
     with warm.watch():
-        torch.zeros(1)  # the first operation under a mode imports modules; not the learner's memory
+        torch.zeros(1)  # the first operation under a mode imports modules, which are not the learner's memory
     watch = meter.watch()
     watch.__enter__()
     return meter, watch

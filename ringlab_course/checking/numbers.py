@@ -1,4 +1,4 @@
-"""Numbers that several exercises need: random inputs, rounding bounds, partial results, answers that are one number."""
+"""Helpers that several exercises share: random inputs, rounding bounds, partial results, numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOUND = 1e-9
 
 
 def expect_number(answer: Any) -> float:
-    """Return the answer as a float. Raises: Failure when it is no single number."""
+    """Return the answer as a float. Raises: Failure if it is not a single number."""
     if answer is None:
         raise Failure("The result is None: is the `return` missing?")
     shape = getattr(answer, "shape", ())
@@ -43,14 +43,14 @@ def answered_number(
     unit: str = "",
     keywords: Mapping[str, Any] | None = None,
 ) -> Answered:
-    """Return the case for `compare_all`; `unit` stands in the counterexample. Raises: Failure as `expect_number`."""
+    """Return the case for `compare_all`, with `unit` for the counterexample. Raises: Failure."""
     got, right = np.asarray(expect_number(answer)), np.asarray(float(truth))
     return Answered(got, right, BOUND, inputs, (f"the result in {unit}",), text, keywords or {})
 
 
 def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Tensor:
-    """Return a float32 tensor of normal numbers."""
-    import torch  # late: exercises in NumPy are judged without it
+    """Return a float32 tensor of normally distributed numbers of standard deviation `size`."""
+    import torch  # imported here, because exercises in NumPy are judged without torch
 
     return torch.from_numpy((size * rng.standard_normal(shape)).astype(np.float32))
 
@@ -65,32 +65,32 @@ def largest(values: Any) -> float:
 
 
 def rounding(truth: Any, size: float = 8.0) -> float:
-    """Return the relative error that numbers of magnitude `size`, known to EPS · size, may leave in `truth`.
+    """Return the relative error of `truth`, computed from numbers up to `size` with relative error EPS.
 
-    Where a part of `truth` is smaller than 1, its terms have cancelled; their rounding has not, so
-    that the same error is a larger fraction of it.
+    If a part of `truth` is smaller than 1, its terms have cancelled. Their rounding errors have not, so the
+    same error is a larger fraction of that part.
     """
     scales = [largest(part) for part in named_arrays(truth).values()]
     return EPS * max(size, 8.0) / min([1.0, *(scale for scale in scales if scale > 0)])
 
 
 def roundings(truth: tuple[Any, Any], size: float = 8.0) -> tuple[float, float]:
-    """Return the relative errors of (out, lse) that numbers of magnitude `size` leave, known to EPS · size.
+    """Return the relative errors of (out, lse), computed from numbers up to `size` with relative error EPS.
 
-    The error of lse is absolute: if lse is off by x, the weights e^(s − lse) are off by the fraction x. So an lse near 1000
-    may have a relative error a thousand times smaller than that of out.
+    The error of lse is absolute: if lse is off by x, the weights e^(s − lse) are off by the fraction x. So an
+    lse near 1000 may have a relative error that is a thousand times smaller than the relative error of out.
     """
     out, lse = truth
     return rounding(out, size), EPS * max(size, 8.0) / (largest(lse) or 1.0)
 
 
 def rounding_bound(q: Any, k: Any, v: Any, right: tuple[np.ndarray, np.ndarray]) -> float:
-    """Return the relative error that a float32 computation of `right` may have, whatever the order of its sums.
+    """Return the relative error that `right` may have in float32, whatever the order of its sums.
 
-    A score s of D products is off by about eps·√D·|s|, and each of the S keys adds a rounding of its
-    own when it is merged, so a weight is off by eps·(√D·max|s| + √S), as roundings add up like a
-    random walk; 4 is the distance in standard deviations. Errors are absolute in units of |v| for
-    out and of 1 for lse, hence the division by the parts' largest elements.
+    A score s of D products is off by about eps·√D·|s|, and each of the S keys adds a rounding when it is
+    merged. Roundings add up like a random walk, so a weight is off by eps·(√D·max|s| + √S). 4 is the distance
+    in standard deviations. Errors are absolute in units of |v| for out and of 1 for lse, so they are divided
+    by the largest element of the part.
     """
     q, k, v = (oracle.float64(x) for x in (q, k, v))
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
@@ -111,7 +111,7 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None, scale: float | None = None)
 
 
 def merged(a: State, b: State) -> State:
-    """Return the partial over the keys of both."""
+    """Return the partial (out, lse) over the keys of both partials."""
     with np.errstate(all="ignore"):
         lse = np.logaddexp(a[1], b[1])
         weights = [np.where(np.isneginf(part[1]), 0.0, np.exp(part[1] - lse))[..., None] for part in (a, b)]
@@ -119,7 +119,7 @@ def merged(a: State, b: State) -> State:
 
 
 def fold(parts: Iterable[State]) -> State:
-    """Return all partials merged in order."""
+    """Return the partial (out, lse) that results from merging all partials in order."""
     first, *rest = parts
     for part in rest:
         first = merged(first, part)

@@ -1,4 +1,4 @@
-"""Whether a ring has its exchanges under way while it computes: the order of each rank's posts, computations and waits."""
+"""Checks whether a ring's exchanges are under way while it computes, by the order of each rank's events."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ MISTAKES = {each.name: each for each in (*FORWARD, *OVERLAP)}
 
 
 def order(trace: Any, rank: int) -> list[str]:
-    """Return what `rank` did, in order: "post", "compute" and "wait"; neighbours of one kind count once but for compute.
+    """Return the events of `rank` in order: "post", "compute" and "wait".
 
-    An exchange takes time unless it was over already, and so does a computation; where times are equal
-    a wait comes before the post that follows it, and both before the computation that begins then.
+    Consecutive posts count as one, and so do consecutive waits. Computations that take no time are left out.
+    Of events at the same time, a wait comes before a post and a computation comes last. A wait at the time of
+    its own post comes after that post.
     """
     done = [(e.start, 3, e.start, "compute") for e in trace.computes(rank) if e.end > e.start]
     for exchange in trace.exchanges(rank):
@@ -48,7 +49,7 @@ def order(trace: Any, rank: int) -> list[str]:
 
 
 def expect_overlap(trace: Any, text: str, pieces: int = 1) -> None:
-    """Raise the Failure that says where a rank does not compute while its exchange is under way; `pieces` a block."""
+    """Raise a Failure if a rank does not compute during its exchange; a block has `pieces` parts."""
     P = trace.world_size
     hops = pieces * (P - 1)
     right = ["post", "compute", "wait"] * hops + ["compute"] * pieces

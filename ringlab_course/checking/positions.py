@@ -1,6 +1,6 @@
 """Run ring programs on random shards and compare results, messages and the positions that each rank owns.
 
-An answer that names positions or counts is compared with those of the common mistakes as well.
+Answers that name positions or counts are also compared with the answers of the common mistakes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST = 12
 
 
 def expect_shares(answer: Any, P: int) -> list[np.ndarray]:
-    """Return the answer as one array of positions per rank. Raises: Failure when it is something else."""
+    """Return the answer as one array of positions per rank. Raises: Failure if it is something else."""
     if answer is None:
         raise Failure("the result is None: is the `return` missing?")
     if not isinstance(answer, (list, tuple, np.ndarray)) or getattr(answer, "ndim", 1) == 0:
@@ -44,17 +44,17 @@ def expect_shares(answer: Any, P: int) -> list[np.ndarray]:
 
 
 def same_shares(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Return whether both give every rank the same positions in the same order."""
+    """Return whether the shares `a` and `b` give every rank the same positions in the same order."""
     return len(a) == len(b) and all(np.array_equal(left, right) for left, right in zip(a, b, strict=True))
 
 
 def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Return whether both give every rank the same positions, in whatever order."""
+    """Return whether the shares `a` and `b` give every rank the same positions, in any order."""
     return same_shares([np.sort(x) for x in a], [np.sort(x) for x in b])
 
 
 def expect_owned_once(shares: Sequence[np.ndarray], S: int, case: str) -> None:
-    """Return None where each of the positions 0 … S − 1 is owned exactly once. Raises: Failure."""
+    """Return None if each of the positions 0 … S − 1 is owned exactly once. Raises: Failure."""
     owned = np.concatenate([np.zeros(0, np.int64), *shares])
     beyond = owned[(owned < 0) | (owned >= S)]
     if len(beyond):
@@ -72,7 +72,10 @@ def expect_owned_once(shares: Sequence[np.ndarray], S: int, case: str) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """A question put to the learner's function, its answer and the right one; `example` tells of it in words."""
+    """A question put to the learner's function, the function's answer and the right answer.
+
+    `example` describes the question in words.
+    """
 
     inputs: tuple[Any, ...]
     got: Any
@@ -86,9 +89,9 @@ def judge(
     right: Callable[[Any, Any], bool],
     explain: Callable[[list[Question], Question], Failure],
 ) -> None:
-    """Ask every case, then explain the first wrong answer in the light of all. Raises: Failure.
+    """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
 
-    Two mistakes often give the same answer in one case; all cases together tell them apart.
+    Two mistakes often give the same answer in one case; all cases together distinguish them.
     """
     answered: list[Question] = []
     wrong = None
@@ -109,7 +112,7 @@ def judge(
 def mistake_in(
     answered: Sequence[Question], mistakes: Iterable[Misconception], same: Callable[[Any, Any], bool]
 ) -> Misconception | None:
-    """Return the first mistake that explains every answer, right ones too, and at least one wrong one."""
+    """Return the first mistake that explains every answer and makes at least one of them wrong."""
     return next((m for m in mistakes if m.imitate is not None and _explains(m.imitate, answered, same)), None)
 
 
@@ -129,14 +132,14 @@ def _explains(
 
 
 def listed(positions: Any) -> str:
-    """Return positions as text, the first few of them where there are many."""
+    """Return positions as text; long lists are cut after the first positions."""
     items = [int(p) for p in positions[: LONGEST + 1]]
     shown = ", ".join(map(str, items[:LONGEST]))
     return f"{{{shown}{', …' if len(items) > LONGEST else ''}}}"
 
 
 def first_difference(shares: Sequence[np.ndarray], truth: Sequence[np.ndarray], case: str) -> str:
-    """Return in words what the first rank that differs owns, and what it should."""
+    """Return in words what the first rank that differs owns, and what it should own."""
     for rank, (got, expected) in enumerate(zip(shares, truth, strict=True)):
         if not np.array_equal(got, expected):
             lacks, extra = np.setdiff1d(expected, got), np.setdiff1d(got, expected)
@@ -168,9 +171,9 @@ MISTAKES = {each.name: each for stage in ("05.causal", "05.forward") for each in
 
 @dataclass(frozen=True)
 class Shards:
-    """The q, k and v of every rank, with the global positions of their tokens where there is a mask.
+    """The q, k and v of every rank, with the global positions of their tokens if there is a mask.
 
-    keywords: what else every rank is given.
+    keywords: further keyword arguments that every rank gets.
     """
 
     qs: list[torch.Tensor]
@@ -185,7 +188,7 @@ class Shards:
         return len(self.qs)
 
     def run(self, subject: Any, faults: Faults | None = None) -> Any:
-        """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
+        """Return the outcome of the learner's program on these shards. Raises: Failure, Crashed."""
         keywords = self.keywords if self.positions is None else {**self.keywords, "positions": self.positions}
         try:
             return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, **keywords)
@@ -198,7 +201,7 @@ class Shards:
             raise MISTAKES[name].failure(f"{self.text}\n{crash.counterexample}") from None
 
     def block_bytes(self, origin: int) -> int:
-        """The bytes of one K/V block: K and V, K/V heads only."""
+        """Return the bytes of one K/V block, that is, of K and V with their K/V heads."""
         return self.ks[origin].nbytes + self.vs[origin].nbytes
 
 
@@ -213,7 +216,7 @@ def shards(
     text: str = "",
     positions: list[torch.Tensor] | None = None,
 ) -> Shards:
-    """Random float32 shards of these lengths."""
+    """Return random float32 shards of these lengths."""
     qs = [random(rng, 1, H, L, D, size=size) for L in lengths]
     ks, vs = ([random(rng, 1, K, L, D) for L in lengths] for _ in range(2))
     heads = "" if H == K == 1 else f", {H} query and {K} K/V heads"
@@ -230,7 +233,7 @@ def narrow(case: Shards) -> Shards:
 
 
 def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
-    """Return the name of the mistake that made the ranks break off, None if it is unknown."""
+    """Return the name of the mistake that made the ranks fail, or None if it is unknown."""
     if re.search(r"'tuple' (object )?(has no|and )|and 'tuple'|not tuple|a tuple of", crash.counterexample):
         return "does_not_unpack"
     if "MismatchError" in crash.message:
@@ -246,14 +249,15 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
 
 
 def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
-    """Raise the Failure of the first rank whose (out, lse) are wrong; a named mistake explains all ranks."""
+    """Raise the Failure of the first rank whose (out, lse) are wrong, named if a mistake explains all ranks."""
     compare_all(answered_ranks(case, results), misconceptions)
 
 
 def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any = None) -> State:
-    """Return what rank `rank` should return, in float64: its queries against all keys, or those at or before them.
+    """Return the float64 result that rank `rank` should return.
 
-    `positions` are those of the tokens, one array per rank.
+    Without `positions` its queries see all keys; with `positions` (one array per rank) they see the keys at
+    or before their own positions.
     """
     k, v = (np.concatenate([oracle.float64(x) for x in xs], axis=-2) for xs in (ks, vs))
     if positions is None:
@@ -274,7 +278,7 @@ def answered_ranks(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
 
 
 def expect_neighbours(trace: Any, text: str, pieces: int = 1) -> None:
-    """Return None if every rank makes `pieces` exchanges a hop, P − 1 hops, all of them with the next rank."""
+    """Return None if every rank makes P − 1 hops of `pieces` exchanges, all with the next rank."""
     P = trace.world_size
     right = pieces * (P - 1)
     for rank in range(P):
@@ -292,7 +296,7 @@ def expect_neighbours(trace: Any, text: str, pieces: int = 1) -> None:
 
 
 def expect_bytes(case: Shards, trace: Any, group: int = 1) -> None:
-    """Every rank sends each block but one exactly once, and nothing else."""
+    """Return None if every rank sends each block but one exactly once, and nothing else. Raises: Failure."""
     P = case.world_size
     for rank in range(P):
         exact = sum(case.block_bytes((rank - step) % P) for step in range(P - 1))

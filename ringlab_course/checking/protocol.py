@@ -2,10 +2,10 @@
 
     4 bytes   length of the header, little endian
     header    JSON object: kind, fields, value, arrays [{dtype, shape, torch, grad}]
-    payload   the arrays' bytes, C order, in the order of `arrays`, each begun at a multiple of 16
+    payload   the arrays' bytes, C order, in the order of `arrays`, each at a multiple of 16 bytes
 
-A value is a tree of None, bool, int, float, str, lists, tuples, sets, dicts, layouts, arrays and NumPy's numbers.
-There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
+A value is a tree of None, bool, int, float, str, lists, tuples, sets, dicts, layouts, arrays and NumPy's
+numbers. There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ MESSAGES = ("exchange", "received")
 """Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
 QUESTIONS = ("arguments",)  # kinds of frames that may hold layouts
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
-MOST_DISTINCT = 10_000  # members of a set, keys of a dict: with more, chosen hashes could collide for hours
+# entries of a set or dict; with more of them, keys with colliding hashes could take hours
+MOST_DISTINCT = 10_000
 SPEC = {"dtype", "shape", "torch", "grad"}
 
 
 class ProtocolError(CourseError):
-    """A frame breaks the protocol; its sender is not listened to any more."""
+    """A frame breaks the protocol. No more frames of its sender are read."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one frame; sizes in bytes."""
+    """The limits of one frame; sizes are in bytes."""
 
     header: int = 1 << 20
     array: int = 1 << 28
@@ -68,7 +69,7 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the arrays in `value`, each counted once."""
+        """Return the bytes of the arrays in `value`; an array that occurs twice counts once."""
         return sum({id(array): array.nbytes for array in _arrays(self.value)}.values())
 
 
@@ -76,9 +77,9 @@ LIMITS = Limits()
 
 
 def pack(frame: Frame, limits: Limits = LIMITS) -> list[Buffer]:
-    """Return the bytes of `frame` in parts, the arrays' own memory among them.
+    """Return the bytes of `frame` as parts; arrays are not copied.
 
-    Raises: ProtocolError for what the protocol cannot carry.
+    Raises: ProtocolError if the protocol cannot carry the frame.
     """
     encoder = _Encoder(limits, frame.kind)
     value = encoder.node(frame.value, 0)
@@ -98,9 +99,9 @@ def pack(frame: Frame, limits: Limits = LIMITS) -> list[Buffer]:
 
 
 def carried(answer: Any) -> Any:
-    """Return an answer as it would reach the judge: what a notebook takes for right, the judge takes for right.
+    """Return an answer as it would reach the judge, so that notebook and judge accept the same answers.
 
-    Raises: ProtocolError for what the protocol cannot carry; `got` names it.
+    Raises: ProtocolError if the protocol cannot carry the answer; its `got` names the part.
     """
     (frame,) = FrameReader().feed(b"".join(pack(Frame("result", {}, answer))))
     return frame.value
@@ -109,7 +110,7 @@ def carried(answer: Any) -> Any:
 class FrameReader:
     """Turns bytes, which arrive in pieces of any size, into frames.
 
-    Memory grows with the bytes that really came, never with the sizes that a header claims.
+    Memory grows with the bytes that arrived, and never with the sizes that a header claims.
     """
 
     def __init__(self, limits: Limits = LIMITS, *, from_judge: bool = False) -> None:
@@ -120,7 +121,7 @@ class FrameReader:
         self.broken = False
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that `data` completes. Raises: ProtocolError, then and ever after."""
+        """Return the frames that `data` completes. Raises: ProtocolError for or after a malformed frame."""
         _require(not self.broken, "a sender that kept to the protocol", "bytes after a malformed frame")
         self.buffer += data
         frames = []
@@ -135,7 +136,7 @@ class FrameReader:
 
     @property
     def unparsed(self) -> int:
-        """The bytes held of a frame that has begun and is not complete."""
+        """The number of buffered bytes of an incomplete frame."""
         return len(self.buffer) + (self.header is not None)
 
     def _next(self) -> Frame | None:
@@ -153,11 +154,11 @@ class FrameReader:
             self.needed = _payload_bytes(self.header["arrays"])
             if (
                 len(self.buffer) <= self.needed
-            ):  # will be taken over whole; else each frame of many copies all
+            ):  # so that it is taken over whole; else each of many frames copies the rest
                 self.buffer = bytearray(self.buffer)  # aligned again
         if len(self.buffer) < self.needed:
             return None
-        if len(self.buffer) == self.needed:  # nearly always: the arrays take this memory over
+        if len(self.buffer) == self.needed:  # nearly always true: the arrays take this memory over
             payload, self.buffer = self.buffer, bytearray()
         else:
             payload = self.buffer[: self.needed]
@@ -185,7 +186,7 @@ class _Encoder:
             return {"array": self._array(value)}
         exactly: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__}
         for plain, convert in exactly.items():
-            if isinstance(value, plain):  # an enumeration or a version travels as the number or text it is
+            if isinstance(value, plain):  # an enumeration or a version is sent as its number or text
                 return _in_64_bits(convert(value))
         if isinstance(value, (Decimal, numbers.Rational)):  # Fraction
             return _number(value)
@@ -237,8 +238,9 @@ class _Encoder:
 def _parse_header(text: bytes, limits: Limits) -> dict[str, Any]:
     try:
         header = json.loads(text.decode("utf-8"))
-        json.dumps(header, ensure_ascii=False).encode()  # refuses lone surrogates: they cannot be printed
-    except (ValueError, RecursionError) as error:  # also Unicode errors and too many digits
+        # refuses lone surrogates, because they cannot be printed
+        json.dumps(header, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # also Unicode errors, and numbers of too many digits
         raise ProtocolError("a header that is JSON", type(error).__name__) from None
     _require(isinstance(header, dict), "a header that is an object", type(header).__name__)
     parts = ("kind", "fields", "value", "arrays")
@@ -278,7 +280,10 @@ def _check_spec(spec: Any, limits: Limits) -> None:
 
 
 def _reach(shape: Sequence[int], dtype: str) -> int:
-    """Bytes as if no length were 0: NumPy and torch cannot make (0, 2**28, 2**28, 2**28), though it holds nothing."""
+    """Return the bytes as if no length were 0.
+
+    NumPy and torch cannot make an array of shape (0, 2**28, 2**28, 2**28), although it holds no bytes.
+    """
     return math.prod(max(1, length) for length in shape) * ITEMSIZE[dtype]
 
 
@@ -307,7 +312,8 @@ def _decode(header: dict[str, Any], payload: bytearray, limits: Limits, from_jud
 def _array_from(spec: dict[str, Any], data: memoryview) -> Any:
     dtype, shape = spec["dtype"], tuple(spec["shape"])
     if spec["torch"] and 0 in shape:
-        # In the frame it would lie where the next array begins, and Triton's interpreter tells tensors apart by that.
+        # In the frame, an empty tensor would begin where the next array begins. Triton's interpreter needs
+        # distinct addresses.
         return _torch().empty(shape, dtype=getattr(_torch(), dtype))
     if dtype == "bool":
         items = np.frombuffer(data, dtype=np.uint8)
@@ -359,7 +365,7 @@ def _value(node: Any, arrays: Sequence[Any], depth: int, limits: Limits, from_ju
 
 
 def _require_keys(distinct: Collection[Any]) -> None:
-    """Raise ProtocolError unless all may be members of a set, or keys of a dict."""
+    """Raise ProtocolError unless all values may be members of a set, or keys of a dict."""
     needed = f"at most {MOST_DISTINCT} numbers, texts or tuples as keys or members"
     _require(len(distinct) <= MOST_DISTINCT, needed, f"{len(distinct)} keys or members")
     _require(all(map(_is_key, distinct)), needed, "a key or member of another type")
@@ -407,12 +413,12 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # no type where torch is off limits
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None if torch is off limits
     return isinstance(tensor, type) and isinstance(value, tensor)
 
 
 def _torch() -> Any:
-    import torch  # late: NumPy exercises never pay for it
+    import torch  # imported here, so that NumPy exercises do not load torch
 
     return torch
 
@@ -423,7 +429,7 @@ def _dtype(value: Any) -> str:
 
 def _tensor_bytes(tensor: Any) -> memoryview:
     torch, tensor = _torch(), tensor.detach().to("cpu").resolve_conj().resolve_neg()
-    # NumPy has no bfloat16; its own view knows that strides of empty arrays do not matter.
+    # NumPy has no bfloat16. Its `view` accepts any strides of an empty array, and torch's does not.
     return _array_bytes((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 

@@ -1,4 +1,4 @@
-"""Running a stage's checks and reporting what came of them: the notebook and the judge both do this."""
+"""Runs a stage's checks and reports their results, for both the notebook and the judge."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NOT_COUNTED = {
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What came of one check. `broken` means that the check, not the answer, is at fault.
+    """The result of one check. `broken` means that the check, not the answer, is at fault.
 
-    `counted` is off where the check holds and still gives nothing, as one of a kind before its own
-    fails; `message` then says so.
+    `counted` is False if the check holds but earns no points, because a check of an earlier kind fails.
+    `message` says so.
     """
 
     id: str
@@ -48,13 +48,13 @@ class CheckReport:
 
     @property
     def earned(self) -> int:
-        """The points this check gives."""
+        """The points that this check earns."""
         return self.points if self.ok and self.counted else 0
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """What came of one stage; `status` is "ok", "wrong" or "not written"."""
+    """The result of one stage; `status` is "ok", "wrong" or "not written"."""
 
     stage: str
     status: str
@@ -67,21 +67,22 @@ class StageReport:
 
     @property
     def points(self) -> int:
-        """The points that the checks run here could give."""
+        """The most points that the checks in this report can earn."""
         return sum(check.points for check in self.checks)
 
     @property
     def earned(self) -> int:
-        """The points that they gave."""
+        """The points that the checks in this report earned."""
         return sum(check.earned for check in self.checks)
 
 
 def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int = 0) -> StageReport:
     """Return the report of `stage`'s checks of `tier` ("all" for every tier), in the contract's order.
 
-    Each check draws its inputs from its own generator, made from `seed` and the check's id, so that
-    no check's probes depend on another. If the first check says "not written", the rest is not run. A check of cost
-    counts where the visible checks of correctness hold, and one of speed where those of cost hold too.
+    Each check draws its inputs from its own generator, which is seeded by `seed` and the check's id, so no
+    check's inputs depend on another check. If the first check reports "not written", the other checks are not
+    run. A check of cost counts only if the visible checks of correctness hold. A check of speed counts only
+    if those of cost hold too.
     """
     if tier not in (*TIERS, "all"):
         raise CourseError(f"a tier out of {', '.join(TIERS)}, all", repr(tier))
@@ -93,15 +94,16 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
         except NotWritten as failure:
             if not reports:
                 return not_written(stage, failure, tier)
-            reports.append(_failed(check, failure))  # a case that is left open, in a function that is written
+            reports.append(_failed(check, failure))  # the function is written, but does not handle this case
     wrong = any(not report.ok for report in reports)
     return StageReport(stage.id, "wrong" if wrong else "ok", gated(reports))
 
 
 def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
-    """Return the reports of one stage, with those not counted that hold while one of a kind before theirs fails.
+    """Return one stage's reports; a check that holds is not counted if one of an earlier kind fails.
 
-    Only checks that a learner sees withhold points, so that no green tick is taken back for a hidden reason.
+    Only visible checks withhold points, so that no passed check loses its points for a reason that the
+    learner cannot see.
     """
     failing = {report.kind for report in reports if not report.ok and report.tier == "visible"}
     counted = []
@@ -115,7 +117,7 @@ def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
 
 
 def after_helpers(stage: Stage, report: StageReport, earlier: Mapping[str, StageReport]) -> StageReport:
-    """Return the report of a stage, with no word on its own faults but on the helper that is wrong, if one is.
+    """Return a stage's report in which failed checks name the wrong helper, if one of the helpers is wrong.
 
     `earlier` holds the reports of the exercise's other stages by the name of their function.
     """
@@ -145,7 +147,7 @@ def run_in_process(
     seed: int = 0,
     limits: OffLimits | None = None,
 ) -> StageReport:
-    """Return the report of `stage` for the function found in `namespace`, run in this process within `limits`."""
+    """Return the report of `stage` for the function in `namespace`, run in this process within `limits`."""
     try:
         subject = InProcessSubject(stage, namespace, limits)
     except NotWritten as failure:
@@ -157,7 +159,7 @@ def run_in_process(
 
 
 def not_written(stage: Stage, failure: Failure, tier: str = "all") -> StageReport:
-    """Return the report of a stage that has no code: every check without points, with one message."""
+    """Return the report of a stage that has no code: no check earns points, and all have the same message."""
     checks = tuple(_failed(check, failure) for check in stage.checks if tier in (check.tier, "all"))
     return StageReport(stage.id, "not written", checks)
 
@@ -182,7 +184,7 @@ def _run_check(stage: Stage, check: Check, subject: Subject, seed: int) -> Check
     noted = Noted(subject)
     try:
         check.run(noted, rng)
-    except (NotWritten, SandboxError):  # a worker that does not start is no answer, and no learner's fault
+    except (NotWritten, SandboxError):  # a worker that does not start is not a wrong answer
         raise
     except Failure as found:
         failure = explained(found, stage, check.id, noted.calls)

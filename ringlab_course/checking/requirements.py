@@ -1,4 +1,7 @@
-"""Needs of a notebook beyond the learner's install, Triton or an extra: without them the notebook ends with the remedy."""
+"""Requirements of a notebook beyond the learner's install: Triton or an extra.
+
+If a requirement is missing, the notebook ends with a sentence that says how to install it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ MODULES = {"jax": ("jax", "jaxlib")}
 class Stop(Exception):
     """Ends a run of a notebook with a sentence instead of a traceback."""
 
-    def _render_traceback_(self) -> list[str]:  # what IPython shows instead
+    def _render_traceback_(self) -> list[str]:  # the method that IPython calls to show the exception
         return [str(self)]
 
 
 def triton_is_missing() -> str:
-    """Return why kernels cannot run on this machine, empty text where they can."""
+    """Return why kernels cannot run on this machine, or "" if they can."""
     if find_spec("triton") is not None:
         return ""
     where = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "this machine")
@@ -30,10 +33,7 @@ def triton_is_missing() -> str:
 
 
 def needs_triton() -> None:
-    """Return where Triton is installed; elsewhere end the notebook's run here, and say so.
-
-    Raises: Stop, which a notebook shows as plain text.
-    """
+    """Return None if Triton is installed; otherwise end the notebook's run here and say why."""
     if missing := triton_is_missing():
         raise Stop(
             f"{missing}\nThis notebook ends here for you. You can read it as it was run, in notebooks/ on disk or on "
@@ -42,15 +42,15 @@ def needs_triton() -> None:
 
 
 def require_triton() -> None:
-    """Return where Triton is installed. Raises: CourseError elsewhere."""
+    """Return None if Triton is installed. Raises: CourseError if it is not."""
     if missing := triton_is_missing():
         raise CourseError("Triton, whose interpreter runs the kernels of this exercise", missing, REMEDY)
 
 
 def extra_is_missing(extra: str) -> str:
-    """Return what of the extra is not installed, and the command that installs it; empty text where all is there.
+    """Return the missing modules of the extra and the command that installs them, or "" if none is missing.
 
-    Raises: CourseError for an extra that no lesson asks for.
+    Raises: CourseError for an extra that no lesson uses.
     """
     if extra not in MODULES:
         raise CourseError(f"an extra out of {', '.join(MODULES)}", repr(extra))
@@ -65,9 +65,9 @@ def extra_is_missing(extra: str) -> str:
 
 
 def needs_extra(extra: str) -> None:
-    """Return where the extra is installed; elsewhere end the notebook's run here, and say what to type.
+    """Return None if the extra is installed; otherwise end the notebook's run and name the install command.
 
-    Raises: Stop, which a notebook shows as plain text; CourseError for an extra that no lesson asks for.
+    Raises: Stop, which a notebook shows as plain text; CourseError for an extra that no lesson uses.
     """
     if missing := extra_is_missing(extra):
         raise Stop(
@@ -77,6 +77,6 @@ def needs_extra(extra: str) -> None:
 
 
 def require_extra(extra: str) -> None:
-    """Return where the extra is installed. Raises: CourseError elsewhere, and for an extra that no lesson asks for."""
+    """Return None if the extra is installed. Raises: CourseError if it is not, or if no lesson uses it."""
     if missing := extra_is_missing(extra):
         raise CourseError(f"the extra [{extra}], which this exercise is about", "", missing)

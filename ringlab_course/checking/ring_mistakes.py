@@ -1,7 +1,8 @@
-"""Common mistakes in the forward and the causal ring; of the causal ones, functions that make the same, for exercise 07.
+"""The common mistakes in the forward and the causal ring.
 
-Imitations take (rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions): the shards of all ranks, and the
-global positions of their tokens, None without a mask. They compute in float64.
+For the causal mistakes there are functions that imitate them, which exercise 07 uses. Imitations take (rank:
+int, qs: Shards, ks: Shards, vs: Shards, positions: Positions), that is, the shards of all ranks and the
+global positions of their tokens (None without a mask). They compute in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ See = Callable[[int, int, Positions], np.ndarray]
 
 
 def global_mask(rank: int, origin: int, positions: Positions) -> np.ndarray | None:
-    """Return True where the key's global position is at or before the query's; None without positions."""
+    """Return a mask: True where the key's position is at or before the query's. None without positions."""
     return None if positions is None else _causal(rank, origin, positions)
 
 
@@ -59,7 +60,7 @@ def _three_causal_steps(rank: int, qs: Shards, ks: Shards, vs: Shards, positions
 
 
 def _seen(see: See) -> Callable[..., State]:
-    """An imitation that masks by `see(rank, origin, positions)`."""
+    """Return an imitation whose mask is `see(rank, origin, positions)`."""
 
     def imitate(rank: int, qs: Shards, ks: Shards, vs: Shards, positions: Positions) -> State:
         order = _order(rank, len(ks))

@@ -1,4 +1,4 @@
-"""What a ring program may do with its ring, in the notebook and in the judge alike."""
+"""The rules for the use of a ring by a ring program, which are the same in the notebook and in the judge."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.c
 
 
 def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
-    """Return the error for a call of `what` that does not come from the ring's own program."""
+    """Return the error for a call of `what` from outside the ring's own program."""
     return CommError(f"{what} from the program of rank {rank} itself", got, remedy)
 
 
 def in_a_thread() -> tuple[str, str]:
-    """Return what went wrong where this thread uses a ring that is another thread's, and the remedy."""
+    """Return the fault and the remedy if this thread uses the ring of another thread."""
     got = f"a call from the thread '{threading.current_thread().name}'"
     return got, "let the function's own thread exchange: ring.post returns at once, and work.wait() waits"
 
 
 def require_messages(tensors: Sequence[Tensor]) -> None:
-    """Return if these can be sent and received. Raises: CommError."""
+    """Return None if these tensors can be sent and received. Raises: CommError."""
     got = f"{len(tensors)} of them" if len(tensors) > LIMITS.arrays else ""
     for tensor in tensors:
         if dtype_name(tensor) not in ITEMSIZE:
@@ -40,5 +40,5 @@ def require_messages(tensors: Sequence[Tensor]) -> None:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the name of a tensor's dtype, as in "float32"."""
+    """Return the name of a tensor's dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")

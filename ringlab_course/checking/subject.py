@@ -1,4 +1,4 @@
-"""The learner's code as a check sees it: something that can be called, wherever it runs."""
+"""The learner's code as a check sees it: a function that can be called, whichever process runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """A call's answer and the most bytes it held at once beyond its arguments."""
+    """A call's answer, and the peak of memory in bytes that the call used beyond its arguments."""
 
     answer: Any
     peak_bytes: int
@@ -24,8 +24,9 @@ class Measured:
 class Recorded:
     """A call's answer and the `Access`es of its Triton kernels, in the order in which they happened.
 
-    Whoever runs the kernels wrote them down. For a sandboxed submission that is its own worker: what a
-    check proves by values is certain; its counts here are only as honest as the submission.
+    The process that runs the kernels records the accesses. For a sandboxed submission this is its own worker.
+    So a check that compares values is reliable, but a check that counts accesses relies on the submission's
+    honesty.
     """
 
     answer: Any
@@ -36,26 +37,27 @@ class Subject(Protocol):
     """One stage's function, callable by checks.
 
     Arguments and answers are arrays (NumPy or torch), numbers, strings, booleans, None, and tuples,
-    lists and dicts of these: nothing else crosses to a sandboxed worker.
-    effort: what `efforts` counts.
+    lists and dicts of these. Other values cannot be sent to a sandboxed worker.
+    effort: the name of the quantity that `efforts` counts.
     """
 
     function: str
     effort: str
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the learner's function answers. Raises: NotWritten, Crashed."""
+        """Return the answer of the learner's function. Raises: NotWritten, Crashed."""
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
-        """Return the answer with the peak of memory the call held. Raises: NotWritten, Crashed."""
+        """Return the answer with the peak of memory that the call used. Raises: NotWritten, Crashed."""
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
-        """Return the answer with what the call's Triton kernels read and wrote. Raises: NotWritten, Crashed."""
+        """Return the answer with the accesses of the call's Triton kernels. Raises: NotWritten, Crashed."""
 
     def examine(self, *args: Any, **kwargs: Any) -> Examined:
-        """Return what came of a JAX program on a mesh; arguments as for `ringlab_course.mesh.examine`, the program left out.
+        """Return the examination of the learner's JAX program on a mesh.
 
-        Raises: NotWritten, Crashed; Failure where JAX cannot run here.
+        The arguments are those of `ringlab_course.mesh.examine` without the program.
+        Raises: NotWritten, Crashed; Failure if JAX cannot run here.
         """
 
     def run_ring(
@@ -68,30 +70,33 @@ class Subject(Protocol):
     ) -> Any:
         """Return the Outcome (results, trace, memory) of the learner's program on every rank.
 
-        Each of `per_rank` holds `world_size` entries, one for each rank; `kwargs` go to all ranks.
-        `faults` says what the network is like. Once a rank was killed nothing is raised for the ranks
-        that break off: the result of each that did is an `Ended`, and there is no trace and no memory.
-        With `gradient`, a result is a pair: the answer, and its gradient of the rank's first argument, None if none flows.
-        Raises: NotWritten, Crashed (a deadlock or a mismatched message too).
+        Each of `per_rank` holds `world_size` entries, one for each rank; `kwargs` go to all ranks. `faults`
+        describes the network. If a rank was killed, nothing is raised for the ranks that fail as a
+        consequence. The result of each such rank is an `Ended`, and there is no trace and no memory. With
+        `gradient`, each result is a pair: the answer, and its gradient with respect to the rank's first
+        argument, or None if no gradient flows.
+
+        Raises: NotWritten, Crashed (also for a deadlock or a mismatched message).
         """
 
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
-        """Return the Outcome of one run and how much each rank computes in it, for comparing ranks with each other.
+        """Return the Outcome of one run and how much each rank computes in it, to compare the ranks.
 
-        Arguments as in `run_ring`.
+        The arguments are those of `run_ring`.
         """
 
     def texts(self, functions: Sequence[str]) -> dict[str, str]:
-        """Return by name the text that defines each of these functions of the submission, decorators included.
+        """Return, by name, the source of each of these functions of the submission, including decorators.
 
-        It is read before anything of the submission runs. Those that have no text are left out.
+        The source is read before any code of the submission runs. Functions without a source are left out.
         """
 
     def alone(self, module: str, functions: Sequence[str]) -> Subject:
-        """Return the subject for the same function, defined by the texts of `functions` and the public names of `module` alone.
+        """Return a subject for the same function with only `functions` and the public names of `module`.
 
-        Whatever else the submission holds, a decorator or another helper of the same name, has no effect on it.
+        Nothing else in the submission has an effect on this subject, such as a decorator or another helper of
+        the same name.
         """
 
     def other(self, function: str) -> Subject:
-        """Return the subject for another function of the same submission, one of the stage's helpers."""
+        """Return a subject for another function of the same submission, one of the stage's helpers."""

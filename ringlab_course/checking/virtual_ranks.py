@@ -1,4 +1,4 @@
-"""A learner's ring program on the virtual cluster of this process, with the faults that the judge can make."""
+"""Runs a learner's ring program on a virtual cluster of this process, with the faults of the judge."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults | None = None) -> Outcome:
-    """Return the outcome of `program(ring)` on every rank, with the rules of exchange held up.
+    """Return the outcome of `program(ring)` on every rank; the rules of exchange are enforced.
 
-    Once a rank was killed, the result of each rank that broke off is an `Ended`.
-    Raises: what the virtual cluster raises, unless a rank was killed; NotImplementedError always.
+    If a rank was killed, the result of each rank that failed is an `Ended`.
+    Raises: the errors of the virtual cluster, unless a rank was killed; NotImplementedError in any case.
     """
     faults = faults or Faults()
     run = _Run(program, faults)
@@ -42,7 +42,7 @@ def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults 
 
 
 class _Run:
-    """What became of each rank: its result, or why it has none."""
+    """The state of one run: the result of each rank, or the reason why the rank has none."""
 
     def __init__(self, program: Callable[[Ring], Any], faults: Faults) -> None:
         self.program, self.faults = program, faults
@@ -63,7 +63,7 @@ class _Run:
             self.ends[ring.rank] = self.program(Ring(Strict(comm)))
             if isinstance(comm, Mortal):
                 comm.require_life()
-            if ring.rank in self.misuse:  # in a thread, where its error was lost
+            if ring.rank in self.misuse:  # in a thread, where the error was lost
                 raise self.misuse[ring.rank]
         except Killed:
             self.killed, self.ends[ring.rank] = True, Ended(Killed.__name__)
@@ -75,7 +75,7 @@ class _Run:
 
 
 class _Ruled(Wrapper):
-    """`comm`, with the judge's rules: the program itself exchanges, and tensors that can be sent."""
+    """A `comm` with the judge's rules: only the program may exchange, and only tensors that can be sent."""
 
     def __init__(self, comm: Comm, run: _Run) -> None:
         super().__init__(comm)
@@ -99,10 +99,10 @@ class _Ruled(Wrapper):
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if threading.get_ident() != self._thread and not self._run.over:
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside another computation
         self.require_program("compute")
 
-        @functools.wraps(function)  # it may be marked as `thread_safe`
+        @functools.wraps(function)  # keeps a `thread_safe` mark of the function
         def computing(*args: Any, **kwargs: Any) -> T:
             self._computing = threading.get_ident()
             try:
@@ -113,7 +113,10 @@ class _Ruled(Wrapper):
         return self.inner.compute(label, computing, *args, **kwargs)
 
     def require_program(self, what: str) -> None:
-        """Return if the program itself asks. Raises: CommError, which the run keeps too: a thread may lose it."""
+        """Return None if the program itself makes this call. Raises: CommError.
+
+        The run keeps the error too, because a thread may lose it.
+        """
         here = threading.get_ident()
         if self._run.over:
             got, remedy = KEPT

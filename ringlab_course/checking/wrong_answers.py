@@ -1,9 +1,9 @@
-"""Right and wrong answers to an exercise, and what learners read about a mistake: all from the exercise's folder.
+"""The right and wrong answers to an exercise and the texts about its mistakes, read from its folder.
 
-`right/NAME.py` are right answers. `wrong_answers.md` holds the wrong ones as edits of those (`ringlab.edits`): an
-entry names the stage, the check that must find it, the right answer it is an edit of, and the misconception that the
-check must name. The text of the first entry that names a misconception is what learners read about it; a
-misconception without a wrong answer has an entry of its own, without an edit.
+`right/NAME.py` are right answers. `wrong_answers.md` holds the wrong answers, each as an edit of a right
+answer (`ringlab.edits`). An entry names the stage, the right answer that it edits, the check that must find
+the mistake, and the misconception that the check must name. Learners read the text of the first entry that
+names a misconception. A misconception without a wrong answer has its own entry without an edit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = "wrong_answers.md"
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """An answer to one stage that `check` must find, as the mistake called `misconception` where that has a name."""
+    """An answer to one stage that `check` must find, as the mistake `misconception` if that is not None."""
 
     name: str
     stage: str
@@ -39,17 +39,17 @@ class WrongAnswer:
 
     @property
     def submission(self) -> str:
-        """Its name among all answers, as 05/wrong_step_overflows."""
+        """The answer's name among all answers, such as 05/wrong_step_overflows."""
         return f"{self.stage[:2]}/wrong_{self.name}"
 
     @property
     def finder(self) -> str:
-        """The check that must find it, as 05.forward:values."""
+        """The check that must find the answer, such as 05.forward:values."""
         return f"{self.stage}:{self.check}"
 
     @property
     def source(self) -> str:
-        """The answer as Python code: of the edited right answer, what the stage's function and helpers use."""
+        """The answer as Python code: the parts of the edited right answer that the stage uses."""
         exercise_id = self.stage[:2]
         where = f"{FILE} of exercise {exercise_id}, entry {self.name!r}"
         whole = edits.apply(self.hunks, right_answers(exercise_id)[self.right], where)
@@ -58,7 +58,7 @@ class WrongAnswer:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """`source`, and what it is with each of the other `variants` in the place of the first."""
+        """`source`, followed by `source` with the first of the `variants` replaced by each other one."""
         others = (self.source.replace(self.variants[0], other) for other in self.variants[1:])
         return self.source, *others
 
@@ -74,7 +74,7 @@ def right_answers(exercise_id: str) -> dict[str, str]:
 def wrong_answers(exercise_id: str) -> tuple[WrongAnswer, ...]:
     """Return the wrong answers to an exercise, in the order of their file.
 
-    Raises: CourseError for an edit without a check, or of a right answer that is not there.
+    Raises: CourseError for an edit that has no check, or that edits a right answer that does not exist.
     """
     return tuple(_wrong_answer(entry) for entry in entries(exercise_id) if entry.hunks)
 
@@ -94,16 +94,17 @@ def _wrong_answer(entry: edits.Entry) -> WrongAnswer:
 
 @cache
 def entries(exercise_id: str) -> tuple[edits.Entry, ...]:
-    """Return all entries of an exercise's file, those without an edit too."""
+    """Return all entries of an exercise's file, including those without an edit."""
     optional = ("check", "of", "misconception", "variants")
     return edits.read(folder_of(exercise_id) / FILE, required=("stage",), optional=optional)
 
 
 def mistakes_of(where: str) -> Callable[..., Misconception]:
-    """Return a function (name, imitate=None) → Misconception that takes the text from the exercise's file.
+    """Return a function (name, imitate=None) → Misconception that reads the message in the exercise's file.
 
-    `where` is a stage, as "05.forward", or an exercise, as "05". The text is that of the first entry there which
-    names the misconception and has one, else of the exercise's first. Raises: CourseError, when it is called, if no entry has.
+    `where` is a stage, such as "05.forward", or an exercise, such as "05". The message is the text of the
+    first entry of `where` that names the misconception and has a text. If there is none, it is the first such
+    text of the exercise. If there is none either, the function raises CourseError when it is called.
     """
     texts: dict[str, str] = {}
     for entry in sorted(entries(where[:2]), key=lambda entry: not entry.fields["stage"].startswith(where)):
@@ -124,9 +125,10 @@ def mistakes_of(where: str) -> Callable[..., Misconception]:
 
 @cache
 def misconceptions_of(stage_id: str) -> tuple[Misconception, ...]:
-    """Return the mistakes that entries of a stage name, in the order of their file.
+    """Return the misconceptions that entries of a stage name, in the order of the file.
 
-    The text is that of the stage's first entry which has one, else of the exercise's.
+    The message is the text of the stage's first entry that has one, or else the first such text of the
+    exercise.
     """
     named = [entry.fields for entry in entries(stage_id[:2]) if entry.fields["stage"] == stage_id]
     names = dict.fromkeys(fields["misconception"] for fields in named if "misconception" in fields)
@@ -134,7 +136,7 @@ def misconceptions_of(stage_id: str) -> tuple[Misconception, ...]:
 
 
 def found_by(stage_id: str) -> dict[str, set[str]]:
-    """Return, by check of a stage, the names of the wrong answers and misconceptions that it must find."""
+    """Return, for each check of a stage, the names of the answers and misconceptions that it must find."""
     found: dict[str, set[str]] = {}
     for entry in entries(stage_id[:2]):
         if entry.fields["stage"] == stage_id and "check" in entry.fields:
@@ -145,7 +147,7 @@ def found_by(stage_id: str) -> dict[str, set[str]]:
 
 
 def namespace_of(source: str, name: str) -> dict[str, Any]:
-    """Return what an answer defines; tracebacks, and Triton, find its lines under `name`."""
+    """Return the names that an answer defines. Tracebacks and Triton find the answer's lines under `name`."""
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     space: dict[str, Any] = {"__name__": name}
     exec(compile(source, name, "exec"), space)
@@ -153,7 +155,7 @@ def namespace_of(source: str, name: str) -> dict[str, Any]:
 
 
 def used_by(names: Collection[str], source: str) -> str:
-    """Return the statements of a module that bind these names or names they use, and those that bind none."""
+    """Return a module's statements that bind `names` or names that these use, and those that bind none."""
     kept, wanted = set[int](), set(names)
     statements = list(_statements(source))
     while more := {
@@ -167,13 +169,13 @@ def used_by(names: Collection[str], source: str) -> str:
 
 
 def _statements(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Yield each top-level statement: its lines with the comments above, the names it binds, the names it uses."""
+    """Yield the lines (with comments above), the bound names and the used names of each statement."""
     lines, begin = source.splitlines(keepends=True), 0
     for node in ast.parse(source).body:
         text = "".join(lines[begin : node.end_lineno])
         begin = node.end_lineno or begin
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue  # the docstring is about the right answer
+            continue  # the docstring describes the right answer and not this edit
         names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             binds = {node.name}

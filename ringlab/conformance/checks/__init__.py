@@ -1,4 +1,4 @@
-"""The table of checks: the requirement of each, its tier, its runs, and how it judges them."""
+"""The table of checks: each check's requirement, tier, runs and judge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.errors import BackendError
 
 LOADS = "loads"
-"""The check before all others: the target can be imported and states its claims."""
+"""The check before all others: the target can be imported and its claims are valid."""
 CHECKS: tuple[Check, ...] = (
     *VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *CALL_CHECKS, *ARGUMENT_CHECKS, *DROPOUT_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS,
 )  # fmt: skip
@@ -43,9 +43,9 @@ def chosen(only: tuple[str, ...] = ()) -> tuple[Check, ...]:
 
 
 def refuse_unknown(only: Iterable[str], known: Collection[str]) -> None:
-    """Return if all names are `known`.
+    """Return None if all names are `known`.
 
-    Raises: BackendError for one that no check has.
+    Raises: BackendError for a name that is not known.
 
     >>> refuse_unknown(["dq"], names())
     """

@@ -1,7 +1,8 @@
-"""Checks of arguments: whatever a target accepts must change the result as the oracle says, or be refused.
+"""Checks of arguments: an accepted argument must change the result as in the oracle, or be refused.
 
-Each check makes a plain run and the same one with the argument. Three verdicts are wrong: another result than the oracle's,
-the plain result again, which means that the argument is accepted and ignored, and a refusal of some values only.
+Each check makes a plain run, and the same run with the argument. Three outcomes are wrong: a result that is
+not the oracle's; the plain result again, which means that the argument is accepted and ignored; and a refusal
+of only some values.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ _LENGTH = 24
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument: what the report calls it, the names of its parameters, and what it changes in a plain run.
+    """An argument: its name in the report, the names of its parameters, and its changes to a plain run.
 
-    names: none for what the shapes of q, k and v say, which any target takes. causal: the mask that it needs, None for any.
-    by_mask: whether a target that takes ringlab's Mask gets it in the mask.
+    names: empty for a property of the shapes of q, k and v, which needs no parameter. causal: the mask that
+    the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask gets the
+    argument in the mask.
     """
 
     what: str
@@ -48,14 +50,17 @@ class Argument:
     by_mask: bool = True
 
     def places(self, plan: Plan) -> list[Place]:
-        """Return the places where it is asked: every layout with one mask, and the last layout with every mask."""
+        """Return the places for tests: all layouts with one mask, and the last layout with all masks."""
         masks = [mask for mask in plan.claims.causal if self._fits(plan, mask)]
         layouts = plan.claims.layouts if self.names else plan.claims.layouts[-1:]
         places = [(layout, mask) for layout in layouts for mask in masks[-1:]]
         return places + [(layouts[-1], mask) for mask in masks[:-1]]
 
     def _fits(self, plan: Plan, causal: bool) -> bool:
-        """Whether it can be asked with this mask. Without a causal mask, `window_left` alone leaves open how far a window reaches to the right."""
+        """Return whether the argument can be tested with this mask.
+
+        Without a causal mask, `window_left` alone does not define how far the window reaches to the right.
+        """
         only_left = self._taken(plan) == {"window_left"} and not plan.claims.takes_mask
         return self.causal in (None, causal) and (causal or not only_left)
 
@@ -63,7 +68,7 @@ class Argument:
         return {*self.names} & {*plan.claims.takes, *plan.claims.through}
 
     def runs(self, plan: Plan) -> list[Run]:
-        """Return the run with each value of the argument, after the same run without it, in every place."""
+        """Return, for every place, a run without the argument, and a run with each of its values."""
         P = plan.ranks(3, 2)[0]
         length = max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
         found = []
@@ -76,7 +81,7 @@ class Argument:
         return found
 
     def needs(self, plan: Plan) -> str | None:
-        """Return the reason why the target is not asked, or None."""
+        """Return the reason why the argument is not tested, or None."""
         if not self.names and (reason := needs_own_tensors(plan)):
             return reason
         if self.names and not self._taken(plan) and not (self.by_mask and plan.claims.takes_mask):
@@ -86,7 +91,7 @@ class Argument:
         return f"the target computes {'no' if self.causal else 'nothing without a'} causal mask"
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        """Return whether in each place results are the oracle's for every value, or each value raises."""
+        """Return the verdict: in each place, all values must give the oracle's results, or all must raise."""
         given, refused = [], []
         for place in self.places(plan):
             before, *with_it = (ran for ran in rans if (ran.run.layout, ran.run.causal) == place)
@@ -105,11 +110,17 @@ class Argument:
         return Verdict(True, "; ".join(words).removeprefix("; ")[:400])
 
     def _ends(self) -> tuple[str, ...]:
-        """The kinds of trouble that count as a refusal, besides an error: shapes that nobody claims may end a process."""
+        """Return the kinds of trouble, besides an error, that count as a refusal.
+
+        For shapes that the target does not claim, these include the end of the process.
+        """
         return () if self.names else ("crashed", "hung")
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
-        """The verdict if the runs in one place settle it: a crash, a refusal of some values only, or unchanged results; else None."""
+        """Return a failing verdict if the runs in one place show a fault, else None.
+
+        The faults are a crash, a refusal of only some values, and unchanged results.
+        """
         raised = [ran for ran in with_it if ran.trouble is not None]
         if before.trouble is not None:
             return Verdict(False, f"{before.trouble} ({before.run})", before.run)
@@ -128,7 +139,7 @@ class Argument:
 
 
 _FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
-"""Parts of the errors that are raised for a value of another form than the function takes."""
+"""Parts of errors that are raised if a value has another form than the function expects."""
 
 
 def _unchanged(before: Ran, after: Ran) -> bool:
@@ -141,7 +152,10 @@ def _always(**changes: Any) -> Changes:
 
 
 def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes, with the documents' lengths rounded up to multiples of twice the ranks if the target needs that; empty ones stay empty."""
+    """Return the changes; if the target needs it, round documents' lengths up to multiples of 2 P.
+
+    Empty documents stay empty.
+    """
     if not plan.claims.whole_documents or "pads" in changes or "documents" not in changes:
         return changes
     *lengths, _ = changes["documents"]
@@ -150,12 +164,15 @@ def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _documents(*lengths: int) -> Changes:
-    """These documents, and a last one that fills the sequence."""
+    """Return a change to documents of these lengths, followed by a last one that fills the sequence."""
     return lambda run: {"documents": (*lengths, run.S - sum(lengths))}
 
 
 def _padded(run: Run, *lengths: int) -> dict[str, Any]:
-    """Documents that are padded to multiples of 2 P, as kernels for packed sequences want them; the last one fills the sequence."""
+    """Return documents that are padded to multiples of 2 P, as kernels for packed sequences require.
+
+    The last document fills the sequence.
+    """
     pads = [-length % (2 * run.P) for length in lengths]
     last = run.S - sum(lengths) - sum(pads) - 1
     return {"documents": (*lengths, last), "pads": (*pads, 1)}
@@ -168,7 +185,7 @@ def _check(name: str, asks: str, argument: Argument) -> Check:
 
 
 def _padding(run: Run) -> dict[str, Any]:
-    """Padding that rows would see if it were not masked: under a causal mask it stands in front."""
+    """Return padding that rows would see if it were not masked: in front under a causal mask."""
     return {"pads": (-5 if run.causal else 5,)}
 
 

@@ -1,4 +1,4 @@
-"""Checks of how code calls a ring: ways of calling that change no result."""
+"""Checks of the ways in which code calls a ring, none of which may change a result."""
 
 from __future__ import annotations
 
@@ -40,11 +40,14 @@ _ASKS = {
     "side effects": "random numbers, modes and process groups as before a call",
 }
 _STATE = ("inference", "two rings", "same memory", "many calls", "side effects")
-"""The checks of what a call leaves or finds; the others are about gradients."""
+"""The checks of the state that a call leaves or finds; the other checks are about gradients."""
 
 
 def _called(names: Sequence[str]) -> Runs:
-    """Return the planner of one run for each of these call patterns, with the last layout and mask that are claimed."""
+    """Return a function that plans one run for each of these call patterns.
+
+    The runs use the last layout and the last mask that the target claims.
+    """
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
@@ -60,7 +63,10 @@ def _called(names: Sequence[str]) -> Runs:
 
 
 def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Results must be those of a plain call. Autograd's own error about a tensor changed in place is a right answer, too."""
+    """Return the verdict: results must be those of a plain call.
+
+    Autograd's own error about a tensor that was changed in place is a right answer too.
+    """
     refused = [text for ran in rans for text in ran.noted("refused")]
     right = []
     for ran in rans:
@@ -90,7 +96,7 @@ def _needs(names: Sequence[str], plan: Plan) -> str | None:
 
 
 def _worlds(plan: Plan) -> list[int]:
-    """Claimed numbers of ranks whose halves are claimed, too."""
+    """Return the claimed numbers of ranks (4 or 8) whose halves are claimed too."""
     return [P for P in (4, 8) if {P, P // 2} <= set(plan.claims.ranks)]
 
 

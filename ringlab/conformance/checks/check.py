@@ -1,4 +1,4 @@
-"""What a check is made of: the plan of its runs, its judge, and its verdict."""
+"""The parts of a check: the plan of its runs, its judge, and its verdict."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES
 
 LENGTH = 48
-"""Tokens of most runs: divisible by 2 P for P = 1, 2, 3, 4 and 8."""
+"""The number of tokens of most runs, which is divisible by 2 P for P = 1, 2, 3, 4 and 8."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The basis of a plan: the claims, the tier, and the seed of all inputs."""
+    """The basis for planning runs: the claims, the tier, and the seed of all inputs."""
 
     claims: Claims
     quick: bool
     seed: int
 
     def ranks(self, *wanted: int) -> list[int]:
-        """Return the wanted numbers of ranks that the target claims; if it claims none of them, its smallest one above 1."""
+        """Return the wanted numbers of ranks that the target claims.
+
+        If it claims none of them, return its smallest number above 1.
+        """
         have = [P for P in wanted if P in self.claims.ranks]
         above = [P for P in sorted(self.claims.ranks) if P > 1]
         return have or above[:1] or list(self.claims.ranks)[:1]
 
     def dtypes(self, *wanted: str) -> list[str]:
-        """Return the wanted dtypes that the target claims; if it claims none of them, its first one."""
+        """Return the wanted dtypes that the target claims, or its first dtype if it claims none of them."""
         return [d for d in wanted if d in self.claims.dtypes] or list(self.claims.dtypes)[:1]
 
     @property
@@ -42,11 +45,15 @@ class Plan:
 
     @property
     def mask(self) -> bool:
-        """Return whether plain runs are causal: only if the target computes nothing else."""
+        """Return whether plain runs are causal, which they are only if the target computes no other mask."""
         return False not in self.claims.causal
 
     def run(self, P: int, S: int = LENGTH, **changes: Any) -> Run:
-        """Return a run within the claims: the first layout, float32 if that is claimed, two query heads on one key/value head if grouped."""
+        """Return a run within the claims, with `changes` to the default fields.
+
+        By default it has the first layout, float32 if that is claimed, and two query heads on one key/value
+        head if grouped heads are claimed.
+        """
         plain = Run(
             P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
             dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
@@ -63,8 +70,9 @@ class Plan:
 class Verdict:
     """The outcome of a check, with the evidence in words.
 
-    counter: the run from which the search for a smaller counterexample starts. by_time: whether a busy machine alone could
-    explain the verdict; then the runs are repeated, and the last verdict counts. more: runs to make before the verdict counts.
+    counter: the run from which the search for a smaller counterexample starts. by_time: whether a busy
+    machine alone could explain the verdict. If so, the runs are repeated, and the last verdict counts. more:
+    runs that must be made before the verdict counts.
     """
 
     ok: bool
@@ -79,7 +87,7 @@ Judge = Callable[[Plan, Sequence[Ran]], Verdict]
 
 
 class Measure(StrEnum):
-    """What a test of a ring has to measure; no single comparison finds every fault."""
+    """The quantities that a test of a ring has to measure; no single comparison finds every fault."""
 
     MESSAGES = "messages and bytes are counted"
     MEMORY = "the largest tensor, and the peak"
@@ -98,11 +106,11 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table.
+    """One line of the table of checks.
 
-    needs: returns the reason why the check does not apply, or None. tolerant: it judges runs that failed, too; any other check
-    fails as soon as one of its runs does. names: the results that it compares. by_values: whether wrong values start the search
-    for a smaller counterexample.
+    needs: returns the reason why the check does not apply, or None. tolerant: whether the check also judges
+    runs that failed; any other check fails as soon as one of its runs fails. names: the results that the
+    check compares. by_values: whether wrong values start the search for a smaller counterexample.
     """
 
     name: str
@@ -117,7 +125,7 @@ class Check:
     by_values: bool = True
 
     def settled_by(self, plan: Plan, ran: Ran) -> Verdict | None:
-        """Return the verdict if this run alone shows that the check fails, whatever its other runs show."""
+        """Return the verdict if this run alone shows that the check fails, else None."""
         if not getattr(self.judge, "each_run_alone", False):
             return None
         verdict = self.judge(plan, [ran])
@@ -125,7 +133,7 @@ class Check:
 
 
 def by_errors(names: tuple[str, ...]) -> Judge:
-    """Return the judge that holds the named results of every run to their bounds."""
+    """Return a judge that compares the errors of the named results of every run with their bounds."""
 
     def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         found = [each for ran in rans for each in measure(ran, names)]
@@ -149,7 +157,7 @@ def by_errors(names: tuple[str, ...]) -> Judge:
 
 
 def ranks_of(rans: Sequence[Ran]) -> str:
-    """Return the numbers of ranks of these runs, in the words of a report."""
+    """Return the numbers of ranks of these runs in the words of a report."""
     return f"P = {', '.join(map(str, sorted({ran.run.P for ran in rans})))}"
 
 
@@ -162,7 +170,7 @@ def _runs(found: list[Measured]) -> int:
 
 
 def size(run: Run) -> tuple[int, ...]:
-    """Return the size of a run, which decides which of two counterexamples is smaller."""
+    """Return a tuple that orders runs by size; a smaller counterexample has a smaller tuple."""
     return run.P, run.S, run.H, run.D, run.B
 
 

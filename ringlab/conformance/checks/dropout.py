@@ -1,7 +1,8 @@
-"""The check of dropout: which pairs are dropped is the target's own choice, and one-hot values show it.
+"""The check of dropout. The target may choose which pairs it drops, and one-hot values show the choice.
 
-Where v_j is 1 in dim j and 0 elsewhere, out is the matrix of weights, with dropout their product with factors, 0 or
-1/(1 − p). The weights are the oracle's, so the factors are known, and with them every result.
+If v_j is 1 in dim j and 0 elsewhere, out is the matrix of weights. With dropout, out is the product of the
+weights and factors of 0 or 1/(1 − p). The weights are known from the oracle, so the factors are known, and so
+is every result.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from ringlab.errors import apart
 RATE = 0.5
 _LENGTH = 24
 _DEVIATIONS = 6.0
-"""Standard deviations by which the share of dropped pairs may differ from the rate: by chance once in 10⁹."""
+"""The most standard deviations between the share of dropped pairs and the rate; chance exceeds it once in 10⁹."""
 _COMMON = 32
-"""Pairs that two patterns must share to be compared: by chance they agree once in 2³²."""
+"""The number of pairs that two patterns must share to be compared; they agree by chance once in 2³²."""
 
 
 def _runs(plan: Plan) -> list[Run]:
-    """A plain run, then one-hot values; and if the target takes a seed the same seed with other values, and another seed."""
+    """Return a plain run, followed by a run with one-hot values.
+
+    If the target takes a seed, there are two more runs: the same seed with other values, and another seed.
+    """
     P = plan.ranks(3, 2)[0]
     layout = plan.claims.layouts[-1]
     S = max(_LENGTH, 8 * P)  # 64 pairs in a tile
@@ -74,7 +78,7 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _kept(ran: Ran, weights: Float[np.ndarray, "B H S S"]) -> Bool[np.ndarray, "B H S S"]:
-    """Which pairs are kept: their weight should be 1/(1 − p) times the true one, and that of others 0."""
+    """Return which pairs are kept: a kept weight is 1/(1 − p) times the true one, a dropped one is 0."""
     return ran.arrays["out"][..., : ran.run.S] > weights / 2
 
 
@@ -91,7 +95,7 @@ def _share(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S 
 
 
 def _repeated(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"], ran: Ran) -> str:
-    """Return a sentence if tiles of rows and keys drop the same pairs in two places, or all rows of a tile the same keys; "" otherwise."""
+    """Return a sentence if two tiles, or all rows or keys of a tile, drop the same pairs; else ""."""
     run, owned = ran.run, ran.positions
     tiles = {
         (batch, head, row, key): (

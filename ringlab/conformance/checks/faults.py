@@ -1,4 +1,4 @@
-"""Checks of a ring whose rank dies, stalls, or is given a shard of another length."""
+"""Checks of a ring in which one rank dies, stalls, or gets a shard of another length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SHORT = "rank 1 has one token fewer than it should"
 
 
 def _faulty(kind: str, backward: bool = False) -> Runs:
-    """Return the planner of a run with this fault, after the same run without it. A target that is not a ring may send only one message."""
+    """Return a function that plans a run without a fault, followed by the same run with this fault.
+
+    In a target that is not a ring, the rank dies at once, because such a target may send only one message.
+    """
 
     def runs(plan: Plan) -> list[Run]:
         run = plan.run(plan.ranks(3)[0], _LENGTH, backward=backward and plan.claims.backward)
@@ -37,7 +40,10 @@ def _faulty(kind: str, backward: bool = False) -> Runs:
 
 
 def _noticed(what: str) -> Judge:
-    """Every surviving rank must end with an error: it must neither return a result nor wait for ever."""
+    """Return a judge by which every surviving rank must end with an error.
+
+    A surviving rank must neither return a result nor wait forever.
+    """
 
     def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         right, ran = rans
@@ -66,10 +72,13 @@ def _noticed(what: str) -> Judge:
 
 
 def _of_shorter(ran: Ran) -> Verdict:
-    """The verdict on results that were returned although rank 1 holds a token fewer than its positions say: ranks may learn their lengths."""
+    """Return the verdict on results that were returned although rank 1 has one token too few.
+
+    Such results may be right, because ranks may tell each other their lengths.
+    """
     (token,) = {*range(ran.run.S)} - {int(each) for own in ran.positions for each in own}
     found = without_a_token(ran, token)
-    if not found:  # gradients alone: those of a backward that was given out and lse of the whole sequence
+    if not found:  # only gradients: the backward got out and lse of the whole sequence
         return Verdict(
             False, f"{SHORT}, and rank {ran.returned[0]} returns a result all the same ({ran.run})"
         )

@@ -1,4 +1,4 @@
-"""A guess at what a target that fails plain runs is meant to be given: other axes, another layout, or always a causal mask."""
+"""A guess at the inputs that a failing target expects: other axes or layouts, or always a causal mask."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ringlab.conformance.target.calling import AXES
 from ringlab.conformance.target.claims import Claims
 
 PLAIN = {"types", "forward", "masks", "layouts"}
-"""The checks that fail if a target expects its inputs in another form than it gets."""
+"""The checks that fail if a target expects its inputs in another form than it gets them."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read what a target expects: the axes of q, the layout, and whether it masks."""
+    """A hypothesis about the inputs that a target expects: the axes of q, the layout, and the mask."""
 
     axes: str
     layout: str
     causal: bool
 
     def run(self, claims: Claims) -> Run:
-        """Return a small run of the forward, read in this way."""
+        """Return a small forward run with these inputs."""
         P = min((P for P in claims.ranks if P > 1), default=1)
         heads = 2 * P if claims.split_heads else 2
         dtype = "float32" if "float32" in claims.dtypes else claims.dtypes[0]
@@ -35,9 +35,10 @@ class Reading:
 
 
 def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessing]]) -> str:
-    """Return a sentence on the reading with which a target's plain runs are right, "" if they are right as claimed or with no reading.
+    """Return a sentence on the reading with which the target's plain runs are right.
 
-    opened: returns a source of runs of the target. One is opened for all axes, as each takes long to start.
+    Return "" if the runs are right as claimed, or with no reading. opened: returns a source of runs of the
+    target. One source serves all axes, because a source takes long to start.
     """
     claimed = Reading(claims.axes, claims.layouts[0], True in claims.causal)
     found: Reading | Trouble | None = None
@@ -49,12 +50,15 @@ def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessin
 
 
 def _may_go_on(found: Reading | Trouble | None) -> bool:
-    """Whether no reading is right so far, and none has hung: each further one could cost the limit again."""
+    """Return whether to try more readings: no reading is right so far, and none has hung.
+
+    A reading that hangs takes the whole time limit, and another one might do so too.
+    """
     return found is None or (isinstance(found, Trouble) and found.kind != HUNG)
 
 
 def _first(source: Guessing, claims: Claims, axes: str) -> Reading | Trouble | None:
-    """The first reading with these axes that is right, or the trouble of one, after which none is tried."""
+    """Return the first right reading with these axes, or the trouble of a run, which ends the search."""
     readings = list(_readings(claims, axes))
     made = source.made_as(axes, [each.run(claims) for each in readings])
     for reading, ran in zip(readings, made, strict=False):
@@ -66,7 +70,10 @@ def _first(source: Guessing, claims: Claims, axes: str) -> Reading | Trouble | N
 
 
 def _readings(claims: Claims, axes: str) -> Iterator[Reading]:
-    """The claimed layout first, then those that are not claimed. Without a mask all layouts are alike."""
+    """Yield the claimed layout first, then the layouts that are not claimed.
+
+    Without a mask, all layouts give the same results, so only the claimed one is tried.
+    """
     if True not in claims.causal:
         yield Reading(axes, claims.layouts[0], causal=False)
     others = (layout for layout in LAYOUTS if layout not in claims.layouts)

@@ -1,4 +1,4 @@
-"""The true results of a run, and how far what was returned is from them."""
+"""The true results of a run, and the errors of the results that were returned."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ the factor ringlab's own ring failed in 2 of 50 (dv of seed 6 by 1.04 times its 
 benchmarks/results/conformance/seeds.json says how much of the widened bounds is ever used."""
 
 
-@lru_cache(maxsize=256)  # all plain runs of a quick tier: a matrix of wrong rings computes each of them once
+# enough for all plain runs of a quick tier, so that a kill matrix computes each of them once
+@lru_cache(maxsize=256)
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
-    """Return the true results of `run.plain` and the bounds of their errors, widened by CHANCE."""
+    """Return the true results of `run.plain`, and the bounds of their errors, widened by CHANCE."""
     return truth_of(plain)
 
 
 def without_a_token(ran: Ran, token: int) -> list[Measured]:
-    """Return the errors of out and lse against attention over the other tokens, for a run in which no rank holds `token`."""
+    """Return the errors of out and lse against attention without `token`, which no rank holds."""
     run = ran.run
     q, k, v, dout = (x[:, :, np.arange(run.S) != token] for x in inputs(run.plain))
     scoring: dict[str, Any] = {"scale": run.scale, "causal": run.causal}
@@ -56,7 +57,10 @@ def without_a_token(ran: Ran, token: int) -> list[Measured]:
 def truth_of(
     plain: Run, factors: Float[np.ndarray, "B H S S"] | None = None
 ) -> tuple[Results, dict[str, float]]:
-    """Return the true results and their bounds as `expected` does; weights are multiplied by dropout `factors`, (B, H, S, S)."""
+    """Return the true results and their bounds as `expected` does.
+
+    Weights are multiplied by the dropout `factors`, (B, H, S, S).
+    """
     q, k, v, dout = inputs(plain)
     exact = _with_distances(plain, q.double(), k.double()) if plain.alibi else (q, k)
     q, k = _with_distances(plain, q, k) if plain.alibi else (q, k)
@@ -73,7 +77,7 @@ def truth_of(
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*exact, v, dout, dlse=dlse, **scoring)
     limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
-    tens = plain.moved or plain.alibi  # scores of some tens
+    tens = plain.moved or plain.alibi  # the scores have magnitudes of some tens
     if plain.values != "normal" or tens or plain.one_hot:
         more = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}
@@ -87,9 +91,9 @@ def truth_of(
 
 
 def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and k with two more dims, whose products are ALiBi's bias under a causal mask: slope · (j − i) / scale.
+    """Return q and k with two more dims, whose products add ALiBi's bias, slope · (j − i) / scale.
 
-    All its numbers are exact in every dtype where D is a power of 4 and rows are few.
+    All added numbers are exact in every dtype if D is a power of 4 and there are few rows.
     """
     at = torch.arange(plain.S, dtype=torch.float64)
     slopes = slopes_of(plain).double() / (plain.D**-0.5 if plain.scale is None else plain.scale)
@@ -101,7 +105,10 @@ def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _relative_to(own: Results, true: Results, limits: dict[str, float]) -> dict[str, float]:
-    """Return the bounds relative to the largest values of `own`, a part of the `true` results, instead of the largest true ones."""
+    """Return the bounds relative to the largest values of `own` instead of the largest `true` values.
+
+    `own` is a part of the `true` results.
+    """
     largest = {
         name: [np.abs(getattr(x, name)).max(initial=0.0) for x in (true, own)] for name in ("dq", "dk", "dv")
     }
@@ -111,7 +118,7 @@ def _relative_to(own: Results, true: Results, limits: dict[str, float]) -> dict[
 
 @dataclass(frozen=True)
 class Measured:
-    """One result's error and its bound, both relative to the largest true value, and its place."""
+    """One result's error and bound, both relative to the largest true value, and the error's place."""
 
     name: str
     error: float
@@ -121,12 +128,12 @@ class Measured:
 
     @property
     def ok(self) -> bool:
-        """Return whether the error is within its bound; NaN is not."""
+        """Return whether the error is within its bound; a NaN error is not."""
         return self.error <= self.bound
 
     @property
     def ratio(self) -> float:
-        """Return error / bound, 0 without an error."""
+        """Return error / bound, or 0 if there is no error."""
         return self.error / self.bound if self.error and self.bound else (0.0 if not self.error else np.inf)
 
     def __str__(self) -> str:
@@ -144,11 +151,14 @@ def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
 def compare(
     ran: Ran, true: Results, limits: dict[str, float], names: tuple[str, ...] = NAMES
 ) -> list[Measured]:
-    """Return the errors of the named results of the run against these true ones; rows of padding are not looked at."""
+    """Return the errors of the named results of the run against these true results.
+
+    Rows of padding are not compared.
+    """
     found = []
     for name in names:
         if name not in ran.arrays or (name == "lse" and ran.run.sinks):
-            continue  # some rings count the sink in lse, some do not
+            continue  # some rings include the sink in lse, and some do not
         array, right = ran.arrays[name], getattr(true, name)
         if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
             array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)
@@ -158,7 +168,7 @@ def compare(
 
 
 def _place(array: np.ndarray, right: np.ndarray) -> str:
-    """The place of the largest error, in words: head, token, and both values."""
+    """Return the place of the largest error in words: head, token, and both values."""
     if array.shape != right.shape:
         return f"shape {array.shape} for {right.shape}"
     with np.errstate(all="ignore"):

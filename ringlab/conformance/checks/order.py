@@ -23,7 +23,7 @@ from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24
-_TOKEN = 13  # in the middle, not at the border of a shard
+_TOKEN = 13  # in the middle of the sequence, and not at the border of a shard
 
 
 def _probes(plan: Plan) -> list[Run]:
@@ -39,7 +39,11 @@ def _probes(plan: Plan) -> list[Run]:
 
 
 def _causality(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Changing token j must keep out, lse and dq of the rows before j; changing row j of dout, dk and dv after j."""
+    """Return the verdict on causality.
+
+    A change of token j must not change out, lse and dq of the rows before j. A change of row j of dout must
+    not change dk and dv after j.
+    """
     still = {(ran.run.layout, ran.run.P): ran for ran in rans if ran.run.moved is None}
     looked = 0
     for ran in rans:
@@ -64,7 +68,7 @@ def _causality(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _first_moved(ran: Ran, base: Ran, name: str, rows: slice) -> int | None:
-    """The first token whose result moves by more than rounding; NaN counts as moved."""
+    """Return the first token whose result changes by more than rounding, or None; NaN counts as a change."""
     (true, limits), (_, others) = expected(base.run.plain), expected(ran.run.plain)
     scale = np.abs(getattr(true, name)).max(initial=0.0) or 1.0
     allowed = 2 * max(limits[name], others[name]) * scale
@@ -87,7 +91,10 @@ def _equal(plan: Plan) -> list[Run]:
 
 
 def _equal_and_long(plan: Plan) -> list[Run]:
-    """Long shards, too: kernels split them into several blocks of keys and add the gradients of blocks in an order of their own."""
+    """Return the runs of `_equal`, and runs with long shards.
+
+    Kernels split long shards into several blocks of keys, and may add the gradients of blocks in any order.
+    """
     P = plan.ranks(2)[0]
     long = [
         plan.run(P, 320 * P, twice=True, D=32, dtype=dtype) for dtype in plan.dtypes("float32", "bfloat16")

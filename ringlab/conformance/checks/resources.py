@@ -1,4 +1,4 @@
-"""Checks of a ring's promised messages, memory and computation."""
+"""Checks of the messages, memory and computation that a ring promises."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 
 _SHARE = 64
-"""Tokens per rank in metered runs."""
+"""The number of tokens per rank in metered runs."""
 _MANY, _NARROW = 128, 8
 LISTS = 4 * 8
-"""Bytes per token of four int64 lists of all positions: a rank may know where every token lies. Only in the narrow runs they are not small beside K and V."""
+"""The bytes per token of four int64 lists of all positions, because a rank may know where every token is.
+
+Only in narrow runs these lists are not small compared with K and V."""
 _LONG = 256
-"""Tokens per rank of the runs that look at excess work again: tiles of a power of 2 need no padding there."""
+"""The number of tokens per rank in runs that check excess work again; tiles of a power of 2 need no padding
+there."""
 _D = 64
 MORE_WORK = 1.1
-"""Factor allowed over the products that attention needs: room for small ones, such as delta as a product,
-which is 2 D FLOPs a row where a row's own tile alone has 10 · 64 D. One more product of a tile is 1.2 times as many."""
+"""The allowed factor over the matrix products that attention needs.
+
+It leaves room for small products, such as delta as a product: 2 D FLOPs a row, where a row's own tile alone
+takes 10 · 64 D. One more product for each tile would give a factor of 1.2."""
 PRODUCTS = {"forward": 2, "backward": 5}
-"""Products of matrices for each pair of a query and a visible key, of 2 D FLOPs each. Forward: S = Q Kᵀ and P V.
-Backward: S again, as P is not kept, then dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q. One that keeps P needs four."""
+"""The number of matrix products for each pair of a query and a visible key; each takes 2 D FLOPs.
+
+Forward: S = Q Kᵀ and P V. Backward: S again because P is not kept, then dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and
+dK = dSᵀ Q. A ring that keeps P needs four in backward."""
 
 
 def _metered(plan: Plan, P: int, **changes: object) -> Run:
-    """A metered run: 64 tokens per rank, one key/value head."""
+    """Return a metered run with 64 tokens per rank and one key/value head."""
     run = plan.run(P, P * _SHARE, D=_D, H=2, K=1 if plan.claims.grouped else 2, meter=True)
     return Run(**{**run.__dict__, **changes})
 
@@ -39,12 +46,12 @@ def _full(plan: Plan) -> list[Run]:
 
 
 def _block_bytes(run: Run) -> int:
-    """Bytes of one rank's K and V together."""
+    """Return the bytes of one rank's K and V together."""
     return 2 * run.B * run.K * (run.S // run.P) * run.D * getattr(torch, run.dtype).itemsize
 
 
 def _state_bytes(run: Run) -> int:
-    """Bytes of one rank's dK and dV together, in float32 at least."""
+    """Return the bytes of one rank's dK and dV together, in at least float32."""
     dtype = getattr(torch, run.dtype)
     return _block_bytes(run) // dtype.itemsize * torch.promote_types(dtype, torch.float32).itemsize
 
@@ -78,7 +85,7 @@ def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Messages must go to neighbours only, and be no more than K, V, dK and dV sent separately need."""
+    """Return the verdict: messages go only to neighbours, and no more than K, V, dK and dV need."""
     for ran in rans:
         run, hops = ran.run, ran.run.P - 1
         if _unseen(ran):
@@ -113,7 +120,11 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _large(plan: Plan) -> list[Run]:
-    """Pairs of runs on few and on more ranks: without a mask on the first layout and the last, under a mask on the last."""
+    """Return pairs of runs on few and on more ranks.
+
+    There are pairs without a mask on the first and the last layout, and a pair with a mask on the last
+    layout.
+    """
     claims = plan.claims
     first, last = claims.layouts[0], claims.layouts[-1]
     ways = dict.fromkeys([(claims.causal[0], first), (claims.causal[0], last), (claims.causal[-1], last)])
@@ -126,14 +137,17 @@ def _large(plan: Plan) -> list[Run]:
 
 
 def _narrow(plan: Plan) -> list[Run]:
-    """A pair of runs with many tokens and few dims, where a mask of a rank's rows against all tokens is larger than its K and V."""
+    """Return a pair of runs with many tokens and few dims.
+
+    In these runs a mask of a rank's rows against all tokens is larger than the rank's K and V.
+    """
     return [
         replace(run, S=run.P * _MANY, D=_NARROW, H=1, K=1) for run in _large(plan)[-len(plan.ranks(4, 8)) :]
     ]
 
 
 def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """No single tensor may be as large as the whole K, or as the scores of a rank's rows with every key."""
+    """Return the verdict: no tensor may be as large as the whole K, or a rank's scores with all keys."""
     figures = []
     for ran in rans[len(plan.ranks(4, 8)) - 1 :: len(plan.ranks(4, 8))]:
         run, itemsize = ran.run, getattr(torch, ran.run.dtype).itemsize
@@ -153,13 +167,15 @@ def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """With the same tokens per rank, more ranks need less than a third of a K/V block each, beside lists of positions.
+    """Return the verdict: each additional rank may need at most a third of a K/V block more memory.
 
-    A right ring may hold blocks ahead of its computation, or sums behind it. On 4 ranks it ends before it holds all of
-    these, and so needs more on 8. A ring that needs more on 8 runs on 16 too, and then only the growth from 8 counts.
+    Lists of positions are not counted. All runs have the same number of tokens per rank. A right ring may
+    hold blocks ahead of its computation, or sums behind it. On 4 ranks it ends before it holds all of them,
+    so it needs more on 8 ranks. A ring that needs more on 8 ranks is run on 16 ranks too, and then only the
+    growth from 8 to 16 counts.
     """
     numbers, made = plan.ranks(4, 8), {ran.run: ran for ran in rans}
-    if len(numbers) < 2:  # a block in use, one arriving and one still being sent fit into three hops
+    if len(numbers) < 2:  # three hops are enough for a block in use, one arriving, and one still being sent
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     pairs = [(ran, made[_doubled(ran.run)]) for ran in rans if ran.run.P == numbers[0]]
     share = _THIRD
@@ -181,16 +197,21 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 _THIRD, _HALF = 1 / 3, 1 / 2
-"""Growth of the peak for each additional rank, in K/V blocks, from which a ring fails. A ring that keeps every K, or every V, grows by half a block."""
+"""The growth of the peak in K/V blocks for each additional rank from which a ring fails.
+
+A ring that keeps every K, or every V, grows by half a block."""
 
 
 def _doubled(run: Run) -> Run:
-    """The same run on twice as many ranks, with shards as long."""
+    """Return the same run on twice as many ranks, with shards of the same length."""
     return replace(run, P=2 * run.P, S=2 * run.S)
 
 
 def _growth(few: Ran, many: Ran, share: float) -> str:
-    """The growth of the peak in words, if it is at least `share` of a K/V block for each additional rank; else ""."""
+    """Return the growth of the peak in words if it is too large, else "".
+
+    It is too large from `share` of a K/V block for each additional rank.
+    """
     run, additional = many.run, many.run.P - few.run.P
     lists = LISTS * (run.S - few.run.S) if run.D == _NARROW else 0
     for which in ("forward", "backward"):
@@ -222,9 +243,11 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Every tile may be computed once, forward and backward; under a causal mask a rank's own block whole, and half of the others.
+    """Return the verdict: every tile may be computed only once in forward and once in backward.
 
-    A ring whose tiles are longer than the shards here computes padding. So a ring that does more work gets longer shards.
+    Under a causal mask, these are a rank's own block, and half of the other blocks. A ring whose tiles are
+    longer than the shards of these runs computes padding. So a ring that does too much work gets longer
+    shards.
     """
     figures, over = [], list[tuple[Run, str]]()
     long = {ran.run for ran in rans if ran.run.S == _LONG * ran.run.P}
@@ -257,7 +280,7 @@ def _flops_of_all_pairs(run: Run, which: str) -> int:
 
 
 def _longer(run: Run) -> Run:
-    """The same run with shards of `_LONG` tokens."""
+    """Return the same run with shards of `_LONG` tokens."""
     return replace(run, S=_LONG * run.P)
 
 

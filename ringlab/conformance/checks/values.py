@@ -1,8 +1,8 @@
 """Checks of values: every result against the float64 oracle, within bounds derived from the inputs.
 
-`precision` looks at digits instead: a float16 result that was rounded to bfloat16 on its way stays within the bounds, as
-the plainest implementation in float16 errs by as much. Its last bits show it: of numbers with 11 significant bits, one
-in eight has 8 by chance, not all.
+`precision` looks at digits instead. A float16 result that was rounded to bfloat16 on its way is within the
+bounds, because the plainest implementation in float16 has errors of the same size. Its last bits show the
+rounding: of numbers with 11 significant bits, one in eight has only 8 by chance, but not all of them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
 GROWTH = 1.7
-"""How much larger the rounding error in a half dtype may be on many ranks than on one. A float32 state leaves
-one rounding at the end, and gradients that blocks hand over rounded leave √2 times as much at most; a state
-in the half dtype adds one rounding for each block: at least twice as much on eight ranks."""
+"""How much larger the rounding error in a half dtype may be on many ranks than on one rank.
+
+A float32 state causes one rounding at the end. Gradients that are rounded when blocks hand them over have at
+most √2 times this error. A state in the half dtype adds one rounding for each block, which is at least twice
+the error on eight ranks."""
 
 
 def _plain(plan: Plan) -> list[Run]:
@@ -68,10 +70,11 @@ def _types(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _masks(plan: Plan) -> list[Run]:
-    """Two sequences, and two heads that share K/V if that is claimed: a mask is the same for all of them.
+    """Return causal runs with two sequences, and with two heads that share K/V if grouped heads are claimed.
 
-    On 4 ranks, where zig-zag has ranks between the first and the last; in a half dtype, with a scale if the target takes one;
-    and on 16 ranks.
+    A mask must be the same for all sequences and heads. There are runs on 4 ranks, where zig-zag has ranks
+    between the first and the last; runs in a half dtype, with a scale if the target takes one; and runs on 16
+    ranks.
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
@@ -107,7 +110,10 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _dims(plan: Plan) -> list[Run]:
-    """Head dims that are no powers of two, which some targets pad, and small ones in a half dtype, where kernels want multiples of 8."""
+    """Return runs with head dims that are no powers of two, and with small ones in a half dtype.
+
+    Some targets pad the former, and kernels expect multiples of 8 for the latter.
+    """
     P = plan.ranks(2)[0]
     return [
         *(plan.run(P, 24, D=D, causal=causal) for D in (40, 128) for causal in plan.claims.causal),
@@ -116,13 +122,13 @@ def _dims(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """More tokens on a rank than a tile of 512 holds, and not a multiple of 512."""
+    """Return runs with more than 512 tokens on a rank (the most of a tile), and not a multiple of 512."""
     P = plan.ranks(2)[0]
     return [plan.run(P, 600 * P, H=1, K=1, causal=causal) for causal in plan.claims.causal]
 
 
 def _ragged(plan: Plan) -> list[Run]:
-    """Each length under a causal mask; without one every other length, in turn from layout to layout."""
+    """Return runs of each length under a causal mask, and of every other length without a mask."""
     cases = ((3, 17), (4, 3)) if plan.quick else ((2, 17), (3, 17), (4, 3), (4, 29), (8, 5), (8, 67))
     both = len(plan.claims.causal) > 1
     return [
@@ -148,7 +154,10 @@ def _values(*kinds: str, causal: bool | None = None) -> Runs:
 
 
 def _blind(plan: Plan) -> list[Run]:
-    """Scores about −16,000 under a causal mask: rows that see no key of a block, where a mask value of −1e4 would take weight."""
+    """Return causal runs with scores of about −16,000, in which rows see no key of some blocks.
+
+    A mask value of −1e4 would take weight in them.
+    """
     ranks = plan.ranks(3) if plan.quick else plan.ranks(2, 3, 4)
     layouts = plan.claims.layouts
     return [
@@ -171,7 +180,10 @@ def _growth(plan: Plan) -> list[Run]:
 
 
 def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Every error within its bound; in half dtypes its root mean square no more than GROWTH times that of one rank."""
+    """Return the verdict: errors must be within their bounds, and grow little with the number of ranks.
+
+    In half dtypes, the root mean square error may be at most GROWTH times that of one rank.
+    """
     within = by_errors(NAMES)(plan, rans)
     curves, worst, fault = [], 0.0, ""
     for dtype, causal in product(("bfloat16", "float16"), (False, True)):
@@ -197,7 +209,7 @@ def _grows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def rms(ran: Ran, name: str) -> float:
-    """Return the root mean square error of a result, relative to that of the true one."""
+    """Return the root mean square error of a result, relative to the root mean square of the true result."""
     right = getattr(expected(ran.run.plain)[0], name)
     return float(np.sqrt(((ran.arrays[name] - right) ** 2).mean()) / (np.sqrt((right**2).mean()) or 1.0))
 
@@ -220,7 +232,7 @@ def _strided(plan: Plan) -> list[Run]:
 
 
 def _seeds(plan: Plan) -> list[Run]:
-    """Other inputs, on every claimed layout and number of ranks."""
+    """Return runs with other inputs, on every claimed layout and number of ranks."""
     return [
         replace(plan.run(P, layout=layout, causal=causal), seed=plan.seed + number)
         for number, P in enumerate(plan.ranks(2, 3, 4, 8), start=1)
@@ -275,17 +287,19 @@ NARROWER = {
     "float32": ("bfloat16", "float16"),
     "float16": ("bfloat16",),
 }
-"""For each dtype the dtypes with fewer digits, the fewest first."""
+"""For each dtype, the dtypes with fewer digits, the one with the fewest digits first."""
 FEWEST = 32
-"""How many numbers the verdict needs: one has fewer digits by chance in 1 of 8 cases at most, all of them in 1 of 10²⁸."""
+"""The number of values that the verdict needs.
+
+A single value has fewer digits by chance in at most 1 of 8 cases, and 32 values do in 1 of 10²⁸ cases."""
 SMALL = 2.0**-10
-"""Numbers below this share of the largest are left out: those that underflow have few digits."""
+"""Values below this share of the largest one are left out, because values that underflow have few digits."""
 
 
 def rounded_to(array: Float[np.ndarray, "..."], dtype: str) -> str | None:
-    """Return the narrowest dtype that holds all numbers of a result in `dtype`; None if only `dtype` does.
+    """Return the narrowest dtype that can hold all values of a result in `dtype`, or None for `dtype`.
 
-    None too if there are too few numbers that are not small.
+    The result is also None if there are too few values that are not small.
     """
     finite = array[np.isfinite(array)]
     large = np.abs(finite) >= SMALL * np.abs(finite).max(initial=0.0)

@@ -1,1 +1,1 @@
-"""Other kinds of functions than a ring: a merge of partials, a decode, a training step, and linear attention."""
+"""The other kinds of checked functions: a merge of partials, a decode, a training step, linear attention."""

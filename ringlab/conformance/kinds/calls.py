@@ -1,4 +1,4 @@
-"""Calls of a function on any number of ranks: on virtual ranks, or on processes, one call after another.
+"""Calls of a function on any number of ranks, one after another, on virtual ranks or on processes.
 
 For kinds of targets whose results are compared with each other, or with the oracle's, call by call.
 """
@@ -45,12 +45,12 @@ from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
 ResultOf: TypeAlias = Callable[..., Any]
-_IN_A_ROW = 3  # how many calls may fail one after the other on one number of ranks; each costs new processes
-_ENDED = 2  # how many of them may hang, or end their process
+_IN_A_ROW = 3  # how many calls in a row may fail on one number of ranks; each failed call costs new processes
+_ENDED = 2  # how many of these calls may hang or end their process
 
 
 class OnRanks(Protocol):
-    """A call as hashable data. P: the number of its ranks."""
+    """A call as hashable data; P is the number of its ranks."""
 
     @property
     def P(self) -> int:  # noqa: N802
@@ -64,11 +64,14 @@ R = TypeVar("R")
 class Calls(Generic[C, R]):
     """Calls one function, and keeps the results of all ranks of each call, or the reason why there are none.
 
-    result: makes one rank's result of a call, from the function, the call, the ring if there is one, the rank and the seed.
-    limit: seconds for each call on processes. given: the arguments that a function may have, besides those of `around`.
-    names: returns those of them that a case gives; None if each case gives all.
+    result: computes one rank's result of a call, from the function, the call, the ring if there is one, the
+    rank and the seed.
+    limit: seconds for each call on processes. given: the arguments that a function may have, besides those of
+    `around`.
+    names: returns the arguments that a case gives; None if each case gives all of them.
 
-    Raises: BackendError unless the target is a function that has one of these and requires no other.
+    Raises: BackendError unless the target is a function that has one of these arguments and requires no other
+    argument.
     """
 
     def __init__(
@@ -89,15 +92,18 @@ class Calls(Generic[C, R]):
         self.seconds: dict[C, float] = {}
 
     def make(self, cases: Iterable[C]) -> None:
-        """Make the cases that are not made yet. Raises: CannotCall if the function does not take the arguments of one."""
+        """Make the calls of the cases that were not made yet.
+
+        Raises: CannotCall if the function does not accept the arguments of a case.
+        """
         left = [case for case in dict.fromkeys(cases) if case not in self.done]
-        with redirect_stdout(sys.stderr):  # a report may go to stdout
+        with redirect_stdout(sys.stderr):  # because a report may go to stdout
             for P in sorted({case.P for case in left}):
                 make = self._on_virtual_ranks if self.over_ring else self._on_processes
                 make(P, [case for case in left if case.P == P])
 
     def of(self, *cases: C) -> list[list[R]]:
-        """Return the results of all ranks for each of the cases. Raises: Failed if one of them has none."""
+        """Return the results of all ranks for each of the cases. Raises: Failed if a case has no result."""
         for case in cases:
             if isinstance(trouble := self.done[case], Trouble):
                 raise Failed(f"{trouble} ({case})")
@@ -105,7 +111,7 @@ class Calls(Generic[C, R]):
 
     @property
     def not_asked(self) -> tuple[str, ...]:
-        """Return the parameters to which no case that was made gave a value, with `*args` and `**kwargs`."""
+        """Return the parameters to which no case gave a value, including `*args` and `**kwargs`."""
         asked = {*AROUND, *(name for case in self.done for name in self.names(case))}
         return tuple(name for name in written(self.function) if name not in asked)
 
@@ -125,7 +131,7 @@ class Calls(Generic[C, R]):
         return made
 
     def _on_processes(self, P: int, cases: Sequence[C]) -> None:
-        """Make the cases in one launch, and those after a failed one in another."""
+        """Make the calls in one launch; after a failed call, start a new launch for the others."""
         left, in_a_row, ended = list(cases), 0, 0
         while left and in_a_row < _IN_A_ROW and ended < _ENDED:
             begun = time.monotonic()
@@ -139,7 +145,7 @@ class Calls(Generic[C, R]):
         self.done |= dict.fromkeys(left, Trouble("not run", f"calls before it failed, on P={P}"))
 
     def _launched(self, P: int, cases: Sequence[C]) -> int:
-        """Make cases up to the first that fails; return how many were made."""
+        """Make the calls up to the first one that fails; return the number of calls made."""
         failure: Exception = RuntimeError("a rank left no result")
         arguments = (P, self.target, self.result, cases, self.seed, self.limit)
         with TemporaryFolder(prefix="ringlab-check-") as name:
@@ -158,7 +164,7 @@ class Calls(Generic[C, R]):
 
 
 def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
-    """The trouble of a call: a rank that hung or whose process ended, else the error of the rank that failed first."""
+    """Return the trouble of a call: that of a rank that hung or ended, else of the rank that failed first."""
     reported = first_trouble(failure, [x if isinstance(x, _RankTrouble) else None for x in parts])
     if reported is not None and reported.kind != RAISED:
         return reported
@@ -166,7 +172,7 @@ def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
 
 
 def _raise_if_not_called(error: BaseException) -> None:
-    """Raise the CannotCall behind an error, if there is one: every other call would fail in the same way."""
+    """Raise the CannotCall behind an error, if any, because all other calls would fail in the same way."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CannotCall):
@@ -175,13 +181,16 @@ def _raise_if_not_called(error: BaseException) -> None:
 
 
 def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
-    """Return the values of the arguments in `AROUND`, by name; process groups only where there is no ring."""
+    """Return the values of the arguments in `AROUND`, by name; process groups exist only without a ring."""
     known: dict[str, Any] = {"ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": P}
     return known if ring is not None else {**known, **dict.fromkeys(GROUPS, torch.distributed.group.WORLD)}
 
 
 def _check_parameters(function: Any, given: Collection[str]) -> None:
-    """Return if `given` has all that a function requires, and something that it takes. Raises: BackendError otherwise."""
+    """Return None if `given` has all arguments that the function requires, and at least one that it takes.
+
+    Raises: BackendError otherwise.
+    """
     among = f"a function with parameters among {', '.join(sorted(given))}"
     check_callable(function)
     if parameters(function).isdisjoint({*given} - {*AROUND}):
@@ -191,12 +200,12 @@ def _check_parameters(function: Any, given: Collection[str]) -> None:
 
 
 class Failed(Exception):
-    """A call has no result."""
+    """A call that has no result."""
 
 
 @dataclass
 class _RankTrouble:
-    """The trouble of one rank, in the place of its result."""
+    """The trouble of one rank, which takes the place of the rank's result."""
 
     trouble: Trouble
 
@@ -228,10 +237,11 @@ def _hung(path: Path, P: int, limit: float) -> None:
 
 @dataclass(frozen=True)
 class CallCheck(Generic[C, R]):
-    """One line of a table.
+    """One line of a table of checks.
 
-    cases: for these numbers of ranks. calls: those that a case needs. wrong: returns a sentence on the fault of a case, or "";
-    raises Failed if one of its calls has no result. needs: groups of parameters, of each of which the function must have one.
+    cases: returns the cases for these numbers of ranks. calls: returns the calls that a case needs. wrong:
+    returns a sentence on the fault of a case, or ""; it raises Failed if one of the calls has no result.
+    needs: groups of parameters; the function must have at least one parameter of each group.
     """
 
     name: str
@@ -250,7 +260,9 @@ def report(
     what: str,
     skip: Mapping[str, str],
 ) -> Report:
-    """Return the findings of the checks called `only`, or of all. what: the kind of target. skip: why a check does not apply, by name.
+    """Return the findings of the checks called `only`, or of all checks if it is empty.
+
+    what: the kind of target. skip: the reasons why checks do not apply, by name of the check.
 
     Raises: BackendError for an unknown check.
     """
@@ -300,12 +312,12 @@ NOT_ASKED = "does not apply: "
 
 
 def itself(case: C) -> list[C]:
-    """Return the calls of a case that needs no other."""
+    """Return the calls of a case that needs no other call."""
     return [case]
 
 
 def changed_inputs(calls: Calls[C, Any], case: C) -> str:
-    """Return a sentence on the first input that a call changed in place, "" if none was."""
+    """Return a sentence on the first input that a call changed in place, or "" if none was changed."""
     (ranks,) = calls.of(case)
     found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
     return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
@@ -317,5 +329,5 @@ def unusual(case: Any, usual: Any) -> list[str]:
 
 
 def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Return the absolute difference of each entry, infinite where one is NaN."""
+    """Return the absolute difference of each pair of entries; it is infinite if one of them is NaN."""
     return np.nan_to_num(np.abs(found - right), nan=math.inf)

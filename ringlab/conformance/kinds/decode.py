@@ -1,19 +1,20 @@
-"""Checks of decode: a few queries on every rank, against a cache of keys and values that is spread over the ranks.
+"""Checks of decode: a few queries on every rank, against a K/V cache that is spread over the ranks.
 
-The function is called with those of these arguments that it has parameters for, by name:
+The function is called, by name, with those of these arguments for which it has parameters:
 
     q                 (B, H, n, D): queries of the last n tokens of the sequence, the same on every rank
-    k v               (B, K, C, D): this rank's slots of the cache, which has the last n tokens, too
-    length            the number of slots that are in use here; the others hold what nobody has cleared
-    lengths           of all ranks, a list
-    positions         where the tokens of the slots in use stand in the sequence, int64
-    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target.claims`)
+    k v               (B, K, C, D): this rank's slots of the cache, which contains the last n tokens too
+    length            the number of slots in use on this rank; other slots hold values that were not cleared
+    lengths           the list of these numbers for all ranks
+    positions         the positions in the sequence of the tokens in the used slots, int64
+    ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
 
-It returns out (B, H, n, D) in the dtype of q, or (out, lse) with lse (B, H, n) a natural logarithm in float32 (float64 for
-float64), whole ones on every rank. Query i is token
-S − n + i: it sees itself and the tokens before it. Tokens are dealt to ranks in turn, or in stretches.
+It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
+float32 (float64 for float64). Every rank returns the whole results. Query i is token S − n + i: it sees
+itself and the tokens before it. Tokens are distributed to the ranks in turn, or in stretches.
 
-Bounds are those of a prefill of the whole sequence (`ringlab.conformance.tolerance`), widened as for a ring.
+The bounds are those of a prefill of the whole sequence (`ringlab.conformance.tolerance`), widened as for a
+ring.
 """
 
 from __future__ import annotations
@@ -51,14 +52,17 @@ from ringlab.merge import state_dtype
 
 GIVEN = ("q", "k", "v", "length", "lengths", "positions")
 UNCLEARED = 1e4
-"""The value of slots that are not in use: finite in every dtype, and far from every written one."""
+"""The value of unused slots: finite in every dtype, and far from every written value."""
 SLOTS = 5
-"""How many slots of each rank are not in use, if a function is given its length."""
+"""The number of unused slots on each rank, if the function gets its length."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: n queries at the end of S tokens, of two sequences. dealt: "in turn" or "in stretches". values: as of a `Run`."""
+    """One call: n queries at the end of S tokens, of two sequences.
+
+    dealt: "in turn" or "in stretches". values: as in a `Run`.
+    """
 
     P: int
     S: int = 24
@@ -88,7 +92,7 @@ class Case:
 
 @dataclass
 class Result:
-    """One rank's out, and lse if it returns one, as they came; changed: the names of inputs that the call changed."""
+    """One rank's out, its lse if it returns one, and `changed`: the names of inputs that the call changed."""
 
     out: Float[Tensor, "B H n D"]
     lse: Float[Tensor, "B H n"] | None
@@ -99,7 +103,7 @@ DecodeCalls: TypeAlias = Calls[Case, Result]
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
-    """Return this rank's result of a case. Raises: the function's own error; BackendError for what is no result."""
+    """Return this rank's result of a case. Raises: the function's error; BackendError if it is invalid."""
     q, k, v, _ = inputs(case.run(seed))
     mine = torch.from_numpy(case.tokens(rank))
     slots = SLOTS if case.uncleared else 0
@@ -128,7 +132,7 @@ def _same(x: Any, kept: Any) -> bool:
 
 @lru_cache(maxsize=64)
 def _truth(run: Run) -> dict[str, tuple[np.ndarray, float]]:
-    """Return out and lse of the whole sequence, each with the largest error that is allowed."""
+    """Return out and lse of the whole sequence, each with the largest allowed error."""
     true, limits = expected(run.plain)
     results = {"out": true.out, "lse": true.lse}
     return {name: (x, limits[name] * max(np.abs(x).max(initial=0.0), 1e-30)) for name, x in results.items()}

@@ -1,13 +1,15 @@
-r"""Checks of a merge: the partials of several ranks in, one attention out, as decode against a sharded cache needs it.
+r"""Checks of a merge of several ranks' partials into one attention, as decode with a sharded cache needs it.
 
-The function takes `outs` (P, B, H, L, D) and `lses` (P, B, H, L), by these names or as its first two arguments, and
-returns out, or (out, lse): out in the dtype of `outs`, lse in that of `lses`, float32 or float64. A rank without keys for
-a row has lse −∞ there, and in its place of `outs` 0, or memory that nobody has written.
+The function takes `outs` (P, B, H, L, D) and `lses` (P, B, H, L), by these names or as its first two
+arguments, and returns out, or (out, lse): out in the dtype of `outs`, lse in that of `lses`, float32 or
+float64. If a rank has no keys for a row, its lse is −∞ for that row, and its row of `outs` is 0 or unwritten
+memory.
 
-The bound holds for any order of merging in the state's dtype (float32, float64 for float64), whose unit of last place is
-ε. Each of P steps rounds an lse by ε |lse| and a few ε more, so lse is off by at most δ = P ε (max |lse| + 4), and a weight
-e^(lse_i − lse) by as much of itself. So out is off by 2 δ Σ weight · |out_i|, by 2 P ε max |out_i| where a difference of two
-outs is weighted, and by a unit of its own dtype.
+The bound holds for any order of merging in the state's dtype (float32, float64 for float64), whose unit of
+last place is ε. Each of P steps rounds an lse by ε |lse| and a few ε more, so lse is off by at most δ = P ε
+(max |lse| + 4), and a weight e^(lse_i − lse) has a relative error of at most δ. So out is off by 2 δ Σ weight
+· |out_i|, by 2 P ε max |out_i| if a difference of two outs is weighted, and by a unit of last place of its
+own dtype.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from ringlab.merge import state_dtype
 
 B, H, L, D = 2, 3, 5, 8
 UNWRITTEN = 1e30
-"""A value of memory that nobody has written: finite, and its weight is 0."""
+"""A value of unwritten memory: it is finite, and its weight is 0."""
 _EMPTY: dict[str, Any] = {
     "first": (0,), "middle": (1,), "last": (-1,), "some rows": (0, slice(None), slice(None), slice(2)), "a row": (slice(None), 0, 0, 1),
 }  # fmt: skip
-"""Where there are no keys: on one rank, in some rows of the first rank, or in one row on all ranks."""
+"""The places without keys: one rank, some rows of the first rank, or one row on all ranks."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Random partials. shift, spread: mean and deviation of lse. empty: a key of `_EMPTY`, or ""."""
+    """Random partials. shift, spread: the mean and deviation of lse. empty: a key of `_EMPTY`, or ""."""
 
     P: int
     dtype: str = "float32"
@@ -78,10 +80,12 @@ CHECKS: dict[str, tuple[str, tuple[Case, ...]]] = {
 
 
 def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Sequence[str] = ()) -> Report:
-    """Return the findings about `target`, a function or "package.module:name", in this process and without a time limit.
+    """Return the findings about `target`, a function or "package.module:name".
 
-    base: the base of all lse, those that come in and the one that is returned.
-    Raises: BackendError for an unknown check, a target that is no function of two arguments, or a base that is not a number above 1.
+    The function runs in this process, without a time limit. base: the base of all lse, both those of the
+    partials and the returned one.
+    Raises: BackendError for an unknown check, a target that is not a function of two arguments, or a base
+    that is not a number above 1.
 
     >>> from ringlab.conformance.kinds.merge import check_merge
     >>> check_merge(lambda outs, lses: (lses.softmax(0).unsqueeze(-1) * outs).sum(0), only=["values"]).ok
@@ -111,7 +115,7 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
 
 
 def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with the function's answer to a case."""
+    """Yield a sentence for each fault in the function's answer to a case."""
     outs, lses = partials(case, base, seed)
     kept = outs.clone(), lses.clone()
     true_out, true_lse, room, delta = _truth(outs, lses, base)
@@ -122,7 +126,7 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
     except Exception as error:
         yield f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({case})"
         return
-    # Of an empty tuple, too, out is wrong.
+    # If the tuple is empty, it is compared as out, which is then wrong.
     results = found if isinstance(found, (tuple, list)) and found else (found,)
     wanted = (("out", outs, true_out, room), ("lse", lses, true_lse, delta))
     if len(results) > 1 and results[1] is None:
@@ -140,7 +144,10 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
 
 
 def _left(function: Any) -> tuple[str, ...]:
-    """Return the parameters that get no partials. Raises: BackendError unless a function takes both and requires no more."""
+    """Return the parameters that get no partials.
+
+    Raises: BackendError unless the function takes outs and lses and requires no other argument.
+    """
     check_callable(function)
     names = written(function)
     by_name = {*_TAKEN} <= {*names}
@@ -164,7 +171,7 @@ _TAKEN = ("outs", "lses")
 def partials(
     case: Case, base: float, seed: int
 ) -> tuple[Float[Tensor, "P B H L D"], Float[Tensor, "P B H L"]]:
-    """Return the outs and lses of a case, the same for equal cases."""
+    """Return the outs and lses of a case, which are the same for equal cases."""
     draw = np.random.default_rng([case.P, seed]).standard_normal
     outs, lses = draw((case.P, B, H, L, D)), case.shift + case.spread * draw((case.P, B, H, L))
     if case.empty:
@@ -176,7 +183,7 @@ def partials(
 
 
 def _truth(outs: Tensor, lses: Tensor, base: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return out and lse in float64, and the errors allowed of them, as in the module's docstring."""
+    """Return out and lse in float64, and their allowed errors by the module's docstring."""
     logs = oracle.float64(lses) * math.log(base)
     values = np.where(np.isfinite(logs)[..., None], oracle.float64(outs), 0.0)
     top = np.where(np.isfinite(logs.max(0)), logs.max(0), 0.0)

@@ -1,7 +1,8 @@
 """The table of cases that linear attention must pass on every transport and with every scan.
 
-Kinds are the layers of models: plain (Lightning attention without its decay), decay (Lightning, RetNet, Mamba-2), delta (DeltaNet),
-gated-delta (Qwen3-Next, and Kimi Linear with one decay per head). The table covers every pair of values of any two axes.
+The kinds are layers of models: plain (Lightning attention without its decay), decay (Lightning, RetNet,
+Mamba-2), delta (DeltaNet), gated-delta (Qwen3-Next, and Kimi Linear with one decay per head). The table
+covers every pair of values of two axes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ringlab.scan.attention import linear_attention
 
 
 def _lengths(S: int) -> tuple[int, ...]:
-    """Five documents: an empty one, a short one, one token, most of the sequence, and the rest."""
+    """Return the lengths of five documents: empty, short, one token, most of the tokens, and the rest."""
     return 0, S // 9, 1, S - S // 9 - 1 - S // 4, S // 4
 
 
@@ -40,7 +41,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "layout": tuple(LAYOUTS),
     "P": (1, 2, 3, 5),
     "S": (3, 13, 22),
-    "heads": ((2, 2), (1, 3), (2, 4)),  # of q and k, and of v
+    "heads": ((2, 2), (1, 3), (2, 4)),  # heads of q and k, and heads of v
     "D": (1, 4, 16),
     "Dv": (3, 16),
     "kind": ("plain", "decay", "delta", "gated-delta"),
@@ -80,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case's inputs, whole, with the true results and the errors allowed."""
+    """A case's inputs for the whole sequence, with the true results and the allowed errors."""
 
     inputs: Inputs
     true: Results
@@ -94,10 +95,11 @@ def covering() -> tuple[Case, ...]:
 
 
 def inputs(case: Case) -> Inputs:
-    """Return the inputs of the whole sequence, the same every time.
+    """Return the inputs of the whole sequence, which are the same at every call.
 
-    Under the delta rule keys have length 1 and β is from 0 to 2, without it the state would grow without bound. Decays are from
-    almost none to strong, in the state's dtype, and one of each head forgets everything.
+    With the delta rule, keys have length 1 and β is from 0 to 2, because otherwise the state would grow
+    without bound. Decays are from almost none to strong, in the state's dtype, and each head has one token
+    that forgets everything.
     """
     generator = np.random.default_rng([case.S, case.D, case.Dv, *case.heads])
     dtype, B, (K, H), S = getattr(torch, case.dtype), 2, case.heads, case.S
@@ -132,19 +134,19 @@ def inputs(case: Case) -> Inputs:
 
 @lru_cache(maxsize=64)
 def problem(case: Case) -> Problem:
-    """Return the case's inputs with the oracle's results and the bounds derived from them."""
+    """Return the case's inputs with the oracle's results and the bounds that are derived from them."""
     given = inputs(case)
     true = truth(given)
     return Problem(given, true, bounds(given, true))
 
 
 def attend(ring: Ring, case: Case, scan: str) -> tuple[Tensor | None, ...]:
-    """The program of a case: return this rank's part of every result, in the order of `Results`."""
+    """Run the program of a case: return this rank's part of every result, in the order of `Results`."""
     return attend_to(ring, inputs(case), case.make_layout(), scan, case.chunk)
 
 
 def attend_to(ring: Ring, given: Inputs, layout: Layout, scan: str, chunk: int) -> tuple[Tensor | None, ...]:
-    """Return this rank's part of every result. Each rank's loss has an equal share of the last state's gradient."""
+    """Return this rank's part of every result; the ranks share the gradient of the last state equally."""
     leaves = [
         x if x is None else layout.shard(x, ring.rank, dim=dim).clone().requires_grad_()
         for x, dim in zip(given.leaves[:5], (-2, -2, -2, -1, -1), strict=True)

@@ -1,14 +1,17 @@
-"""The largest allowed error of linear attention: derived from the plainest implementation, never guessed.
+"""The largest allowed error of linear attention, derived from the plainest implementation and never guessed.
 
-The rule is that of `ringlab.conformance.tolerance`: on the same input, an error against the float64 oracle may be at most twice
-that of the plainest implementation, plus one unit of last place of the result's dtype at the result's scale, because it has to be
-stored, and the change of the truth if every input is rounded anew in the state's dtype: a sum whose terms cancel, as that of a
-decay's gradient may, moves by much more than a unit of its own. In float64 that counts twice, for the oracle rounds as much.
+The rule is that of `ringlab.conformance.tolerance`. On the same input, an error against the float64 oracle
+may be at most the sum of three terms. The first is twice the error of the plainest implementation. The second
+is one unit of last place of the result's dtype at the result's scale, because the result has to be stored.
+The third is the change of the truth if every input is rounded again in the state's dtype. A sum whose terms
+cancel, such as a decay's gradient, may change by much more than its own unit of last place. In float64 the
+third term counts twice, because the oracle rounds as much.
 
-The plainest implementations are those of `ringlab.scan.plain` on one rank: the recurrence token by token, and all tokens of a
-document at once, or in 2, 3 and 4 chunks. They compute in the state's dtype, with gradients by autograd, and round every result
-once to the dtype of its input. Their error is the largest of all of them, over a few orders in which the channels of the keys
-can be summed, so that luck does not decide. So bfloat16 inputs leave no room for a state or a message in bfloat16.
+The plainest implementations are those of `ringlab.scan.plain` on one rank: the recurrence token by token, and
+all tokens of a document at once, or in 2, 3 and 4 chunks. They compute in the state's dtype, with gradients
+by autograd, and round every result once to the dtype of its input. Their error is the largest error of all of
+them, over a few orders of summing the channels of the keys, so that it does not depend on luck. So bfloat16
+inputs leave no room for a state or a message in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ NAMES = ("out", "state", "dq", "dk", "dv", "ddecay", "dbeta", "dinitial")
 
 
 class Results(NamedTuple):
-    """All results of linear attention, forward and backward: torch tensors, or float64 arrays for the truth; None if there are none."""
+    """All results of linear attention, forward and backward; None for results that do not exist.
+
+    They are torch tensors, or float64 arrays for the truth.
+    """
 
     out: Any
     state: Any
@@ -47,7 +53,10 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of linear attention, whole, and the gradients of its results. decay, beta and initial may be None."""
+    """The inputs of linear attention for the whole sequence, and the gradients of its results.
+
+    decay, beta and initial may be None.
+    """
 
     q: Keys
     k: Keys
@@ -61,17 +70,17 @@ class Inputs:
 
     @property
     def leaves(self) -> tuple[Tensor | None, ...]:
-        """Return what gradients are of, in the order of `Results`."""
+        """Return the tensors that have gradients, in the order of `Results`."""
         return self.q, self.k, self.v, self.decay, self.beta, self.initial
 
     @property
     def scale(self) -> float:
-        """Return D^−½."""
+        """Return the scale, D^−½."""
         return float(self.q.shape[-1] ** -0.5)
 
 
 def truth(inputs: Inputs) -> Results:
-    """Return the oracle's results in float64, for inputs already rounded to their dtypes."""
+    """Return the oracle's results in float64; the inputs must already be rounded to their dtypes."""
     options: dict[str, Any] = {
         "decay": inputs.decay,
         "beta": inputs.beta,
@@ -85,9 +94,10 @@ def truth(inputs: Inputs) -> Results:
 
 
 def plainest(inputs: Inputs, order: Int64[Tensor, " D"], chunks: int = 0) -> Results:
-    """Return the results of the recurrence, or of so many chunks of each document, in the state dtype, each rounded once.
+    """Return the results of the recurrence, or of `chunks` chunks of each document if that is above 0.
 
-    order: of the channels of the keys.
+    They are computed in the state dtype, and each is rounded once. order: the order of the channels of the
+    keys.
     """
     dtype = state_dtype(inputs.q.dtype)
     leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in inputs.leaves]
@@ -104,7 +114,7 @@ def plainest(inputs: Inputs, order: Int64[Tensor, " D"], chunks: int = 0) -> Res
 
 
 def _walk(inputs: Inputs, leaves: list[Any], order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the last state, document by document."""
+    """Return the outputs and the last state, computed document by document."""
     q, k, v, decay, beta, state = leaves
     shared = v.shape[1] // q.shape[1]
     q, k = (x[..., order].repeat_interleave(shared, dim=1) for x in (q, k))
@@ -121,7 +131,7 @@ def _walk(inputs: Inputs, leaves: list[Any], order: Tensor, chunks: int) -> tupl
 
 
 def errors(results: Results, true: Results) -> dict[str, float]:
-    """Return the `relative_error` of each result that there is."""
+    """Return the `relative_error` of each result that exists."""
     return {
         name: relative_error(getattr(results, name), getattr(true, name))
         for name in NAMES
@@ -130,7 +140,7 @@ def errors(results: Results, true: Results) -> dict[str, float]:
 
 
 def bounds(inputs: Inputs, true: Results) -> dict[str, float]:
-    """Return the largest error allowed for each result; true: what `truth` returns."""
+    """Return the largest allowed error of each result; `true` is the value of `truth`."""
     generator, D = torch.Generator().manual_seed(0), inputs.q.shape[-1]
     plain = dict.fromkeys(errors(true, true), 0.0)
     for turn in range(ORDERS):
@@ -143,7 +153,10 @@ def bounds(inputs: Inputs, true: Results) -> dict[str, float]:
 
 
 def _errors_of_rounded_inputs(inputs: Inputs, true: Results) -> dict[str, float]:
-    """Return the largest change of each result over a few draws in which every input moves by at most a unit of itself."""
+    """Return the largest change of each result over a few draws of rounding errors in every input.
+
+    Each input moves by at most one unit of last place.
+    """
     generator = torch.Generator().manual_seed(0)
     unit, largest = torch.finfo(state_dtype(inputs.q.dtype)).eps, dict.fromkeys(errors(true, true), 0.0)
 
@@ -162,7 +175,7 @@ def _errors_of_rounded_inputs(inputs: Inputs, true: Results) -> dict[str, float]
 
 
 def _stored(inputs: Inputs, true: Results, name: str) -> float:
-    """Return a unit of last place, relative to the largest entry; nothing where all of the truth is zero."""
+    """Return a unit of last place, relative to the largest entry; 0 if the whole truth is zero."""
     if not np.any(getattr(true, name)):
         return 0.0
     leaf = dict(zip(NAMES[2:], inputs.leaves, strict=True)).get(name)

@@ -1,25 +1,28 @@
-"""Checks of a whole training step: token ids in, the loss and the gradients of all weights on P ranks as on one.
+"""Checks of a whole training step: P ranks must give the loss and all gradients that one rank gives.
 
-Most faults of training over several ranks lie around the ring: in labels, positions, counts of tokens, sums of gradients. No
-oracle knows the model, but the step itself on one rank does, and laws hold for every model: the loss of a batch is the mean
-over its labels, no label sees a later token, and documents that are packed into one sequence do not see each other.
+Most faults of training over several ranks are around the ring: in labels, positions, counts of tokens, or
+sums of gradients. There is no oracle for the model, but the step on one rank gives the reference, and some
+laws hold for every model: the loss of a batch is the mean over its labels, no label sees a later token, and
+documents that are packed into one sequence do not see each other.
 
-The function is called with those of these arguments that it has parameters for, by name:
+The function is called, by name, with those of these arguments for which it has parameters:
 
-    ring comm group rank world_size   as a ring is (see `ringlab.conformance.target.claims`)
+    ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
     tokens                            or input_ids: (B, S) int64 below 32, the whole batch on every rank
-    labels                            (B, S): label i is token i, or −100 where it does not count; position i − 1 predicts it
+    labels                            (B, S): label i is token i, or −100 to ignore it; token i − 1 predicts it
     cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of
                                       these is required, each sequence of a batch is a document of one packed sequence
-    micro_batches replicas            or other names of these, see `OPTIONS`: into how many parts the sequences are cut
-    recompute evaluate                or other names: activations made again in backward; the loss without gradients
+    micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
+    recompute evaluate                or other names: recompute activations; the loss without gradients
 
-It returns the loss, or (loss, gradients): whole ones on every rank, as a mapping, a sequence or the model that holds them. It
-makes its own model, with the same weights at each call, in float32 or float64, without dropout.
+It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
+holds them. Every rank returns the whole loss and gradients. The function makes its own model, with the same
+weights at each call, in float32 or float64, without dropout.
 
-Two gradients are equal if they differ by at most √ε of the largest value of the same gradient, half the digits of its dtype, or
-by 64 ε of the largest of all gradients, for those that are 0 but for rounding. Two losses are equal if they differ by at most
-64 ε of themselves. Rounding stays below that by far: a loss is the mean of some hundred numbers.
+Two gradients are equal if they differ by at most √ε of the largest value of the same gradient (half the
+digits of its dtype) plus 64 ε of the largest of all gradients (for gradients that are 0 except for rounding).
+Two losses are equal if their relative difference is at most 64 ε. Rounding errors are far below this, because
+a loss is the mean of some hundred numbers.
 """
 
 from __future__ import annotations
@@ -107,7 +110,10 @@ def _loss_differs(true: Result, ranks: list[Result], case: Case, reference: str 
 
 
 def _gradients_differ(true: Result, ranks: list[Result], case: Case, reference: str = ALONE) -> str:
-    """A gradient that is missing on one side counts as 0, as an optimizer takes it."""
+    """Return a sentence on the first gradient that differs, or "".
+
+    A gradient that is missing on one side counts as 0, because an optimizer treats it so.
+    """
     largest = max((np.abs(x).max(initial=0.0) for x in true.gradients.values()), default=0.0)
     for rank, each in enumerate(ranks):
         for name in true.gradients | each.gradients:
@@ -137,7 +143,7 @@ def _off(distance: float, allowed: float) -> str:
 
 
 def _factor(losses: list[float], true: Result, rank: int) -> str:
-    """A likely cause of a wrong loss, in words."""
+    """Return a likely cause of a wrong loss in words, or ""."""
     if max(losses) - min(losses) > true.room:
         for found, words in ((sum(losses), "sum"), (sum(losses) / len(losses), "mean")):
             if abs(found - true.loss) <= true.room:
@@ -153,7 +159,10 @@ def _times(ratio: float, P: int) -> str:
 
 
 def _agree(calls: StepCalls, case: Case) -> str:
-    """Weights that all ranks hold drift apart unless each of them makes the same step."""
+    """Return a sentence if ranks return different bits, or "".
+
+    If the ranks do not all make the same step, their copies of the weights drift apart.
+    """
     (ranks,) = calls.of(case)
     for rank, each in enumerate(ranks[1:], start=1):
         if each.loss != ranks[0].loss:
@@ -165,7 +174,7 @@ def _agree(calls: StepCalls, case: Case) -> str:
 
 
 def _moves(calls: StepCalls, case: Case, token: int) -> bool:
-    """Whether another value of `token` moves the loss of a case."""
+    """Return whether another value of `token` changes the loss of a case."""
     (before, *_), (after, *_) = calls.of(case, replace(case, changed=token))
     return abs(before.loss - after.loss) > before.room
 
@@ -177,7 +186,10 @@ def _one_by_one(case: Case) -> list[Case]:
 
 
 def _mean(calls: StepCalls, case: Case) -> str:
-    """The first label of a sequence does not count: nothing predicts it."""
+    """Return a sentence if the result is not the mean over the labels, or "".
+
+    The first label of a sequence does not count, because no position predicts it.
+    """
     alone = _one_by_one(case)
     *parts, found = calls.of(*alone, case)
     true = _mixed([(1 / len(parts), part[0]) for part in parts])
@@ -193,7 +205,10 @@ def _mean(calls: StepCalls, case: Case) -> str:
 
 
 def _with_law(wrong: str, found: list[Result], by_sequence: Result, case: Case) -> str:
-    """Return the sentence on a wrong mean with the law that it breaks, and whether it is a mean over sequences; "" if nothing is wrong."""
+    """Return the sentence on a wrong mean, with the law that it breaks; "" if nothing is wrong.
+
+    The sentence also says whether the result is a mean over sequences.
+    """
     if not wrong:
         return ""
     law = "the law is for a loss that is the mean over all labels"
@@ -203,7 +218,7 @@ def _with_law(wrong: str, found: list[Result], by_sequence: Result, case: Case) 
 
 
 def _mixed(shares: Sequence[tuple[float, Result]]) -> Result:
-    """Return the weighted sum of results."""
+    """Return the weighted sum of the results."""
     first = shares[0][1]
     gradients = {
         name: np.sum([share * part.gradients.get(name, np.zeros_like(x)) for share, part in shares], axis=0)
@@ -238,7 +253,7 @@ def _with_each_alone(case: Case) -> list[Case]:
 
 
 def _alone(calls: StepCalls, case: Case) -> str:
-    """Packed loss and gradients must be the means, over labels, of those of each document by itself."""
+    """Return a sentence if packed documents do not give the mean of separate documents over labels, or ""."""
     *parts, found = calls.of(*_with_each_alone(case))
     counts = [tokens - 1 for tokens in case.documents if tokens > 1]
     true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
@@ -248,7 +263,10 @@ def _alone(calls: StepCalls, case: Case) -> str:
 
 
 def _other_documents(calls: StepCalls, case: Case) -> str:
-    """A token of another document moves nothing. The probe needs no second implementation."""
+    """Return a sentence if a token of another document changes the loss of a label, or "".
+
+    This check needs no second implementation.
+    """
     if _moves(calls, case, 0):
         return f"token 0, of document 0, moves the loss of label {_label(case)}, of document 1 ({case})"
     own = _label(case) - 1
@@ -270,7 +288,10 @@ def _on(ranks: Sequence[int], **changes: Any) -> list[Case]:
 
 
 def _around_ends(P: int) -> list[Case]:
-    """Cases of one label each: beside every place where a contiguous or zig-zag layout may cut, and the first and the last label."""
+    """Return cases of one label each, around every place where a layout may cut the sequence.
+
+    The layouts are contiguous and zig-zag. The first and the last label are included.
+    """
     S = length(P)
     cuts = range(S // (2 * P), S, S // (2 * P))
     return [
@@ -284,7 +305,7 @@ def _middle(P: int) -> list[Case]:
 
 
 def _few(P: int) -> Case:
-    """One label of the first sequence, two of the second, and a first one, which does not count."""
+    """Return a case with one label of the first sequence, two of the second, and an ignored first label."""
     S = length(P)
     return _case(P, labels=(0, 5, S + 7, S + 40))
 
@@ -342,8 +363,9 @@ def check_step(
 ) -> Report:
     """Return the findings about `target`, a training step or "package.module:name".
 
-    ranks: the numbers of ranks to compare with one. ragged: whether it takes lengths that they do not divide. limit:
-    seconds for each call on processes; a step over ringlab's Comm runs on virtual ranks in this process, without a limit.
+    ranks: the numbers of ranks to compare with one rank. ragged: whether the step takes lengths that the
+    ranks do not divide. limit: seconds for each call on processes; a step over ringlab's Comm runs on virtual
+    ranks in this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of tokens, or invalid ranks.
 
     >>> from ringlab.conformance.kinds.step import check_step

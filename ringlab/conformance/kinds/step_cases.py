@@ -1,4 +1,4 @@
-"""Calls of a training step, as data: the batch that each is given, and its result."""
+"""Calls of a training step as data: the batch of each call, and its result."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ OPTIONS = {
     "recompute": ("recompute", "gradient_checkpointing"),
     "evaluate": ("evaluate", "evaluation"),
 }
-"""The names under which a function may take each option."""
+"""The parameter names by which a function may take each option."""
 _OPTIONS = tuple(name for each in OPTIONS.values() for name in each)
 GIVEN = {*TOKENS, *LABELS, *PACKED, *_OPTIONS}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. labels: those that count, "all", "late" (of the last quarter), or these, as row · S + position.
+    """One call of the step.
 
-    changed: a token with another value, in all rows. documents: lengths of packed ones; document: the number of the only one that is given.
+    labels: the labels that count: "all", "late" (of the last quarter), or a tuple of row · S + position.
+    changed: a token that gets another value in all rows. documents: the lengths of packed documents.
+    document: the number of the only document in the batch.
     """
 
     P: int
@@ -56,7 +58,7 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """Return the case that has the same result, in one piece on one rank."""
+        """Return the case that has the same result, computed at once on one rank."""
         return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, again=False)
 
 
@@ -64,7 +66,8 @@ class Case:
 class Result:
     """One rank's loss and gradients by name, in float64.
 
-    epsilon: of the gradients' dtype. returned: whether there are gradients to check. changed: the inputs that the call changed.
+    epsilon: the unit of last place of the gradients' dtype. returned: whether there are gradients to check.
+    changed: the inputs that the call changed.
     """
 
     loss: float
@@ -75,17 +78,20 @@ class Result:
 
     @property
     def room(self) -> float:
-        """Return how far another loss may be from this one."""
+        """Return the largest allowed difference of another loss from this one."""
         return 64 * self.epsilon * max(abs(self.loss), 1e-3)
 
 
 def length(P: int, least: int = LENGTH) -> int:
-    """Return the smallest length of at least `least` that any layout divides among P ranks."""
+    """Return the smallest length of at least `least` tokens that any layout can divide among P ranks."""
     return -(-least // (2 * P)) * 2 * P
 
 
 def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]]:
-    """Return the tokens and labels of a case: the same for equal cases, and those of a document alone the same as packed."""
+    """Return the tokens and labels of a case, which are the same for equal cases.
+
+    A document alone has the same tokens and labels as in its packed sequence.
+    """
     draw = np.random.default_rng([case.S, case.B, seed])
     tokens = torch.from_numpy(draw.integers(0, VOCABULARY, (case.B, case.S)))
     labels = tokens.clone()
@@ -107,7 +113,7 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
 
 
 def _packed(lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Documents of these lengths, packed into one sequence, under each name that a function may take them by."""
+    """Return documents of these lengths, packed into one sequence, by each name that a function may use."""
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     places = torch.cat([torch.arange(each) for each in lengths])
     rows = {"position_ids": places[None], "segment_ids": ids[None], "document_ids": ids[None].clone()}
@@ -115,7 +121,7 @@ def _packed(lengths: Sequence[int]) -> dict[str, Tensor]:
 
 
 def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
-    """Return the tensors of a case by the names of their arguments. packed_only: rows are packed as documents, too."""
+    """Return the tensors of a case by argument name; packed_only: whether rows become documents too."""
     tokens, labels = batch(case, seed)
     lengths = case.documents if case.document is None else ()
     if packed_only and not lengths:
@@ -132,7 +138,7 @@ def names(case: Case) -> set[str]:
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
-    """Return this rank's result of a case. Raises: the function's own error; BackendError for what is no result."""
+    """Return this rank's result of a case. Raises: the function's error; BackendError if it is invalid."""
     tensors = given(case, seed, not required(function).isdisjoint(PACKED))
     kept = {name: x.clone() for name, x in tensors.items()}
     options = {name: getattr(case, option) for option, names in OPTIONS.items() for name in names}

@@ -1,6 +1,6 @@
 """Wrong rings as edits of the plain ring, and wrong training steps as edits of the plain step.
 
-`ringlab check ringlab.conformance.mutants:averages_blocks` checks one; for a step, add `--kind step`.
+`ringlab check ringlab.conformance.mutants:averages_blocks` checks one of them; for a step, add `--kind step`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ STEP = Path(plain_step.__file__).read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong ring: the plain ring's text with an edit of a few lines, and the check that must find its fault.
+    """A wrong ring: an edit of a few lines of the plain ring, and the check that must find the fault.
 
     hunks: edits of `right`, the plain ring or the plain step, in the form of `ringlab.edits`.
-    found_by: a check that fails for it; others may fail too. kind: "forward", "mask", "backward",
-    "communication", "memory", "precision" or "behaviour"; of a step its part, as "labels". dtypes: those that it claims instead of the plain ring's.
-    split_heads: it claims, as Ulysses does, that ranks share out the heads.
+    found_by: a check that fails for this mutant; other checks may fail too. kind: "forward", "mask",
+    "backward", "communication", "memory", "precision" or "behaviour"; for a step, the part of the step, such
+    as "labels".
+    dtypes: the dtypes that the mutant claims instead of the plain ring's. split_heads: whether it claims, as
+    Ulysses does, that ranks divide the heads.
 
     >>> from ringlab.conformance.mutants import MUTANTS
     >>> MUTANTS["averages_blocks"].found_by
@@ -50,7 +52,7 @@ class Mutant:
         return edits.apply(self.hunks, self.right, f"wrong ring {self.name!r}")
 
     def module(self) -> ModuleType:
-        """Return a module with the wrong ring's text, which tracebacks can quote."""
+        """Return a module with the wrong ring's text; tracebacks can quote its lines."""
         return edits.as_module(self.source(), f"ringlab_mutant_{self.name}")
 
     def target(self) -> Target:
@@ -62,7 +64,7 @@ class Mutant:
 
 
 def read(path: Path, right: str = SOURCE) -> list[Mutant]:
-    """Return the wrong programs of a file of edits of `right`. Raises: EditError for a file that is invalid.
+    """Return the wrong programs in a file of edits of `right`. Raises: EditError for an invalid file.
 
     >>> from ringlab.conformance.mutants import FILES, read
     >>> len(read(FILES[0])) > 1

@@ -1,7 +1,7 @@
-"""Known packages of ring attention as targets: `ringlab check peer:ring-attention-pytorch`; see PEERS for the names.
+"""Published packages of ring attention as targets, such as `ringlab check peer:ring-attention-pytorch`.
 
-They are optional: `pip install -c requirements.lock -e '.[peers]'`. Their code runs in child processes, as that
-of every target does, and is trusted as much.
+PEERS has the names. The packages are optional: `pip install -c requirements.lock -e '.[peers]'`. Their code
+runs in child processes and is trusted as much as the code of any target.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def peer(name: str) -> Peer:
 
 
 def target(name: str) -> Target:
-    """Return the peer called `name` as a target. Raises: BackendError if it is unknown or cannot be made.
+    """Return the peer called `name` as a target. Raises: BackendError if it is unknown or unavailable.
 
     >>> target("torch-context-parallel").over
     'torch.distributed'

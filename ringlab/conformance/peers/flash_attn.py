@@ -1,13 +1,14 @@
-"""A stand-in for flash-attn's compiled kernels, so that packages built on them can be looked at on a CPU.
+"""A stand-in for flash-attn's compiled kernels, so that packages that use them can be checked on a CPU.
 
 It keeps the documented contract of `_flash_attn_forward` and `_flash_attn_backward` of flash-attn 2.7 and
-later: tensors (B, L, H, D), any number of query heads per key/value head, a causal mask aligned to the
-bottom right, out in the inputs' dtype, lse (B, H, L) in float32 with the natural logarithm, +∞ where a row
-sees no key, and gradients written into the dq, dk and dv that are given. The two functions for packed sequences,
-(tokens, H, D) with lse (H, tokens), call these for one document after the other. It computes in float32, a head
-at a time, with the scores of that head in memory; or, with `Kernel.OPERATOR`, by torch's own flash operator for
-CPUs, which is fast. Messages, masks and sums over blocks are the package's own code.
-Options outside the contract above (dropout, windows, soft caps, ALiBi) are refused.
+later: tensors (B, L, H, D), any number of query heads per key/value head, a causal mask aligned to the bottom
+right, out in the inputs' dtype, lse (B, H, L) in float32 with the natural logarithm, +∞ for a row that sees
+no key, and gradients written into the tensors dq, dk and dv that the caller passes. The two functions for
+packed sequences, (tokens, H, D) with lse (H, tokens), call these functions for one document after the other.
+The stand-in computes in float32, one head at a time, with the scores of that head in memory. With
+`Kernel.OPERATOR` it uses torch's own flash operator for CPUs, which is fast. Messages, masks and sums over
+blocks are the package's own code. Options outside the contract above (dropout, windows, soft caps, ALiBi) are
+refused.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from torch import Tensor
 from ringlab.errors import BackendError
 
 CONTRACT = "2.7.4"
-"""The version of flash-attn whose functions these stand for: packages choose their arguments by it."""
+"""The version of flash-attn whose functions the stand-in replaces; packages choose their arguments by this
+version."""
 
 
 class Kernel(Enum):
-    """A way to compute blocks: plainly, or by torch's flash operator for CPUs if the mask allows it."""
+    """A way to compute blocks: with dense scores, or by torch's flash operator if the mask allows it."""
 
     DENSE = "dense"
     OPERATOR = "operator"
@@ -42,7 +44,7 @@ _chosen = [Kernel.DENSE]
 
 
 def choose(kernel: Kernel) -> None:
-    """Compute the blocks of this process in this way from now on."""
+    """Compute the blocks of this process by `kernel` from now on."""
     _chosen[0] = kernel
 
 
@@ -59,7 +61,7 @@ def _flash_attn_forward(
     alibi_slopes: Tensor | None = None,
     return_softmax: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (out, lse, nothing, nothing). Raises: BackendError for what the stand-in does not compute."""
+    """Return (out, lse, empty, zeros). Raises: BackendError for options that are not supported."""
     _refuse(dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes)
     if _operator_can(q, k, causal):
         heads_first = (x.transpose(1, 2) for x in (q, k, v))
@@ -97,7 +99,7 @@ def _flash_attn_backward(
     deterministic: bool = False,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Write dq, dk and dv; return delta, (B, H, L). Raises: BackendError as forward does."""
+    """Write dq, dk and dv, and return delta (B, H, L). Raises: the errors of the forward."""
     _refuse(dropout_p, (window_size_left, window_size_right), softcap, alibi_slopes)
     delta = (dout.float() * out.float()).sum(-1).transpose(1, 2)
     if _operator_can(q, k, causal):
@@ -140,7 +142,7 @@ def _flash_attn_varlen_forward(
     alibi_slopes: Tensor | None = None,
     return_softmax: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (out, lse, nothing, nothing) of packed documents. Raises: as `_flash_attn_forward`."""
+    """Return (out, lse, empty, zeros) of packed documents. Raises: the errors of `_flash_attn_forward`."""
     out = torch.zeros_like(q)
     lse = torch.full((q.shape[1], len(q)), math.inf, dtype=torch.float32, device=q.device)
     options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
@@ -174,7 +176,7 @@ def _flash_attn_varlen_backward(
     deterministic: bool = False,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Write dq, dk and dv of packed documents; return nothing of use. Raises: as `_flash_attn_forward`."""
+    """Write dq, dk and dv of packed documents; return an empty tensor. Raises: as `_flash_attn_forward`."""
     options = dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
     for gradient in (dq, dk, dv):
         gradient.zero_()
@@ -188,7 +190,7 @@ def _flash_attn_varlen_backward(
 
 
 def _documents(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """The rows and the keys of each document that has both."""
+    """Yield the rows and the keys of each document that has both."""
     ends = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     for (first, last), (begin, end) in ends:
         if last > first and end > begin:
@@ -196,13 +198,16 @@ def _documents(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[sli
 
 
 def _operator_can(q: Tensor, k: Tensor, causal: bool) -> bool:
-    """torch's operator aligns a causal mask to the top left, and knows no grouped heads."""
+    """Return whether torch's flash operator is chosen and can compute this call.
+
+    It aligns a causal mask to the top left, and does not support grouped heads.
+    """
     square = q.shape[1] == k.shape[1] or not causal
     return _chosen[0] is Kernel.OPERATOR and square and q.shape[2] == k.shape[2]
 
 
 def _of_head(head: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, L, D) of one query head and of the key/value head that it reads."""
+    """Return (B, L, D) of one query head, and of the key/value head that it reads."""
     shared = head // (q.shape[2] // k.shape[2])
     return q[:, :, head], k[:, :, shared], v[:, :, shared]
 
@@ -217,7 +222,7 @@ def _scores(rows: Tensor, keys: Tensor, scale: float, causal: bool) -> Tensor:
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """e^(scores − lse), 0 in rows that see no key, for either infinity of their lse."""
+    """Return e^(scores − lse); 0 in rows that see no key, whether their lse is +∞ or −∞."""
     return torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])
 
 
@@ -247,7 +252,7 @@ _KERNELS = (
 
 @contextmanager
 def in_place_of_flash_attn() -> Iterator[None]:
-    """Replace `flash_attn` by the stand-in while packages are imported; an installed one is restored afterwards."""
+    """Replace `flash_attn` by the stand-in inside this context; an installed package is restored after it."""
     package, interface = ModuleType("flash_attn"), ModuleType("flash_attn.flash_attn_interface")
     package.__path__ = []
     package.__spec__ = ModuleSpec("flash_attn", None, is_package=True)

@@ -1,4 +1,4 @@
-"""A known package of ring attention as a target: its origin, and the kernel that computes its blocks."""
+"""A published package of ring attention as a target: its origin, and the kernel that computes its blocks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ STAND_IN = "a stand-in for flash-attn's, in float32 on the CPU"
 class Peer:
     """One function of a published package.
 
-    package, pinned: its name on PyPI, and the version that the extra [peers] installs; "" where ringlab
-    needs the package anyhow. make: imports it and returns the target. kernel: the code that computes a block.
-    without: returns the reason why it cannot run on this machine, None if it can.
+    package, pinned: its name on PyPI, and the version that the extra [peers] installs ("" if ringlab needs
+    the package anyway). make: imports it and returns the target. kernel: the code that computes a block.
+    without: returns the reason why the package cannot run on this machine, or None if it can.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Peer:
 
     @property
     def about(self) -> str:
-        """Return package, version and kernel in words, for a report. Raises: as `version`."""
+        """Return the package, its version and its kernel in words. Raises: the errors of `version`."""
         return f"{self.package} {self.version} ({self.name}; kernel: {self.kernel})"
 
     def target(self) -> Target:
-        """Return the target, named after package and version. Raises: BackendError if it cannot be made."""
+        """Return the target, named after package and version. Raises: BackendError if it is unavailable."""
         about, obstacle = self.about, self.without()
         if obstacle is not None:
             raise obstacle

@@ -1,7 +1,7 @@
 """ring-attention-pytorch: `ring_flash_attn`, its ring for CPUs in plain torch, contiguous or striped.
 
-It gives no lse and takes no scale. On one rank its backward sends to itself, which gloo refuses.
-Its query head h reads key/value head h mod K, where others have h // (H / K): the heads are put in that order.
+It returns no lse and takes no scale. On one rank its backward sends to itself, which gloo refuses. Its query
+head h reads key/value head h mod K, while other rings read h // (H / K). So the heads are reordered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make() -> Target:
 def attend_with(
     function: Callable[..., Float[Tensor, "B L H D"]],
 ) -> Callable[..., Float[Tensor, "B L H D"]]:
-    """Return attention on this rank's shards by the package's `function`."""
+    """Return a function that computes attention on this rank's shards by the package's `function`."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, layout: Any, world_size: int) -> Tensor:
         groups = q.shape[2] // k.shape[2]
@@ -47,5 +47,5 @@ def attend_with(
 
 
 def reordered(x: Float[Tensor, "B L H D"], inner: int) -> Float[Tensor, "B L H D"]:
-    """Return `x` with head a·inner + b at b·(H / inner) + a."""
+    """Return `x` with head a·inner + b moved to place b·(H / inner) + a."""
     return x.unflatten(2, (-1, inner)).transpose(2, 3).flatten(2, 3)

@@ -1,8 +1,8 @@
 """ring-flash-attn: its contiguous, zig-zag and striped rings over flash-attn's kernels, here over the stand-in.
 
-The kernels take float16 and bfloat16. Its `__init__` imports transformers, which the package does not
-declare; the modules of the rings do without, and are loaded without it. On one rank its backward sends to
-itself, which gloo refuses.
+The kernels take float16 and bfloat16. The package's `__init__` imports transformers, which the package does
+not declare as a dependency. The modules of the rings do not need it, and are loaded without `__init__`. On
+one rank its backward sends to itself, which gloo refuses.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def qkvpacked() -> Target:
 
 
 def varlen() -> Target:
-    """Return the zig-zag ring of packed documents, each cut by itself. Raises: ImportError without the package."""
+    """Return the zig-zag ring of packed documents, each cut separately. Raises: ImportError."""
     function = _function("zigzag_ring_flash_attn_varlen", "zigzag_ring_flash_attn_varlen_func")
 
     def attend(
@@ -80,7 +80,7 @@ def varlen() -> Target:
 
 
 def llama3() -> Target:
-    """Return the gather of K and V, a few heads at a time, for packed documents. Raises: ImportError without the package."""
+    """Return the gather of K and V of packed documents, a few heads at a time. Raises: ImportError."""
     module = "llama3_flash_attn_varlen"
     function, prepare = (
         _function(module, f"llama3_flash_attn_{name}") for name in ("varlen_func", "prepare_cu_seqlens")
@@ -121,7 +121,7 @@ def of(function: Callable[..., Any], layout: str, **options: Any) -> Target:
 
 
 def _two(found: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Of (out, lse, weights) the first two."""
+    """Return out and lse of (out, lse, weights)."""
     return found[:2]
 
 
@@ -137,7 +137,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 
 
 def _bare() -> ModuleType:
-    """The package with its folder, but without the imports of its `__init__`."""
+    """Return the package with its folder, but without the imports of its `__init__`."""
     if PACKAGE not in sys.modules:
         spec = importlib.util.find_spec(PACKAGE)
         if spec is None:

@@ -1,9 +1,9 @@
 """torch's own context parallelism, contiguous or zig-zag, with torch's flash operator for CPUs as its kernel.
 
-The public `context_parallel` knows the operators for GPUs only, so this calls the functions behind it,
-`_templated_ring_attention` and its backward, with the CPU's operator in place of a GPU's. Both are private: another
-version of torch may not have them. By default they gather K and V, so no ring is promised. There are no
-grouped heads.
+The public `context_parallel` supports only the operators for GPUs. So this module calls the functions behind
+it, `_templated_ring_attention` and its backward, with the CPU's operator in place of a GPU's. Both functions
+are private, and another version of torch may not have them. By default they gather K and V, so the target
+does not promise a ring. Grouped heads are not supported.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def make() -> Target:
 
 
 def public() -> Target:
-    """Return the public `context_parallel` as a target, forward only: for machines with a GPU. Raises: ImportError.
+    """Return the public `context_parallel` as a target, forward only, for machines with a GPU.
 
-    It requires a buffer to shard, but q, k and v are shards already, so it is given one of zeros.
+    It requires a buffer to shard. q, k and v are shards already, so it gets a buffer of zeros.
+    Raises: ImportError without the package.
     """
     experimental = importlib.import_module("torch.distributed.tensor.experimental")
 
@@ -59,7 +60,7 @@ def public() -> Target:
 
 
 def without_gpu() -> BackendError | None:
-    """Return the reason why the public function cannot run here, None if it can."""
+    """Return the reason why the public function cannot run here, or None if it can."""
     if torch.cuda.is_available():
         return None
     return BackendError(

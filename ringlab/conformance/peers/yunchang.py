@@ -1,7 +1,7 @@
 """yunchang: its contiguous, zig-zag and striped rings, and its ring × Ulysses, over the stand-in for flash-attn.
 
-The kernels take float16 and bfloat16. On one rank its backward sends to itself, which gloo refuses. Its other
-kinds of attention on a CPU have no backward.
+The kernels take float16 and bfloat16. On one rank its backward sends to itself, which gloo refuses. The
+package's other kinds of attention have no backward on a CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make(function: str, layout: str) -> Target:
 
 
 def hybrid() -> Target:
-    """Return LongContextAttention on 2 × 2 ranks: all-to-all in pairs, rings across them.
+    """Return LongContextAttention on 2 × 2 ranks: all-to-all in pairs of ranks, and rings across pairs.
 
     Raises: ImportError without the package.
     """

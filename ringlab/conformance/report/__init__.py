@@ -1,1 +1,1 @@
-"""A report: its findings, the first fault in words, where values are wrong, and the report as text, JUnit's XML and HTML."""
+"""A report: its findings, its first fault in words, the places of wrong values, and its output formats."""

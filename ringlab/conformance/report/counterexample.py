@@ -1,7 +1,8 @@
-"""Where a value is wrong: in the smallest run that shows it, and over (query, key) in a run on several ranks.
+"""The places of wrong values, in the smallest run that shows them, and over (query, key) on several ranks.
 
-With v one-hot, out is the matrix of weights itself, one entry for each query and key. In the same way dv shows the weights
-if dout is one-hot, and dq and dk show the gradients of the scores if k, or q, is. So one run gives a whole picture.
+If v is one-hot, out is the matrix of weights itself, with one entry for each query and key. In the same way,
+dv shows the weights if dout is one-hot. dq shows the gradients of the scores if k is one-hot, and dk if q is.
+So one run gives a whole picture.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
 
 ONE_HOT = {"out": "v", "dv": "dout", "dq": "k", "dk": "q"}
-"""The input that is one-hot where a result is to show each pair of a query and a key."""
+"""The input that must be one-hot so that a result shows each pair of a query and a key."""
 MOST_TOKENS = 64
 """The most tokens that a picture over (query, key) shows."""
-_SMALLER = 18  # at most this many runs in the search for a smaller counterexample of one check
-_WIDE = 4  # ranks of a picture, if the target takes as many
+_SMALLER = 18  # the most runs in the search for a smaller counterexample of one check
+_WIDE = 4  # the number of ranks in a picture, if the target supports it
 _DIGITS = 3
 _DIGITS_OF_FLOAT32 = 1e-6
 _ROUNDING = (
-    1e-3  # errors up to this may come from fewer digits: float32 values in float64, bfloat16 sums in float32
+    1e-3  # fewer digits may cause errors up to this: float32 values in float64, bfloat16 sums in float32
 )
-_NEAR = 4  # how many bounds values may be off and still be taken for those of another rank, or times a number
+# values within this many bounds count as those of another rank, or as a multiple of the true values
+_NEAR = 4
 
 
 class ResultPlace(TypedDict):
-    """One result's errors, as shares of the largest true value; None is NaN or infinite.
+    """The errors of one result as shares of its largest true value; None is NaN or infinite.
 
-    by_rank, by_token: the largest errors, by_token in the order of the sequence. heads: those with errors beyond the bound.
-    Wrong values that are true in another way: factor: the number that all true values are multiplied by. of_rank: each rank
-    holds the true values of the rank that many after it. of_name: they are the true values of this result. None, None and ""
-    if they are not.
+    by_rank, by_token: the largest errors by rank, and by token in the order of the sequence. heads: the heads
+    with errors beyond the bound. Three fields describe wrong values that are right in another way. factor:
+    the number by which all true values are multiplied, or None. of_rank: if each rank holds the true values
+    of a later rank, the distance of that rank, else None. of_name: the name of another result whose true
+    values these are, or "".
     """
 
     name: str
@@ -54,13 +57,16 @@ class ResultPlace(TypedDict):
 
 
 class PairMap(TypedDict):
-    """How much too large the contribution of each key to each query is in one head, by global position; None is NaN or infinite.
+    """The error of each key's contribution to each query in one head, by position; None is not finite.
 
-    It is negative where it is too small, or has the wrong sign.
+    An error is positive if the contribution is too large. It is negative if the contribution is too small or
+    has the wrong sign.
 
-    name: the result that shows it. largest: the largest true contribution; bound: as it is for that result. blocks: pairs
-    (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys seen that the mask hides).
-    offsets: key minus query of all pairs that are missing, or seen though hidden, where these are one or two numbers.
+    name: the result that shows the contributions. largest: the largest true contribution. bound: the bound
+    for that result.
+    blocks: pairs (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys
+    are seen that the mask hides). offsets: key minus query of all pairs that are missing, or seen though
+    hidden, if these are only one or two numbers.
     """
 
     name: str
@@ -73,7 +79,7 @@ class PairMap(TypedDict):
 
 
 class Located(TypedDict):
-    """A run with wrong values: its fields, each rank's tokens, the places of the errors, and a map if the run gives one."""
+    """A run with wrong values: its fields, each rank's tokens, the places of errors, and a map or None."""
 
     run: dict[str, Any]
     text: str
@@ -83,20 +89,24 @@ class Located(TypedDict):
 
 
 class Search:
-    """The search for the places of wrong values, from the run that showed them, within the target's claims."""
+    """The search for the places of wrong values, within the claims, from the run that showed them."""
 
     def __init__(self, ran: Ran, names: tuple[str, ...], claims: Claims) -> None:
         self.ran, self.names = ran, names
         wrong = _wrong(ran, names)
         self.wrong = tuple(each.name for each in [each for each in wrong if _gross(each)] or wrong)
         self.smaller = smaller_runs(ran.run, claims)
-        # Ranks that share out the heads, and have fewer of them in a lean run, are as many as in the run itself.
+        # If ranks divide the heads, and a lean run has fewer heads, the number of ranks is that of the run
+        # itself.
         ranks = () if claims.split_heads else claims.ranks
         self.wide = wide_runs(ran.run, self.wrong, ranks, whole_heads=claims.split_heads)
         self.runs = {*self.smaller, *self.wide}
 
     def found(self, made: Mapping[Run, Ran]) -> tuple[str, dict[str, Any] | None]:
-        """Return the smallest counterexample in words, "" if there is none, and where values are wrong; by the runs made."""
+        """Return the smallest counterexample in words ("" if there is none), and the places of wrong values.
+
+        made: the outcomes of the runs that were made.
+        """
         smallest = self._first(made, self.smaller, self.names)
         shown = self._first(made, self.wide, self.wrong) or (smallest if self.ran.trouble else self.ran)
         text = str(max(_wrong(smallest, self.names), key=lambda each: each.ratio)) if smallest else ""
@@ -113,12 +123,15 @@ def _wrong(ran: Ran, names: tuple[str, ...]) -> list[Measured]:
 
 
 def is_gross(ran: Ran, names: tuple[str, ...]) -> bool:
-    """Return whether a result is wrong by more than the rounding of a ring that computes in fewer digits than it returns."""
+    """Return whether a result has an error that is larger than rounding can explain.
+
+    Rounding includes that of a ring which computes in fewer digits than it returns.
+    """
     return any(map(_gross, _wrong(ran, names)))
 
 
 def small(bound: float) -> float:
-    """Return the largest error that may still be one of rounding, for a result with this bound."""
+    """Return the largest error that rounding may explain in a result with this bound."""
     return max(_ROUNDING, _NEAR * bound)
 
 
@@ -127,14 +140,14 @@ def _gross(measured: Measured) -> bool:
 
 
 def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
-    """Return runs within the claims, the smallest first, that are smaller than `counter` and may show the same error.
+    """Return smaller runs within the claims that may show the same error as `counter`, the smallest first.
 
     There are none for a run whose arguments fix its sizes, or for two rings.
     """
     if _fixed(counter):
         return []
     lean = replace(_lean(counter, claims.split_heads), D=4)
-    grouped = 1 < counter.K < counter.H  # that there are several key/value heads may be the condition
+    grouped = 1 < counter.K < counter.H  # the fault may need several key/value heads
     heads = [(lean.H, lean.K), *([(counter.H, counter.K)] if grouped else [])]
     ranks = [P for P in (1, 2, 3) if P <= counter.P and P in claims.ranks]
     ranks = [P for P in ranks if not claims.split_heads or lean.H % P == 0]
@@ -147,14 +160,17 @@ def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
 def wide_runs(
     counter: Run, wrong: Sequence[str], ranks: Sequence[int], *, whole_heads: bool = False
 ) -> list[Run]:
-    """Return runs that may show the errors of the results called `wrong` over (query, key): on several ranks, or as `counter`."""
+    """Return runs that may show errors of the results in `wrong` over (query, key).
+
+    They are on several ranks, or as large as `counter`.
+    """
     name = next((each for each in ("out", "dv", "dq", "dk") if each in wrong), "")
     hot = ONE_HOT.get(name, "")
-    if hot == "dout" and counter.dout != "normal":  # the run has a dout of its own
+    if hot == "dout" and counter.dout != "normal":  # the run needs its own dout
         hot = ""
     P = next((P for P in (_WIDE, 3) if P in ranks and P >= counter.P), counter.P)
     if counter.pads or counter.joint or counter.keys or counter.dv or counter.dropout:
-        return []  # keys and queries are no square, or weights no softmax
+        return []  # keys and queries form no square, or the weights are no softmax
     free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
     sizes = [(P, 8 * P)] if free else []
     sizes += [(counter.P, counter.S)]
@@ -169,19 +185,22 @@ def wide_runs(
 
 
 def _fixed(run: Run) -> bool:
-    """Whether the arguments of a run fix its sizes."""
+    """Return whether the arguments of a run fix its sizes."""
     given = run.documents or run.pads or run.keys or run.dv or run.dropout
     return bool(given) or run.use == TWO_RINGS
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:
-    """The run with one sequence and one key/value head, or all heads, and without what only other checks look at."""
+    """Return the run with one sequence, and without fields that only other checks need.
+
+    It has one key/value head, or all heads with `whole_heads`.
+    """
     H, K = (counter.H, counter.K) if whole_heads else (counter.H // counter.K, 1)
     return replace(counter, B=1, H=H, K=K, meter=False, moved=None, twice=False)
 
 
 def located(ran: Ran) -> Located:
-    """Return where the values of a run are wrong."""
+    """Return the places of the wrong values in a run."""
     true, _ = expected(ran.run.plain)
     found = measure(ran, NAMES if not ran.run.keys else ("out", "lse", "dq"))
     places = [_place(each, ran.arrays[each.name], true, ran.positions) for each in found]
@@ -216,7 +235,7 @@ def _is(array: np.ndarray, true: np.ndarray, near: float) -> bool:
 
 
 def _factor(array: np.ndarray, right: np.ndarray, near: float) -> float | None:
-    """The number that all true values are multiplied by, if there is one."""
+    """Return the number by which all true values are multiplied, or None."""
     there = np.isfinite(right)
     values, true = array[there].astype(np.float64), right[there]
     if not np.isfinite(values).all() or not true.any():
@@ -230,7 +249,7 @@ def _factor(array: np.ndarray, right: np.ndarray, near: float) -> float | None:
 def _of_rank(
     array: np.ndarray, right: np.ndarray, positions: Sequence[np.ndarray], near: float
 ) -> int | None:
-    """The number of ranks by which each rank's values are displaced, if it is the same for all."""
+    """Return the number of ranks by which the values of all ranks are displaced, or None."""
     P = len(positions)
     if len({len(own) for own in positions}) > 1 or not len(positions[0]):
         return None
@@ -244,7 +263,10 @@ def _of_rank(
 
 
 def _errors(array: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Each entry's error as a share of the largest true value; inf for NaN, or an infinity in one of the two only."""
+    """Return each entry's error as a share of the largest true value.
+
+    The error is inf for NaN, and for an infinity that is only in one of the two arrays.
+    """
     scale = np.abs(right[np.isfinite(right)]).max(initial=0.0) or 1.0
     with np.errstate(invalid="ignore"):
         errors = np.abs(np.where(array == right, 0.0, array - right)) / scale
@@ -261,14 +283,14 @@ def _number(value: float) -> float | None:
 
 
 def _pairs(ran: Ran, places: Sequence[ResultPlace]) -> PairMap | None:
-    """The map of a run with a one-hot input, in the head with the largest error; None if its result is right."""
+    """Return the map of a run with a one-hot input, in its head with the largest error, or None."""
     name = next((name for name, hot in ONE_HOT.items() if hot == ran.run.one_hot), "")
     place = next((each for each in places if each["name"] == name and not each["ok"]), None)
     if place is None:
         return None
     S, right = ran.run.S, getattr(expected(ran.run.plain)[0], name)
     head = int(_largest(_errors(ran.arrays[name], right), 1).argmax())
-    # Rows of dv and dk are keys, and their columns queries.
+    # The rows of dv and dk are keys, and their columns are queries.
     actual, true = (
         x[0, head, :, :S].T if name in ("dv", "dk") else x[0, head, :, :S] for x in (ran.arrays[name], right)
     )
@@ -290,7 +312,10 @@ def _pairs(ran: Ran, places: Sequence[ResultPlace]) -> PairMap | None:
 def _blocks(
     actual: np.ndarray, true: np.ndarray, ran: Ran, name: str, bound: float
 ) -> dict[str, list[tuple[int, int]]]:
-    """The blocks, by rank of queries and of keys, that are missing, count twice, or are seen though the mask hides them."""
+    """Return the blocks that are missing, count twice, or are seen though hidden, by fault.
+
+    A block is (rank of the queries, rank of the keys).
+    """
     whole = np.arange(ran.run.S)
     visible = ran.run.mask.visible(whole, whole)
     counted = visible & (np.abs(true) > 8 * bound)
@@ -316,8 +341,9 @@ _ALIKE = 0.02
 
 
 def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:
-    """The ratio of actual to true of the pairs that count once, of each row: (rows, 1)."""
-    # Softmax divides by the sum over all keys: if a block counts twice, the weights of all others of its row shrink.
+    """Return, for each row, the ratio of actual to true values of the pairs that count once: (rows, 1)."""
+    # Softmax divides by the sum over all keys. So if a block counts twice, all other weights of its row
+    # shrink.
     if name != "out":
         return np.ones((len(ratios), 1))
     smallest = np.where(ratios > 0.01, ratios, np.inf).min(axis=1, initial=np.inf)
@@ -326,9 +352,10 @@ def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:
 
 
 def _explained(ratios: np.ndarray, others: np.ndarray, name: str) -> bool:
-    """Whether blocks that are missing, or count twice, are the whole fault: the other pairs are there, and alike in each row.
+    """Return whether blocks that are missing or count twice are the whole fault.
 
-    In dq and dk a block that is missing changes those of all others, by differences that no ratio shows.
+    They are if all other pairs exist, and have equal ratios in each row. In dq and dk, a missing block
+    changes all other blocks by differences that ratios do not show.
     """
     if not others.any():
         return False
@@ -339,7 +366,10 @@ def _explained(ratios: np.ndarray, others: np.ndarray, name: str) -> bool:
 
 
 def _offsets(actual: np.ndarray, true: np.ndarray, run: Run, bound: float) -> dict[str, list[int]]:
-    """Key minus query of all pairs that are missing, or seen though the mask hides them, where these are one or two numbers."""
+    """Return the offsets (key minus query) of all pairs that are missing, or seen though hidden, by fault.
+
+    A fault is left out if it has more than two offsets.
+    """
     whole = np.arange(run.S)
     visible = run.mask.visible(whole, whole)
     faults = {
@@ -357,7 +387,7 @@ def as_run(fields: Mapping[str, Any]) -> Run:
 
 
 def troubled(ran: Ran) -> dict[str, Any]:
-    """Return the trouble of a run that failed, as data; rank: the one that failed first, None if that is not known."""
+    """Return the trouble of a failed run as data; rank: the rank that failed first, or None."""
     assert ran.trouble is not None
     return {
         "run": asdict(ran.run),

@@ -1,4 +1,4 @@
-"""Sentences about a report: the first fault and its place, and the results that are right beside it."""
+"""Sentences about a report: the first fault and its place, and the results that are right in the same run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NOT_CALLED = "not run: the target cannot be called"
 NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
 INVALID = ("BackendError", "CannotCall")
-"""Errors that mean that the request, or the target, cannot be run at all."""
+"""Errors which mean that the request or the target cannot be run."""
 IGNORED = "accepted and ignored"
-"""How the evidence names an argument that changes no result."""
-_LONGEST = 200  # characters of a fault that the first sentence does not name
-_LISTED = 6  # tokens, or stretches of tokens, at most in a sentence
+"""The words by which evidence names an argument that changes no result."""
+_LONGEST = 200  # the most characters of a fault that the first sentence does not name
+_LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {
     "raised": "The target raises",
     "hung": "The target hangs",
@@ -35,7 +35,7 @@ _DOES = {
 
 
 class _Finding(Protocol):
-    """What is needed of a `ringlab.conformance.report.findings.Finding`."""
+    """The fields that this module needs of a `ringlab.conformance.report.findings.Finding`."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ class _Finding(Protocol):
 
 
 def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
-    """Return what is wrong: the first fault, a way to call the target that is right, what is right beside it, other faults."""
+    """Return sentences on the first fault, a right way to call the target, right results, and other faults."""
     left = sum(each.evidence in NOT_RUN for each in findings)
     found = [
         first(findings),
@@ -62,7 +62,7 @@ def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
 
 
 def _in_float32(findings: Sequence[_Finding]) -> str:
-    """Advice for a ring that takes float64, and computes in float32."""
+    """Return advice for a ring that accepts float64 and computes in float32, or ""."""
     digits = " is float64, and every number of it is one of float32"
     found = [
         each for each in findings if not each.ok and each.name == "precision" and digits in each.evidence
@@ -72,7 +72,10 @@ def _in_float32(findings: Sequence[_Finding]) -> str:
 
 
 def _others(findings: Sequence[_Finding]) -> str:
-    """The faults that the sentences before do not explain, those without wrong values; each kind of trouble once."""
+    """Return a sentence on the faults that the other sentences do not explain, or "".
+
+    These are faults without wrong values; each kind of trouble is named once.
+    """
     said, kinds = first(findings), dict[str, tuple[str, str]]()
     for each in (each for each in findings if not each.ok and each.evidence not in NOT_RUN):
         evidence = " ".join(each.evidence.split())
@@ -92,7 +95,9 @@ def _others(findings: Sequence[_Finding]) -> str:
 
 
 def first(findings: Sequence[_Finding]) -> str:
-    """Return one sentence on the first fault: a wrong value if there is one, then a run that failed, then any other; or "".
+    """Return one sentence on the first fault, or "".
+
+    A wrong value comes first, then a run that failed, then any other fault.
 
     >>> first([])
     ''
@@ -116,13 +121,16 @@ def _first(failed: Sequence[_Finding]) -> str:
         return _of_trouble(troubled)
     name, evidence = failed[0].name, failed[0].evidence
     kind, _, text = evidence.partition(": ")
-    if kind in _DOES:  # the call itself failed, before anything was compared
+    if kind in _DOES:  # the call itself failed, before any comparison
         return f"{_DOES[kind]}, in a call of the check {name!r}: {text}"
     return f"The check {name!r} fails: {evidence}"
 
 
 def beside(findings: Sequence[_Finding]) -> str:
-    """Return a sentence on which results are right, and on which ranks the others are wrong, beside the fault of `first`; or ""."""
+    """Return sentences on the right results beside the fault of `first`, or "".
+
+    They also name the ranks on which other results are wrong.
+    """
     located = wrong_values(findings)
     if located is None:
         return ""
@@ -134,7 +142,10 @@ def beside(findings: Sequence[_Finding]) -> str:
 
 
 def wrong_values(findings: Sequence[_Finding]) -> dict[str, Any] | None:
-    """Return the places of the first check whose values are wrong by more than rounding, else of the first one; None if none is wrong."""
+    """Return the places of the first check whose values are wrong by more than rounding.
+
+    If there is none, return those of the first check with wrong values, or None.
+    """
     wrong = _of_wrong_values(findings)
     return None if wrong is None else wrong.where
 
@@ -145,7 +156,7 @@ def _of_wrong_values(findings: Sequence[_Finding]) -> _Finding | None:
 
 
 def _gross(where: Mapping[str, Any] | None) -> bool:
-    """Whether a value is wrong by more than the rounding of a ring that computes in fewer digits than it returns."""
+    """Return whether a value is wrong by more than a ring that computes in fewer digits would be."""
     return any(map(_is_gross, where["smallest"]["results"] if where else []))
 
 
@@ -154,7 +165,7 @@ def _is_gross(result: Mapping[str, Any]) -> bool:
 
 
 def results_of(located: Mapping[str, Any]) -> str:
-    """Return a sentence on all results of one run, rank by rank."""
+    """Return a sentence on the results of one run, with the ranks on which each is wrong."""
     right = [each["name"] for each in located["results"] if each["ok"]]
     wrong = [each for each in located["results"] if not each["ok"]]
     gross = [each for each in wrong if _is_gross(each)]
@@ -170,7 +181,10 @@ def results_of(located: Mapping[str, Any]) -> str:
 
 
 def relations_of(located: Mapping[str, Any]) -> str:
-    """Return a sentence on wrong results that are true ones under another name, of another rank, or times a number; or ""."""
+    """Return a sentence on wrong results that equal other true results, or "".
+
+    They may be true for another name, for another rank, or after multiplication by a number.
+    """
     parts = []
     for each in located["results"]:
         if each["of_name"]:
@@ -192,7 +206,7 @@ def _rank_after(further: int, P: int) -> str:
 
 
 def _times(name: str, factor: float, run: Mapping[str, Any]) -> str:
-    """A result that is a multiple of the true one, with the numbers that the factor may be."""
+    """Return words for a result that is a multiple of the true one, with the meanings of the factor."""
     if factor == 0:
         return f"{name} is 0 everywhere"
     P, root = run["P"], math.sqrt(run["D"])
@@ -203,7 +217,7 @@ def _times(name: str, factor: float, run: Mapping[str, Any]) -> str:
 
 
 def blocks_of(located: Mapping[str, Any]) -> str:
-    """Return a sentence on blocks of keys that are missing, count twice, or are seen though the mask hides them; or ""."""
+    """Return a sentence on blocks of keys that are missing, count twice, or are seen though hidden; or ""."""
     if located["pairs"] is None:
         return ""
     of = located["pairs"]["name"]
@@ -213,7 +227,8 @@ def blocks_of(located: Mapping[str, Any]) -> str:
     for fault, pairs in located["pairs"]["blocks"].items():
         if not pairs or fault in located["pairs"]["offsets"]:
             continue
-        # A rank holds the block of rank (its own number − step) at each step of a ring that sends to the next rank.
+        # At each step of a ring that sends to the next rank, a rank holds the block of rank (its own number −
+        # step).
         steps = sorted({(q - k) % P for q, k in pairs})
         if len(pairs) == len(steps) * P:
             which = (
@@ -242,7 +257,7 @@ _FAULTS_OF_KEYS = {"missing": "missing", "hidden": "seen, though the mask hides 
 
 
 def _offset(offset: int) -> str:
-    """The keys at one distance from their queries, in words."""
+    """Return words for the keys at one distance from their queries."""
     if not offset:
         return "each query's own key is"
     return f"the key {abs(offset)} {'after' if offset > 0 else 'before'} each query is"
@@ -253,12 +268,12 @@ def _block(pairs: Sequence[Any]) -> str:
 
 
 def wrong_ranks(result: Mapping[str, Any]) -> list[int]:
-    """Return the ranks on which a result is beyond its bound."""
+    """Return the ranks on which the error of a result is beyond its bound."""
     return [rank for rank, error in enumerate(result["by_rank"]) if beyond(error, result["bound"])]
 
 
 def beyond(error: float | None, bound: float) -> bool:
-    """Return whether an error is beyond its bound; None, which stands for NaN and infinities, is."""
+    """Return whether an error is beyond its bound; None means NaN or infinite, which is beyond."""
     return error is None or error > bound
 
 
@@ -292,7 +307,7 @@ def _of_trouble(where: Mapping[str, Any]) -> str:
 
 
 def settings(run: Mapping[str, Any]) -> str:
-    """Return the settings of a run that matter most, in words: the ranks, the tokens, the layout, the mask, and anything unusual."""
+    """Return the main settings of a run in words: ranks, tokens, layout, mask, and anything unusual."""
     mask = "causal" if run["causal"] else "no mask"
     parts = [f"P = {run['P']}", f"S = {run['S']}", str(run["layout"]), mask]
     parts += [run["dtype"]] if run["dtype"] != "float32" else []
@@ -323,7 +338,7 @@ def _heads(heads: Sequence[int]) -> str:
 
 
 def _tokens(tokens: Sequence[int], S: int) -> str:
-    """Tokens in words: every token, or stretches of them."""
+    """Return tokens in words: every token, or stretches of tokens."""
     if len(tokens) == S:
         return "the only token" if S == 1 else "every token"
     stretches: list[list[int]] = []
@@ -343,7 +358,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def join(words: Sequence[Any]) -> str:
-    """Return words as a list in a sentence.
+    """Return the words joined as a list in a sentence.
 
     >>> join([1, 2, 3])
     '1, 2 and 3'

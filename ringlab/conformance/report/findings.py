@@ -14,10 +14,11 @@ ALLOWED = "allowed, "
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `applies` is False if the target does not claim the property checked.
+    """The result of one check. `applies` is False if the target does not claim the checked property.
 
-    where: if values are wrong, {"smallest": …, "shown": …}: where they are in the smallest run found, and in one on more
-    ranks (see `ringlab.conformance.report.counterexample.Located`). If a run failed, {"run": …, "trouble": …, "rank": …}.
+    where: if values are wrong, {"smallest": …, "shown": …}, their places in the smallest run found, and in a
+    run on more ranks (see `ringlab.conformance.report.counterexample.Located`). If a run failed, {"run": …,
+    "trouble": …, "rank": …}.
     """
 
     name: str
@@ -30,18 +31,18 @@ class Finding:
     where: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding, ready for JSON."""
+        """Return the finding as a dict for JSON."""
         return dict(self.__dict__)
 
 
 @dataclass(repr=False)
 class Report:
-    """The findings about a target, check by check, and how it was run.
+    """The findings about a target, check by check, and the settings of the runs.
 
-    options: the command's options that have an effect on the runs, as typed in a shell. script: the smallest counterexample as
-    a program of its own, if one was requested and can be written; no_script: the reason why there is none. right_if: a
-    sentence on the axes, layout or mask with which a target that fails is right, "" if none was found. not_asked: the
-    parameters of the target to which no run gave a value, with `*args` and `**kwargs`.
+    options: the command's options that affect the runs, as typed in a shell. script: the smallest
+    counterexample as a separate program, if one was requested and can be written. no_script: the reason why
+    there is no script. right_if: a sentence on the axes, layout or mask with which a failing target is right,
+    or "". not_asked: the parameters of the target to which no run gave a value, with `*args` and `**kwargs`.
 
     >>> found = [Finding("lse", "lse", ok=False, evidence="error 0.1, bound 1e-6", seconds=0.2)]
     >>> report = Report("mine:attend", "ring", "virtual", True, 0, 30.0, found)
@@ -67,7 +68,7 @@ class Report:
     not_asked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what is wrong in words, as a failing test shows it: the first sentences of a report, and the checks that failed."""
+        """Return the faults in words for a failing test: the first sentences, and the failed checks."""
         if self.ok:
             return repr(self)
         failed = [
@@ -78,19 +79,19 @@ class Report:
         return "\n".join([*self.sentences, "", *failed])
 
     def __repr__(self) -> str:
-        """Return one line: a notebook shows the last value of a cell."""
+        """Return one line, because a notebook shows the last value of a cell."""
         verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
         said = f"; {unasked}" if (unasked := self.unasked) else ""
         return f"Report({self.target}: {len(self.findings)} checks, {verdict}{said})"
 
     @property
     def sentences(self) -> list[str]:
-        """Return sentences that say what is wrong (see `diagnosis.sentences`), or an empty list if nothing failed."""
+        """Return sentences on the faults (see `diagnosis.sentences`), or an empty list if nothing failed."""
         return diagnosis.sentences(self.findings, self.right_if)
 
     @property
     def unasked(self) -> str:
-        """Return "not asked: …" with the parameters to which no run gave a value; "" if there are none."""
+        """Return "not asked: …" with the parameters to which no run gave a value, or "" if there are none."""
         return f"not asked: {', '.join(self.not_asked)}" if self.not_asked else ""
 
     @property
@@ -104,7 +105,11 @@ class Report:
         return [finding.name for finding in self.findings if not finding.ok and finding.evidence != STOPPED]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report, ready for JSON: `ok`, `first` and `beside` (see `diagnosis`), `checks` with name, ok, evidence and seconds, and the other fields."""
+        """Return the report as a dict for JSON.
+
+        It has `ok`, `first` and `beside` (see `diagnosis`), `checks` with name, ok, evidence and seconds, and
+        the other fields.
+        """
         plain = {key: value for key, value in self.__dict__.items() if key != "findings"}
         said = {"first": diagnosis.first(self.findings), "beside": diagnosis.beside(self.findings)}
         return {"ok": self.ok, **said, **plain, "checks": [finding.as_dict() for finding in self.findings]}

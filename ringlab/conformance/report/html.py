@@ -1,4 +1,4 @@
-"""A report as one page of HTML, without scripts or requests: it can be mailed, kept by CI, and read on a phone."""
+"""A report as one HTML page without scripts or requests, which can be mailed and kept by CI."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ringlab.conformance.report.text import SKIPPED, evidence, mark, printable, 
 from ringlab.errors import apart
 
 PICTURES = 3
-"""How many checks, at most, have their errors drawn."""
+"""The most checks whose errors are drawn."""
 _SIGNS = {"passed": "✓", "failed": "✗", "allowed": "!", "does not apply": "–", "not run": ""}
 
 
 def html(report: Report) -> str:
-    """Return the report as a page: the first fault, how to reproduce it, pictures of the errors, and a table of all checks."""
+    """Return the report as a page: the first fault, its reproduction, pictures of errors, all checks."""
     first, *others = report.sentences or [""]
     unasked = f"; {report.unasked}" if report.not_asked else ""
     verdict = "All checks passed" if report.ok else f"{len(report.failed)} of {_asked(report)} checks failed"
@@ -41,7 +41,7 @@ def html(report: Report) -> str:
 
 
 def text(value: object) -> str:
-    """Return text for a page: nothing in it is taken for HTML, and characters that a page cannot hold are replaced."""
+    """Return text for a page: HTML is escaped, and characters that a page cannot contain are replaced."""
     return escaped(printable(str(value)), quote=True)
 
 
@@ -55,7 +55,7 @@ def _ran(report: Report) -> str:
 
 
 def _reproduce(report: Report) -> str:
-    """The command for the first fault, and the script if there is one."""
+    """Return the command for the first fault, and the script if there is one."""
     failed = next(finding for finding in report.findings if finding.name in report.failed)
     shown = next(
         (each for each in report.findings if each.where is diagnosis.wrong_values(report.findings)), failed
@@ -75,7 +75,7 @@ def _reproduce(report: Report) -> str:
 
 
 def command_for(report: Report, check: str) -> str:
-    """Return the command that makes one check again, "" for a target that no command can name."""
+    """Return the command that makes one check again, or "" if no command can name the target."""
     if ":" not in report.target or any(c.isspace() for c in report.target):
         return ""
     only = [] if check == LOADS else ["--only", check]
@@ -93,7 +93,10 @@ def _pictures(report: Report) -> list[str]:
 
 
 def _picture(finding: Finding, shown: Mapping[str, Any], said: bool) -> str:
-    """One check's errors: by pair of query and key if there is a map, by token, and by rank. said: the top of the page has the words."""
+    """Return the errors of one check: by pair of query and key if there is a map, by token, and by rank.
+
+    said: whether the words are already at the top of the page.
+    """
     words = f"{diagnosis.results_of(shown)} {diagnosis.blocks_of(shown)}".strip()
     parts = [f"<section><h2>Where <q>{text(finding.name)}</q> fails</h2>"]
     parts += [] if said else [f"<p>{text(words)}</p>"]
@@ -117,7 +120,7 @@ _SHOWS = {
     "dq": ("gradient of the score in dq", "k is one-hot, so dq is the matrix of the scores' gradients."),
     "dk": ("gradient of the score in dk", "q is one-hot, so dk is the matrix of the scores' gradients."),
 }
-"""What a map shows, by its result, and the reason why it does."""
+"""The quantity that a map shows, by result, and the reason why it does."""
 
 
 def _map(shown: Mapping[str, Any]) -> str:
@@ -144,7 +147,7 @@ def _map(shown: Mapping[str, Any]) -> str:
 
 
 def _by_rank(shown: Mapping[str, Any]) -> str:
-    """The largest error of each result on each rank, beside its bound."""
+    """Return a table with the largest error of each result on each rank, and its bound."""
     results: Sequence[Mapping[str, Any]] = shown["results"]
     head = "".join(f"<th scope='col'>{text(each['name'])}</th>" for each in results)
     rows = []
@@ -167,7 +170,7 @@ def _error_cell(error: float | None, bound: float) -> str:
 
 
 def _table(report: Report) -> str:
-    """All findings, those that failed first."""
+    """Return a table of all findings, the failed ones first."""
     order = {"failed": 0, "allowed": 1, "passed": 2, "does not apply": 3, "not run": 4}
     texts, found = evidence(report), sorted(report.findings, key=lambda each: order[mark(each)])
     rows = [_row(finding, texts[finding.name]) for finding in found]

@@ -1,4 +1,4 @@
-"""A report as JUnit's XML, for test viewers."""
+"""A report as JUnit XML, for test viewers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlab.conformance.report.text import SKIPPED, mark, printable
 
 
 def junit(report: Report) -> str:
-    """Return the report as JUnit's XML: a test case for each check, skipped if it does not apply."""
+    """Return the report as JUnit XML, with a test case for each check, skipped if it does not apply."""
     failed = len(report.failed)
     skipped = sum(mark(finding) in SKIPPED for finding in report.findings)
     suite = ElementTree.Element(

@@ -1,7 +1,7 @@
-"""Pictures of errors as SVG text, which stands in a page as it is: error over (query, key), and error of each token.
+"""Pictures of errors as SVG, which a page includes as text: error over (query, key), and error of each token.
 
-Blue stands for too little and orange for too much, which readers with any colour vision can tell apart. Colours come from
-the page's own CSS, so that a picture is as light or dark as the page.
+Blue means too little and orange means too much, which readers with any colour vision can tell apart. Colours
+come from the page's own CSS, so a picture is as light or dark as the page.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ import numpy as np
 from ringlab.conformance.report.counterexample import as_run
 from ringlab.conformance.report.diagnosis import beyond
 
-_CELL, _EDGE, _ROW = 10, 34, 26  # units of a picture: a cell, the space for labels, and a row of the strip
-_ZOOM = 1.5  # largest scale of a picture; scaled up further, a small picture would have huge letters
-_TITLED = 48  # tokens up to which each cell has a title of its own
-_COLUMNS = 96  # of a strip, at most; more tokens share a column, which shows the largest error
+# sizes in units of a picture: a cell, the space for labels, and a row of the strip
+_CELL, _EDGE, _ROW = 10, 34, 26
+_ZOOM = 1.5  # the largest scale of a picture; a small picture would have huge letters at a larger scale
+_TITLED = 48  # the most tokens for which each cell has its own title
+# the most columns of a strip; with more tokens, a column shows the largest error of several tokens
+_COLUMNS = 96
 
 
 def over_pairs(located: Mapping[str, Any], label: str, *, in_sequence: bool = False) -> str:
-    """Return the picture of the error over (query, key), ranks one after the other; or tokens in the order of the sequence."""
+    """Return the picture of the error over (query, key).
+
+    Tokens are ordered by rank, or in the order of the sequence.
+    """
     pairs, positions = located["pairs"], located["positions"]
     order = list(range(located["run"]["S"])) if in_sequence else [token for own in positions for token in own]
     run, whole = as_run(located["run"]), np.asarray(order)
@@ -48,13 +53,13 @@ def over_pairs(located: Mapping[str, Any], label: str, *, in_sequence: bool = Fa
 
 
 def largest_difference(pairs: Mapping[str, Any]) -> float:
-    """Return the largest difference of a map, of those that are numbers."""
+    """Return the largest finite difference of a map."""
     numbers = [abs(x) for row in pairs["difference"] for x in row if x is not None]
     return max(numbers, default=0.0) or 1.0
 
 
 def _cell(x: int, y: int, value: float | None, bound: float, most: float, title: str) -> str:
-    """One pair: nothing within the bound, a colour beyond it, black for NaN and infinities."""
+    """Return one cell: empty within the bound, coloured beyond it, in NaN's colour if not finite."""
     if value is not None and abs(value) <= bound:
         return ""
     colour = "nan" if value is None else "more" if value > 0 else "less"
@@ -68,7 +73,7 @@ def _cell(x: int, y: int, value: float | None, bound: float, most: float, title:
 
 
 def _hidden(visible: np.ndarray) -> str:
-    """Grey behind the pairs that the mask hides: one stretch of each row at a time."""
+    """Return grey areas for the pairs that the mask hides, one stretch of a row at a time."""
     steps = []
     for row, seen in enumerate(visible):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], ~seen, [0]]).astype(int)))
@@ -78,7 +83,7 @@ def _hidden(visible: np.ndarray) -> str:
 
 
 def _borders(positions: Sequence[Sequence[int]], order: Sequence[int], side: int) -> list[str]:
-    """Lines between ranks, and the ranks' numbers beside the rows and above the columns."""
+    """Return lines between ranks, and the ranks' numbers beside the rows and above the columns."""
     ends = [0, *np.cumsum([len(own) for own in positions]).tolist()]
     lines = "".join(f"M0 {end * _CELL}H{side}M{end * _CELL} 0V{side}" for end in ends)
     parts = [f'<path class="border" d="{lines}"/>']
@@ -94,7 +99,7 @@ def _borders(positions: Sequence[Sequence[int]], order: Sequence[int], side: int
 
 
 def _owners(positions: Sequence[Sequence[int]], side: int) -> list[str]:
-    """The frame, and lines and numbers wherever the owner of the tokens changes, if there are few such places."""
+    """Return the frame, and, if there are few, lines and numbers at changes of the tokens' owner."""
     owner = np.zeros(side // _CELL, dtype=int)
     for rank, own in enumerate(positions):
         owner[list(own)] = rank
@@ -114,7 +119,7 @@ def _owners(positions: Sequence[Sequence[int]], side: int) -> list[str]:
 
 
 def over_tokens(located: Mapping[str, Any], label: str) -> str:
-    """Return the picture of each result's errors by token, ranks one after the other: how far they are beyond their bounds."""
+    """Return the picture of each result's errors by token, ordered by rank, relative to the bounds."""
     positions, results = located["positions"], located["results"]
     parts, left = [], 0
     each = max(1, -(-located["run"]["S"] // _COLUMNS))
@@ -146,7 +151,7 @@ def _token(x: int, y: int, tokens: Sequence[int], result: Mapping[str, Any]) -> 
     named = f"token {tokens[0]}" if len(tokens) == 1 else f"tokens {tokens[0]} to {tokens[-1]}"
     if not beyond(worst, result["bound"]):
         return f'<rect class="right" {place}/>'
-    # Tenfold steps: an error of 1 is some six of them beyond a bound in float32.
+    # Colours change in tenfold steps; an error of 1 is about six steps beyond a bound in float32.
     decades = 6.0 if worst is None else np.log10(worst / max(result["bound"], 1e-30))
     title = f"<title>{result['name']}, {named}: {'NaN or infinite' if worst is None else f'error {worst:.2g}'}</title>"
     return f'<rect class="{"nan" if worst is None else "more"}" {place} fill-opacity="{min(1.0, 0.3 + decades / 8):.2f}">{title}</rect>'

@@ -1,6 +1,7 @@
-"""The smallest counterexample as a program of its own: it draws the inputs, computes float64 attention, and calls the target.
+"""The smallest counterexample as a separate program, which compares the target with float64 attention.
 
-It imports the target, torch and NumPy, and ringlab's virtual cluster for a target over ringlab's Comm.
+The program draws the inputs, and imports the target, torch and NumPy. For a target over ringlab's Comm it
+also imports ringlab's virtual cluster.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from ringlab.errors import RinglabError
 from ringlab.temporary import TemporaryFolder
 
 _SECONDS = 120.0
-"""Seconds for a script: one small run, and the import of torch on a busy machine."""
+"""The seconds that a script may take: one small run, and the import of torch on a busy machine."""
 
 
 NO_VALUE = "no value is wrong, so there is no counterexample to write"
 
 
 _GIVEN = ("window", "softcap", "documents")
-"""The arguments that a script can give."""
+"""The arguments that a script can pass."""
 
 
 class NotWritten(Exception):
@@ -50,9 +51,10 @@ class NotWritten(Exception):
 
 
 def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
-    """Set the report's `script`, or `no_script` to the reason why there is none. load: returns the target; its errors are a reason.
+    """Set the report's `script`, or set `no_script` to the reason why there is none.
 
-    A script is run first, in a process of its own: one that shows nothing is not offered.
+    load: returns the target; its error is a reason. A script is first run in its own process, and is offered
+    only if it shows a wrong value.
     """
     where = diagnosis.wrong_values(report.findings)
     if where is None:
@@ -74,12 +76,12 @@ def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> N
 
 
 def attach_nothing(report: Report, kind: str) -> None:
-    """Set the report's `no_script` for a kind of target that no script shows."""
+    """Set the report's `no_script` for a kind of target for which no script can be written."""
     report.no_script = NO_VALUE if report.ok else f"none can be written of a {kind} so far"
 
 
 def _lacks(text: str) -> str:
-    """Run the script as its reader would; return the reason why it shows no wrong value, "" if it shows one."""
+    """Run the script as a reader would, and return why it shows no wrong value, or "" if it shows one."""
     with TemporaryFolder(prefix="ringlab-script-") as name:
         path = Path(name) / "counterexample.py"
         path.write_text(text, encoding="utf-8")
@@ -104,7 +106,7 @@ def _lacks(text: str) -> str:
 
 
 def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
-    """Return the script for one run with wrong values. Raises: NotWritten for a run that a script cannot make."""
+    """Return the script for one run with wrong values. Raises: NotWritten if no script can make the run."""
     run = as_run(located["run"])
     _refuse(run, report, target)
     parts = [
@@ -179,7 +181,7 @@ _LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
 
 
 def _quoted(text: str) -> str:
-    """The text, fit for a docstring."""
+    """Return the text, escaped for a docstring."""
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
@@ -193,7 +195,7 @@ def _documents(run: Run) -> list[str]:
 
 
 def _inputs(run: Run) -> str:
-    """The function that draws the inputs as `ringlab.conformance.run.run.inputs` does, for the values of this run."""
+    """Return the function that draws the inputs of this run as `ringlab.conformance.run.run.inputs` does."""
     slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
     values = {
         "normal": [],
@@ -222,7 +224,7 @@ def _inputs(run: Run) -> str:
 
 
 def _truth(run: Run) -> str:
-    """Attention in float64: the mask, the scale and the soft cap of this run."""
+    """Return the function for attention in float64, with the mask, scale and soft cap of this run."""
     mask = ["visible = j <= i" if run.causal else "visible = torch.ones(S, S, dtype=torch.bool)"]
     if run.window:
         mask += [f"visible &= (i - j).abs() < {run.window}"]
@@ -260,7 +262,7 @@ def dlse():
 
 
 def _on_rank(run: Run, target: Target, reference: str) -> str:
-    """One rank's call of the target, and its results with the axes of the truth."""
+    """Return the function for one rank's call of the target; its results have the axes of the truth."""
     name = reference.partition(":")[2]
     given = known(run, target, name)
     stacked = f"torch.stack({{}}, {target.axes.index('H')})"
@@ -301,7 +303,7 @@ _AXES = {
     "LBHD": (".permute(2, 0, 1, 3)", ".permute(1, 2, 0, 3)"),
     "LHD": (".transpose(1, 2)[0]", "[None].transpose(1, 2)"),
 }
-"""How (B, H, L, D) gets the axes of the target, and back."""
+"""The code that gives (B, H, L, D) the axes of the target, and the code that reverts it."""
 
 
 def _strided(run: Run, target: Target) -> list[str]:
@@ -354,7 +356,7 @@ def main():
 
 
 def _body(template: str, **blocks: list[str]) -> str:
-    """The template without its indent, with each line that is a name alone replaced by that block's lines."""
+    """Return the template without indent; a line that is only a name is replaced by that block's lines."""
     lines: list[str] = []
     for line in textwrap.dedent(template).strip("\n").rstrip().splitlines():
         indent, word = line[: len(line) - len(line.lstrip())], line.strip()
@@ -363,15 +365,18 @@ def _body(template: str, **blocks: list[str]) -> str:
 
 
 class Code(str):
-    """An expression of the script in the place of a value."""
+    """An expression of the script that takes the place of a value."""
 
     def __repr__(self) -> str:
-        """Return the expression as it is."""
+        """Return the expression unchanged."""
         return str(self)
 
 
 def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
-    """Return the expression of every argument that `RankPart` knows in such a run, by name. owner: of the target's options."""
+    """Return the expression of every argument that `RankPart` knows in such a run, by name.
+
+    owner: the expression of the object that has the target's options.
+    """
     ring = Code("ring") if target.over == RING else None
     group = None if ring else Code("dist.group.WORLD")
     found: dict[str, Any] = {
@@ -404,7 +409,7 @@ def _packing(run: Run) -> dict[str, Any]:
 
 
 def layout_of(run: Run, target: Target) -> tuple[Any, bool]:
-    """The expression of the layout, and whether it is one of ringlab's."""
+    """Return the expression of the layout, and whether it is one of ringlab's layouts."""
     if target.known_layout(run.layout, run.S, run.P) is None:
         return run.layout, False
     meant = target.layouts.get(run.layout, run.layout) if isinstance(target.layouts, Mapping) else run.layout
@@ -418,14 +423,14 @@ def layout_of(run: Run, target: Target) -> tuple[Any, bool]:
 
 
 def expression(function: Callable[..., Any], text: str, known: Mapping[str, Any]) -> str:
-    """The call of `function`, called `text` in the script, with the arguments that the suite would pass."""
+    """Return the call of `function`, whose expression is `text`, with the suite's arguments."""
     positional, by_name = arguments(function, (Code("q"), Code("k"), Code("v")), known)
     listed = [*map(repr, positional), *(f"{name}={value!r}" for name, value in by_name.items())]
     return f"{text}({', '.join(listed)})"
 
 
 CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
-"""The ways of calling that a script can show; see `ringlab.conformance.run.call_patterns`."""
+"""The call patterns that a script can show; see `ringlab.conformance.run.call_patterns`."""
 
 
 _TURNED = [
@@ -444,11 +449,11 @@ _LSE_OF = {
     ],
     "LHD": ["if lse is not None and lse.ndim == 2:", "    lse = (lse if lse.shape[0] == H else lse.T)[None]"],
 }
-"""Lines that give lse the axes (B, H, L), by the axes of the target."""
+"""The lines that give lse the axes (B, H, L), by the axes of the target."""
 
 
 def names_of(run: Run, target: Target) -> tuple[str, ...]:
-    """The results of the run, in the order in which the script's call gives them."""
+    """Return the names of the run's results, in the order in which the script's call returns them."""
     if run.use.endswith("trained"):
         return tuple(f"d{name}" for name in _trained(run))
     if run.use in ("loss on lse", "backward again"):
@@ -461,7 +466,7 @@ def _trained(run: Run) -> tuple[str, ...]:
 
 
 def call_lines(run: Run, target: Target, forward: str, backward: str) -> list[str]:
-    """The lines of one call: (out, lse) from the target, and gradients in the way of the run."""
+    """Return the lines of one call, which compute (out, lse), and the gradients by the run's call pattern."""
     if run.use in ("no_grad", "inference_mode"):
         lines = [f"with torch.{run.use}():", f"    made = {forward}"]
     else:

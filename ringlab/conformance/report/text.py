@@ -1,4 +1,4 @@
-"""A report as text: Markdown, its parts in words, and a badge. JSON is `Report.as_dict()`."""
+"""A report as text: Markdown, its parts in words, and a badge. `Report.as_dict()` gives JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 
 
 def mark(finding: Finding) -> str:
-    """Return "passed", "failed", "allowed", "does not apply" or "not run"."""
+    """Return the verdict: "passed", "failed", "allowed", "does not apply" or "not run"."""
     if finding.evidence == STOPPED:
         return "not run"
     if not finding.applies:
@@ -23,7 +23,7 @@ def mark(finding: Finding) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return the findings in one sentence."""
+    """Return a summary of the findings in one sentence."""
     applied = [finding for finding in report.findings if mark(finding) not in SKIPPED]
     tier = "quick" if report.quick else "full"
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
@@ -32,12 +32,12 @@ def summary(report: Report) -> str:
 
 
 def evidence(report: Report) -> dict[str, str]:
-    """Return each check's evidence by its name; for a trouble that an earlier check had as well, a short reference to that."""
+    """Return each check's evidence by its name; repeated trouble refers to the earlier check."""
     before: dict[str, str] = {}
     found = {}
     for finding in report.findings:
         trouble = finding.where.get("trouble") if finding.where else None
-        # The same error at other shapes is the same trouble.
+        # The same error at other shapes counts as the same trouble.
         cause = re.sub(r"\d+", "0", f"{trouble['kind']}: {trouble['text']}") if trouble else finding.name
         first = before.setdefault(cause, finding.name)
         again = first != finding.name
@@ -46,12 +46,12 @@ def evidence(report: Report) -> dict[str, str]:
 
 
 def no_script(report: Report) -> list[str]:
-    """Return a sentence on why there is no script, if one was requested and there is none."""
+    """Return a sentence on the reason why a requested script does not exist, or an empty list."""
     return [f"No script is written: {report.no_script}."] if report.no_script else []
 
 
 def markdown(report: Report) -> str:
-    """Return the report as a Markdown table below its first fault and its verdict."""
+    """Return the report as a Markdown table, below its first fault and its verdict."""
     lines = [
         f"# Conformance of `{report.target}`",
         "",
@@ -75,7 +75,7 @@ SKIPPED = ("does not apply", "not run")
 
 
 def badge(report: Report) -> str:
-    """Return JSON from which shields.io draws a badge: ringlab's version, the checks that passed, and today's date."""
+    """Return JSON for a shields.io badge: ringlab's version, the passed checks, and today's date."""
     applied = [finding for finding in report.findings if finding.applies]
     kind = "merge" if report.over == "one process" else "quick" if report.quick else "full"
     allowed = sum(mark(finding) == "allowed" for finding in applied)
@@ -100,7 +100,7 @@ def _plain(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text without the characters that XML and HTML cannot hold: a target may print anything."""
+    """Return the text with characters replaced that XML and HTML cannot contain."""
     return "".join(
         c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "�"
         for c in text

@@ -1,1 +1,1 @@
-"""Making runs of a target: on virtual ranks in this process, on processes, or on the ranks that torchrun started."""
+"""Makes runs of a target on virtual ranks in this process, on processes, or on the ranks that torchrun started."""

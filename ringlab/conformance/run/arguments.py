@@ -1,7 +1,7 @@
-"""The values of the arguments that change attention, under every name that code has for them.
+"""The values of the arguments that change attention, by every parameter name that code uses for them.
 
-A target is given what its run asks for, if it has a parameter of one of these names. Tensors of tokens are this rank's;
-lengths and their sums are of the whole sequence.
+If a target has a parameter with one of these names, it gets the value that the run requires. Tensors over
+tokens have this rank's tokens. Lengths and their cumulative sums are those of the whole sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ringlab.conformance.target.claims import Claims, Target
 def given(
     target: Target | Claims, run: Run, own: Int[ndarray, " L"], device: str | torch.device
 ) -> Mapping[str, Any]:
-    """Return the arguments that a plain run does not have, for the rank that owns the tokens `own`."""
+    """Return the arguments that a plain run does not pass, for the rank that owns the tokens `own`."""
     found = window_and_softcap(run)
     found |= dict.fromkeys(PREFIXES, run.prefix) if run.prefix else {}
     found |= dict.fromkeys(SINKS, sinks_of(run).to(device)) if run.sinks else {}
@@ -62,7 +62,7 @@ def given(
 
 
 def window_and_softcap(run: Run) -> dict[str, Any]:
-    """Return the window and the soft cap of a run, under every name that they have."""
+    """Return the window and the soft cap of a run, under all their parameter names."""
     found: dict[str, Any] = dict.fromkeys(SOFTCAPS, run.softcap) if run.softcap else {}
     if run.window:
         found |= {"window": run.window, "sliding_window": run.window}
@@ -72,7 +72,7 @@ def window_and_softcap(run: Run) -> dict[str, Any]:
 
 
 def names_given(claims: Claims, run: Run) -> set[str]:
-    """Return the names of the parameters to which the call of such a run gives a value, if a target has them."""
+    """Return the parameter names to which a call of this run gives a value, if the target has them."""
     always = {*PLAIN - {*PACKING, "scale", "softmax_scale"}, *(() if claims.autograd else GRADIENTS_OF)}
     scale = {"scale", "softmax_scale"} if run.scale is not None else set()
     return {*always, *scale, *given(claims, run, arange(run.S), "cpu")}
@@ -84,13 +84,16 @@ def _joint(target: Target | Claims, run: Run, device: str | torch.device) -> dic
 
 
 def _padding(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> dict[str, Any]:
-    """Which of this rank's tokens are padding."""
+    """Return masks of this rank's padding tokens, by parameter name."""
     padding = torch.from_numpy(run.padding[own]).expand(run.B, -1).to(device)
     return {**dict.fromkeys(PADDING, padding), **dict.fromkeys(VALID, (~padding).long())}
 
 
 def _packing(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> dict[str, Any]:
-    """The documents: their ends in the whole sequence; ids, and places in documents, of this rank's tokens."""
+    """Return the arguments for packed documents, by parameter name.
+
+    They are the documents' ends in the whole sequence, and the ids and positions of this rank's tokens.
+    """
     documents = run.documents or (run.S,)
     ids = torch.from_numpy(run.mask.document_of(own))
     ends = _ends(documents).to(device)

@@ -1,7 +1,7 @@
-"""The ways in which training and serving code calls a ring, beside a forward and its backward at once.
+"""The ways in which training and serving code calls a ring, besides a forward followed by its backward.
 
-Each is a function of one rank's part of a run. It returns results by name, which are held to the same oracle as those of a
-plain call: a way of calling changes no result.
+Each is a function of one rank's part of a run. It returns results by name, which are compared with the same
+oracle as those of a plain call, because a way of calling must not change a result.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from ringlab.conformance.run.run import TWO_RINGS, Run, cotangent_of_lse
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
 CALLS = 4
-"""How many calls are made before memory is read, three times: a cache may fill at first, but must not keep growing by the same bytes."""
+"""The number of calls before each of three readings of memory.
+
+A cache may fill at first, but memory must not keep growing by the same bytes."""
 
 
 class _Part(Protocol):
-    """One rank's part of a run, as `ringlab.conformance.run.rank.RankPart` has it."""
+    """The interface of `ringlab.conformance.run.rank.RankPart` that this module needs."""
 
     run: Run
     device: str
@@ -47,9 +49,10 @@ class _Part(Protocol):
 
 @dataclass(frozen=True)
 class CallPattern:
-    """One way of calling. check: the line of the report; changes: fields of the run.
+    """One way of calling. check: the line of the report. changes: the fields of the run that it changes.
 
-    autograd: it needs a graph. backward: it is about gradients; other patterns are asked of a target without gradients, too.
+    autograd: whether the pattern needs a graph. backward: whether the pattern is about gradients; other
+    patterns also apply to a target without gradients.
     """
 
     check: str
@@ -64,7 +67,7 @@ def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, .
 
 
 def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -> Tensors:
-    """A forward and its backward, if the target has one; gradients of `dout` instead of the run's own if it is given."""
+    """Return the results of a forward and of its backward, if the target has one; `dout` replaces the run's."""
     leaves = _leaves(shards, "qkv" if part.run.backward else "")
     out, lse = part.attend(leaves)
     if not part.run.backward:
@@ -82,7 +85,7 @@ def _named(gradients: Any) -> Tensors:
 
 
 def _summed(part: _Part) -> Tensors:
-    """`out.sum().backward()`: dout is one number, read with stride 0."""
+    """Return the results of `out.sum().backward()`, whose dout is one number that is read with stride 0."""
     shards = part.shards()
     return _both(
         part, shards, torch.ones((), dtype=shards[3].dtype, device=part.device).expand(shards[3].shape)
@@ -94,7 +97,7 @@ def _whole(part: _Part) -> Tensors:
 
 
 def _through_lse(part: _Part) -> Tensors:
-    """A loss on lse too, as a z-loss has and every merge of partials."""
+    """Return the gradients of a loss on out and lse, as a z-loss and every merge of partials have."""
     shards = part.shards()
     leaves = _leaves(shards)
     out, lse = part.attend(leaves)
@@ -108,7 +111,7 @@ def _through_lse(part: _Part) -> Tensors:
 
 
 def _retained(part: _Part) -> Tensors:
-    """The second backward of one forward, as with several losses: `retain_graph=True`."""
+    """Return the gradients of a second backward of one forward (`retain_graph=True`), as with several losses."""
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, lse = part.attend(leaves)
@@ -117,7 +120,10 @@ def _retained(part: _Part) -> Tensors:
 
 
 def _first_in_first_out(part: _Part) -> Tensors:
-    """Three micro-batches in flight, as in a pipeline: the first forward's backward comes first, after all forwards."""
+    """Return the results of the first of three micro-batches in flight, as in a pipeline.
+
+    The first forward's backward is the first backward, and comes after all forwards.
+    """
     calls = []
     for shift in range(3):
         *qkv, dout = part.shards(shift)
@@ -136,7 +142,7 @@ def _without(mode: Callable[[], AbstractContextManager[Any]], part: _Part) -> Te
 
 
 def _frozen(trained: str, part: _Part) -> Tensors:
-    """Only some inputs need gradients, as with adapters on q, or on q and v."""
+    """Return the gradients if only some inputs need one, as with adapters on q, or on q and v."""
     shards = part.shards()
     leaves = _leaves(shards, trained)
     out, _ = part.attend(leaves)
@@ -147,12 +153,15 @@ def _frozen(trained: str, part: _Part) -> Tensors:
 
 
 def _overwritten(what: str, part: _Part) -> Tensors:
-    """Inputs, or out, changed in place before backward: the run ends with autograd's error if it saves what was changed."""
+    """Return the results if inputs or out are changed in place before backward.
+
+    If the target saved the changed tensor, the run ends with autograd's error.
+    """
     shards = part.shards()
     leaves, dout = _leaves(shards), shards[3]
     out, lse = part.attend(leaves)
     if what == "out":
-        out, dout = out.mul_(2), dout / 2  # the factor is in the graph: the gradients are the same
+        out, dout = out.mul_(2), dout / 2  # the factor 2 is in the graph, so halving dout keeps the gradients
         return _named(torch.autograd.grad(out, leaves, dout))
     kept = _results(out, lse)
     with torch.no_grad():
@@ -162,7 +171,7 @@ def _overwritten(what: str, part: _Part) -> Tensors:
 
 
 def _recomputed(part: _Part) -> Tensors:
-    """The forward made again in backward, as under activation checkpointing."""
+    """Return the results if the forward is repeated in backward, as in activation checkpointing."""
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, _ = checkpoint(lambda *tensors: part.attend(tensors), *leaves, use_reentrant=False)
@@ -170,7 +179,7 @@ def _recomputed(part: _Part) -> Tensors:
 
 
 def _same_memory(part: _Part) -> Tensors:
-    """Other values in the same tensors, as in a training loop with static buffers."""
+    """Return the results for other values in the same tensors, as in a training loop with static buffers."""
     held, fresh = part.shards(1), part.shards()
     _both(part, held)
     with torch.no_grad():
@@ -180,7 +189,7 @@ def _same_memory(part: _Part) -> Tensors:
 
 
 def _many_calls(part: _Part) -> Tensors:
-    """Calls after calls: each may hold no more than the one before."""
+    """Return the results of the last of many calls; note it if memory grows with each call."""
     live: list[int] = []
     found: Tensors = {}
     with part.counted() as meter:
@@ -199,12 +208,16 @@ def _many_calls(part: _Part) -> Tensors:
 
 
 def _side_effects(part: _Part) -> Tensors:
-    """State of the whole process: random numbers, default dtype, autograd's and torch's modes, process groups."""
+    """Return the results of a call; note its changes to the state of the whole process.
+
+    The state consists of random numbers, the default dtype, modes of autograd and torch, and process groups.
+    """
     modes = _modes()
     part.meet()
-    _whole(part)  # what is made once, at the first call, is set-up
+    _whole(part)  # state that only the first call creates is allowed
     part.meet()
-    torch.rand(1), np.random.random()  # a target that seeds leaves what it left before
+    # otherwise a target that sets a seed would leave the same state as its previous call
+    torch.rand(1), np.random.random()
     part.meet()
     drawn, groups = _generators(), len(_groups())
     found = _whole(part)
@@ -212,7 +225,7 @@ def _side_effects(part: _Part) -> Tensors:
     changed = [name for name, value in _modes().items() if value != modes[name]]
     changed += [name for name, value in _generators().items() if value != drawn[name]]
     changed += ["the number of process groups"] if len(_groups()) != groups else []
-    part.meet()  # the first rank that ends puts the modes back
+    part.meet()  # because the first rank that ends restores the modes
     if changed:
         part.note("use", f"a call changed {' and '.join(changed)}")
     return found
@@ -228,7 +241,7 @@ def _modes() -> dict[str, Any]:
 
 @contextmanager
 def kept_modes() -> Iterator[None]:
-    """Restore torch's modes afterwards, so that what a target leaves behind reaches no other run."""
+    """Restore torch's modes after this context, so that a target cannot change them for other runs."""
     modes = _modes()
     try:
         yield
@@ -238,12 +251,15 @@ def kept_modes() -> Iterator[None]:
         deterministic = modes["torch's deterministic mode"]
         if (
             torch.are_deterministic_algorithms_enabled() != deterministic
-        ):  # setting it imports torch's compiler
+        ):  # only then, because setting it imports torch's compiler
             torch.use_deterministic_algorithms(deterministic)
 
 
 def _generators() -> dict[str, Any]:
-    """Python's own is left out: packages that check types draw from it."""
+    """Return the states of the random generators, by name.
+
+    Python's own generator is left out, because packages that check types draw from it.
+    """
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else ()
     return {
         "torch's random numbers": (torch.get_rng_state().tolist(), cuda),
@@ -274,4 +290,4 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "many calls": CallPattern("many calls", _many_calls, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
 }
-"""Every call pattern, by the name in `Run.use`."""
+"""All call patterns, by their names in `Run.use`."""

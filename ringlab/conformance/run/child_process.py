@@ -1,6 +1,6 @@
-"""The process in which a target is imported and run: `python -m ringlab.conformance.run.child_process FOLDER PARENT`.
+"""The process that imports and runs a target: `python -m ringlab.conformance.run.child_process FOLDER PARENT`.
 
-The parent reads what is left in the folder, and kills this process when a time limit is hit.
+The parent reads the results in the folder, and kills this process when a time limit is hit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ _POLL = 0.01
 
 
 def main(folder: Path, parent: int) -> int:
-    """Import the target, state its claims, make runs as they arrive; return the exit status."""
+    """Import the target, write its claims, and make runs as they arrive; return the exit status."""
     from ringlab.comm.processes.rank_process import die_with
 
     die_with(parent)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that processes started from here end too
+    # so that the processes that this one started end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.path[:] = json.loads((folder / "path.json").read_text())
     import cloudpickle
     import torch
@@ -59,4 +60,4 @@ if __name__ == "__main__":
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # without taking torch down, which takes the parent's time
+    os._exit(status)  # without torch's shutdown, which would cost the parent time

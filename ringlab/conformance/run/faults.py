@@ -1,4 +1,4 @@
-"""The faults that a run asks for: rank 1 dies, or is late."""
+"""The faults that a run may require: rank 1 dies, or is late."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ringlab.comm.wrappers.faulty import Fault
 from ringlab.conformance.run.run import Run
 
 STALL = 0.3
-"""Seconds for which a stalling rank delays its message."""
+"""The seconds by which a stalling rank delays its message."""
 
 
 def faults_of(run: Run) -> tuple[Fault, ...]:
-    """Return the faults of the messages over ringlab's Comm in this run."""
+    """Return the faults of this run's messages over ringlab's Comm."""
     exchange = {"dies at once": 0, "dies": min(1, run.P - 2), "dies in backward": run.P}.get(run.fault)
     if exchange is not None:
         return (Fault("kill", rank=1, exchange=exchange),)
@@ -23,9 +23,9 @@ def faults_of(run: Run) -> tuple[Fault, ...]:
 
 
 class SendFault:
-    """Called before each send over torch.distributed: at one of them the rank dies, or at each it stalls.
+    """A function to call before each send over torch.distributed: the rank dies at one send, or stalls at each.
 
-    Send number 2 P is one of backward, whether K and V go in one message or in two.
+    Send number 2 P is in backward, whether K and V are sent in one message or in two.
     """
 
     def __init__(self, kind: str, world_size: int, die: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Runs in a child process, each with a deadline; its output is captured and bounded.
 
-A child that hangs, dies, or prints endlessly loses its current run; the next child continues after it.
+If a child hangs, dies, or prints endlessly, its current run is lost, and a new child makes the runs after it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from ringlab.conformance.target.claims import Claims
 from ringlab.temporary import TemporaryFolder
 
 START_SECONDS = 120.0
-"""Seconds for a child to start Python and torch and to connect its ranks, on a busy machine."""
+"""The seconds that a child may take to start Python and torch and to connect its ranks on a busy machine."""
 MOST_OUTPUT = 4 << 20
-"""Bytes that a run may print."""
+"""The most bytes that a run may print."""
 HUNG = "hung"
 """The kind of trouble of a run that hit its time limit."""
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
 _LATE = 10.0
-"""Seconds by which a run's limit is extended once a rank has ended, for the others to end or be stopped."""
+"""The seconds by which a run's limit is extended once a rank has ended, so that the others can end or be
+stopped."""
 
 
 class Isolated:
-    """A target in child processes; `limit` is the time for its import and for each run, in seconds."""
+    """A target in child processes; `limit` is the number of seconds for its import, and for each run."""
 
     def __init__(self, spec: TargetSpec, limit: float) -> None:
         self.spec, self.limit = spec, limit
@@ -73,7 +74,7 @@ class Isolated:
         return self._made(runs, self._skipped, "")
 
     def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield the outcome of each run, in order, of the target with these axes."""
+        """Yield the outcome of each run in order, with these axes of the target."""
         return self._made(runs, set(), axes)
 
     def _made(self, runs: Sequence[Run], skipped: set[Run], axes: str) -> Iterator[Ran]:
@@ -83,7 +84,7 @@ class Isolated:
             try:
                 yield from child.results(left, axes)
             except GeneratorExit:
-                # Nobody waits for the other runs, which a launch of real processes would all make.
+                # No check needs the other runs, but a launch of real processes would make all of them.
                 if child.on_processes(self.spec.transport):
                     child.kill()
                 raise
@@ -99,9 +100,10 @@ class Isolated:
 
 
 class ChildProcess:
-    """A Python process whose output is read here, and the folder that both share, in which its `job` lies.
+    """A Python process whose output this process reads, and a folder that both share, which contains its `job`.
 
-    module: its program, as `python -m` takes it, with the folder and this process's id as arguments.
+    module: the module that the process runs by `python -m`, with the folder and this process's id as
+    arguments.
     """
 
     def __init__(self, module: str, job: dict[str, Any], surroundings: dict[str, str]) -> None:
@@ -116,7 +118,7 @@ class ChildProcess:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self.output = _Output(self.process)
-        self.clock = Clock()  # a run does not hang just because the machine stands still
+        self.clock = Clock()  # pauses of the whole machine do not count towards a run's time limit
 
     def close(self) -> None:
         """End the child and remove its folder."""
@@ -125,11 +127,11 @@ class ChildProcess:
         self._temporary.cleanup()
 
     def stands(self) -> str:
-        """Return where the program is, "" if that is not known."""
+        """Return the place in the code at which the program is, or "" if it is unknown."""
         return ""
 
     def ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
-        """Return the reason why the child will return nothing more, and end it; None if it goes on."""
+        """Return the reason why the child will return nothing more, after ending it; None if it still runs."""
         code = self._code()
         trouble = None
         if self.output.count > MOST_OUTPUT:
@@ -146,20 +148,20 @@ class ChildProcess:
         return trouble
 
     def kill(self) -> None:
-        """End the child and its processes, first by SIGTERM, then by SIGKILL."""
+        """End the child and its processes, first with SIGTERM, then with SIGKILL."""
         self.alive = False
         if self._code() is not None:
             return
         self.process.terminate()
         end = time.monotonic() + _GRACE
         while self._code() is None:
-            self.output.pump(_POLL)  # a printing child could not end if its output were not read
+            self.output.pump(_POLL)  # a child that prints could not end if its output were not read
             if time.monotonic() > end:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
 
     def _code(self) -> int | None:
-        """The exit status of a child that has ended; its remaining processes are then ended too."""
+        """Return the exit status of a child that has ended, after ending its remaining processes; else None."""
         if self.process.returncode is None and _is_over(self.process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -168,7 +170,7 @@ class ChildProcess:
 
 
 class _Child(ChildProcess):
-    """One child process and the results in its folder; `over` counts the runs of its last batch that are done."""
+    """One child process and the results in its folder; `over` counts the finished runs of its last batch."""
 
     def __init__(self, spec: TargetSpec, limit: float) -> None:
         super().__init__("ringlab.conformance.run.child_process", {"spec": spec}, environment(1))
@@ -181,7 +183,7 @@ class _Child(ChildProcess):
             (self.folder / f"{self.runs.index(run)}.skip").touch()
 
     def claims(self) -> Claims | Trouble:
-        """Return the child's report on its target; the import has the time limit too."""
+        """Return the child's report on its target; the time limit applies to the import too."""
         deadline = self.clock.tick() + START_SECONDS / 2 + self.limit
         while True:
             self.output.pump(_POLL)
@@ -193,20 +195,20 @@ class _Child(ChildProcess):
                 return trouble
 
     def on_processes(self, transport: str) -> bool:
-        """Return whether the target's ranks are processes, over this transport if it is over ringlab's Comm."""
+        """Return whether the target's ranks are processes; `transport` counts if it is over ringlab's Comm."""
         claims = self.claims()
         return isinstance(claims, Claims) and transport_of(claims.over, transport) != VIRTUAL
 
     def stands(self) -> str:
-        """Return where each rank of the run that is being made stands, "" if that is not known."""
+        """Return the place in the code of each rank of the current run, or "" if it is unknown."""
         now = self._now()
         known = now is not None and 0 <= now < len(self.runs) and self._code() is None
         return stacks(self.folder, range(self.runs[now].P)) if known and now is not None else ""
 
     def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
-        """Yield the outcomes of these runs in order, without skipped ones; stop after one that ended the child.
+        """Yield the outcomes of these runs in order, without skipped runs; stop after a run that ended the child.
 
-        axes: those of the target, "" for the ones that it claims.
+        axes: the axes of the target, or "" for those that it claims.
         """
         start = len(self.runs)
         self.runs += runs
@@ -222,14 +224,14 @@ class _Child(ChildProcess):
                 return
 
     def _wait_for(self, index: int, run: Run) -> Ran | None:
-        """The outcome of the run; None if it was skipped."""
+        """Return the outcome of the run, or None if it was skipped."""
         now, since, limit = self._now(), self.clock.tick(), START_SECONDS
         while True:
             if ran_path(self.folder, index).exists():
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
                 return ran
             if (ran := joined(self.folder, index, run)) is not None:
-                return ran  # its launch goes on: later errors belong to other runs
+                return ran  # the launch still runs, so later errors belong to other runs
             self.output.pump(_POLL)
             if self._now() != now:
                 now, since = self._now(), self.clock.tick()
@@ -247,14 +249,17 @@ class _Child(ChildProcess):
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether the process has ended. Where the system allows, it is not reaped yet: its number stays that of its group."""
+    """Return whether the process has ended.
+
+    If the system allows it, the process is not reaped yet, so its number still identifies its process group.
+    """
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class _Output:
-    """The output of the child: counted, its end kept."""
+    """The output of the child: its bytes are counted, and its end is kept."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -264,7 +269,7 @@ class _Output:
         self.count, self.tail = 0, b""
 
     def begin(self) -> None:
-        """Start counting again for another run; its output may have been read before that was known."""
+        """Count from 0 for another run; some of its output may already have been read."""
         self.count = 0
 
     def pump(self, timeout: float) -> None:

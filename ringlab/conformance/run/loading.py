@@ -1,4 +1,5 @@
-"""Load the target that "package.module:name" or "peer:name" refers to, or report the missing part and similar names."""
+"""Loads the target that "package.module:name" or "peer:name" names, or reports the missing part and similar names.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ VIRTUAL = "virtual"
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """A target for any process: a reference to import, or the target itself; and where it runs.
+    """A target for any process: a reference to import, or the target itself, and the place where it runs.
 
-    transport: "virtual", or that of `ringlab.launch`. claims: what replaces the target's own claims.
+    transport: "virtual", or a transport of `ringlab.launch`. claims: claims that replace the target's own.
     """
 
     what: str | Any
@@ -39,15 +40,15 @@ class TargetSpec:
         return as_target(self.what, **self.claims)
 
     def claiming(self, **claims: Any) -> TargetSpec:
-        """Return the same target with these claims in place of its own."""
+        """Return the same target with these claims in place of its own claims."""
         return replace(self, claims={**self.claims, **claims})
 
 
 def transport_of(over: str, transport: str) -> str:
     """Return the transport to use when `transport` was requested.
 
-    It is gloo instead of virtual for a target that does not take a Ring, otherwise the requested one.
-    over: what the target communicates through.
+    A target that does not take a Ring runs over gloo instead of virtual ranks. over: "ring" or
+    "torch.distributed", by which the target communicates.
     """
     if over == RING:
         return transport
@@ -58,7 +59,7 @@ def load(reference: str, **claims: Any) -> Target:
     """Return the target that `reference` names, as "package.module:function" or "peer:name", with these claims.
 
     The current directory is searched too.
-    Raises: BackendError for an invalid reference, or if its module or function is missing; any error of the import.
+    Raises: BackendError for an invalid reference, or a missing module or function; any error of the import.
     """
     module, colon, name = reference.partition(":")
     if not (module and colon and name):
@@ -72,7 +73,7 @@ def load(reference: str, **claims: Any) -> Target:
 
 
 def named(reference: str) -> Any:
-    """Return the object that "package.module:name" names. Raises: BackendError if it is missing or cannot be imported."""
+    """Return the object that "package.module:name" names. Raises: BackendError if it cannot be imported."""
     module, _, name = reference.partition(":")
     if not (module and name):
         raise BackendError("a function as package.module:function", repr(reference))
@@ -90,8 +91,9 @@ def named(reference: str) -> Any:
 
 
 def resolve(module: str, name: str) -> Any:
-    """Return the object `name` of `module`; `name` is dotted if it is in a class. The current directory is searched too.
+    """Return the object `name` of `module`; `name` is dotted if the object is in a class.
 
+    The current directory is searched too.
     Raises: BackendError if the module or the name is missing; any other error of the import.
     """
     if os.getcwd() not in sys.path:
@@ -117,12 +119,12 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, but something that it imports is missing
+            raise  # the module exists, but another module that it imports is missing
         raise _not_found(module, error.name) from None
 
 
 def _not_found(module: str, missing: str) -> BackendError:
-    """The error for a module if `missing`, the module itself or a package around it, was not found."""
+    """Return the error for a module; `missing` is the module itself or the package around it that was not found."""
     package, _, last = missing.rpartition(".")
     if not package:
         where = f"neither in {os.getcwd()} nor among this Python's packages"
@@ -138,12 +140,12 @@ def _not_found(module: str, missing: str) -> BackendError:
 
 
 def _top_level() -> Iterable[str]:
-    """The names that one word can import, including plain folders, since a module may be in one."""
+    """Yield the names that a single word can import, including plain folders, which may contain a module."""
     yield from (each.name for each in pkgutil.iter_modules())
     yield from (path.name for path in Path.cwd().iterdir() if path.is_dir() and path.name.isidentifier())
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """A remedy if known names are similar to `word`, otherwise ""."""
+    """Return a remedy if some known names are similar to `word`, else ""."""
     near = difflib.get_close_matches(word, sorted({*known}), 3)
     return f"there is {', '.join(near)}" if near else ""

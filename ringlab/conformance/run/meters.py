@@ -1,8 +1,8 @@
-"""Metering one rank's messages, memory and computation during one pass, over ringlab's Comm or torch.distributed.
+"""Meters for one rank's messages, memory and computation during one pass, on Comm or torch.distributed.
 
-A wrapper counts messages over Comm; torch's dispatched operators show those over torch.distributed and all
-matrix products. At the same operators a rank can be made to die or stall, and receive buffers are filled with
-NaN until their message arrives.
+A wrapper counts messages over ringlab's Comm. torch's dispatched operators show messages over
+torch.distributed and all matrix products. At the same operators, a rank can be made to die or stall, and
+receive buffers are filled with NaN until their message arrives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 _NUMBERS = 2
-"""How many integers for each rank an uncounted message may hold: the numbers of its queries and of its keys."""
+"""The most integers for each rank in a message that is not counted: the numbers of its queries and of its keys."""
 
 
 _SENDS = ("send", "isend")
@@ -40,7 +40,7 @@ _QUIET = ("barrier", "monitored_barrier_")
 
 
 class PassMeter:
-    """Counts one pass of one rank; every thread that works for it enters `watch()`."""
+    """Counts one pass of one rank; every thread that works for the pass enters `watch()`."""
 
     def __init__(self, rank: int, world_size: int, on_send: Callable[[], None], strict: bool) -> None:
         self.rank, self.world_size = rank, world_size
@@ -53,7 +53,7 @@ class PassMeter:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count this thread's work inside the block, only once if blocks are nested."""
+        """Count this thread's work inside the context; nested contexts count only once."""
         if getattr(self._here, "active", False):
             yield
             return
@@ -61,7 +61,7 @@ class PassMeter:
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.memory.watch())
-                # A computation of virtual ranks is in the program's own modes already.
+                # A computation of virtual ranks runs in the program's own modes already.
                 if not any(isinstance(mode, _Operators) and mode.meter is self for mode in entered_modes()):
                     stack.enter_context(_Operators(self))
                 yield
@@ -69,7 +69,7 @@ class PassMeter:
             self._here.active = False
 
     def message(self, tensors: Sequence[Shaped[Tensor, "..."]], to: int | None) -> None:
-        """Count a message to rank `to`, unless it only says how many tokens ranks hold."""
+        """Count a message to rank `to`, unless it only tells how many tokens the ranks hold."""
         if not tensors or self.tells_lengths(tensors):
             return
         self.sent += sum(tensor.nbytes for tensor in tensors)
@@ -78,7 +78,10 @@ class PassMeter:
             self.peers.add(to)
 
     def tells_lengths(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
-        """Return whether these are a few integers for each rank, as ranks with unequal shards have to tell each other."""
+        """Return whether the tensors are only a few integers per rank.
+
+        Ranks with unequal shards need such messages to tell each other their numbers of tokens.
+        """
         whole = not any(x.is_floating_point() or x.is_complex() for x in tensors)
         return whole and sum(x.numel() for x in tensors) <= _NUMBERS * self.world_size
 
@@ -123,7 +126,7 @@ class _Operators(TorchDispatchMode):
             return
         if name == "alltoall_base_" and self._hop(args):
             return
-        # A collective sends this rank's tensors, or a share of them, once to each other rank.
+        # A collective sends this rank's tensors, or a share of them, once to each of the other ranks.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
         if meter.tells_lengths(brought):
             return
@@ -133,7 +136,7 @@ class _Operators(TorchDispatchMode):
         meter.sent += sum(t.nbytes for t in brought) * (meter.world_size - 1) // share
 
     def _hop(self, args: Any) -> bool:
-        """Count an all-to-all whose split sizes send to at most one other rank: it is really a shift."""
+        """Count an all-to-all that sends to at most one other rank as a shift; return whether it is one."""
         sent, splits = args[1], list(args[4]) if len(args) > 4 and args[4] else []
         if len(splits) != self.meter.world_size:
             return False
@@ -152,7 +155,10 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """FLOPs of a product of matrices or an attention operator, whole squares under a causal mask; else 0."""
+    """Return the FLOPs of a matrix product or an attention operator, or 0 for other operators.
+
+    Under a causal mask, the whole square is counted.
+    """
     packet = func.overloadpacket
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=result))
@@ -167,7 +173,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 class Metered(Comm):
-    """`comm` with its messages counted, and its computations watched, by the current meter."""
+    """A `comm` whose messages are counted, and whose computations are watched, by the current meter."""
 
     def __init__(self, comm: Comm) -> None:
         self.inner = comm

@@ -1,4 +1,4 @@
-"""Making runs in a child process: on its virtual ranks, or on processes of their own, one for each rank."""
+"""Makes runs in a child process: on its virtual ranks, or on processes, one for each rank."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.target.claims import RING, Target
 
 Numbered: TypeAlias = Sequence[tuple[int, Run]]
-"""Runs, each with its index among all runs of the folder."""
+"""Runs, each with its index among all runs in the folder."""
 
 
 def make(folder: Path, spec: TargetSpec, target: Target, numbered: Numbered) -> None:
-    """Make the runs that are not skipped, and leave the outcome of each in the folder. numbered: (index, run)."""
+    """Make the runs that are not skipped, and write the outcome of each to the folder. numbered: (index, run)."""
     transport = transport_of(target.over, spec.transport)
     if transport == VIRTUAL:
         for index, run in _wanted(folder, numbered):
@@ -36,7 +36,7 @@ def make(folder: Path, spec: TargetSpec, target: Target, numbered: Numbered) -> 
             ran = on_virtual_ranks(target, run, spec.device, folder)
             leave(ran_path(folder, index), ran)
         return
-    # Runs with these faults end their processes, so each has a launch of its own.
+    # Runs with these faults end their processes, so each of them needs its own launch.
     for _, group in groupby(numbered, lambda each: (each[1].P, each[0] if each[1].ends else -1)):
         left = list(_wanted(folder, group))
         while left:
@@ -44,7 +44,7 @@ def make(folder: Path, spec: TargetSpec, target: Target, numbered: Numbered) -> 
 
 
 def _launched(folder: Path, spec: TargetSpec, transport: str, numbered: Numbered) -> Numbered:
-    """Make runs of one number of ranks in one launch; return those after a failed one."""
+    """Make runs with the same number of ranks in one launch; return the runs after a failed one."""
     leave(folder / "now", -1)
     failure = None
     try:
@@ -61,7 +61,7 @@ def _launched(folder: Path, spec: TargetSpec, transport: str, numbered: Numbered
             continue
         parts = ranks_left(folder, index, run.P)
         reported = first_trouble(failure, parts)
-        crash = None if run.ends else crash_in(failure)  # a rank that its fault ended is expected
+        crash = None if run.ends else crash_in(failure)  # a rank that its fault ended is expected to end
         trouble = crash or reported or described(failure or RuntimeError("a rank left no result"))
         returned = returned_in(run, parts)
         ran = Ran(run, trouble=trouble, returned=returned, stopped=stopped_in(failure, parts))
@@ -72,7 +72,7 @@ def _launched(folder: Path, spec: TargetSpec, transport: str, numbered: Numbered
 
 
 def _wanted(folder: Path, numbered: Iterable[tuple[int, Run]]) -> Iterator[tuple[int, Run]]:
-    """The runs that were not skipped meanwhile; the others are only marked as done."""
+    """Yield the runs that were not skipped in the meantime, and mark the skipped ones as done."""
     for index, run in numbered:
         if (folder / f"{index}.skip").exists():
             leave(ran_path(folder, index), None)
@@ -96,7 +96,7 @@ def _program(ring: Ring, spec: TargetSpec, transport: str, numbered: Numbered, f
 
 
 def on_this_rank(target: Target, run: Run, ring: Ring, device: str) -> RankResult:
-    """Return this rank's results of the run, on the ring of its processes. Raises: what the target raises."""
+    """Return this rank's results of the run, on the ring of its processes. Raises: the target's errors."""
     given, on_send = _with_fault(ring, run, target.over == RING)
     start = time.monotonic()
     with kept_modes():
@@ -106,7 +106,7 @@ def on_this_rank(target: Target, run: Run, ring: Ring, device: str) -> RankResul
 
 
 def _with_fault(ring: Ring, run: Run, over_ring: bool) -> tuple[Ring | None, Callable[[], None]]:
-    """The target's ring, if any, and the function called at its sends over torch.distributed."""
+    """Return the target's ring, if any, and the function to call at its sends over torch.distributed."""
     faults = faults_of(run)
     if over_ring:
         comm = Faulty(ring.comm, faults, die=lambda fault: kill_this_process()) if faults else ring.comm

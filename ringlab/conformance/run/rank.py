@@ -1,4 +1,4 @@
-"""One rank's part of a run: shards in, the target's results out, with all observations."""
+"""One rank's part of a run: it calls the target with the rank's shards, and records results and observations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class RankPart:
         self.meters: list[Meter] = []
 
     def _dealt(self, S: int) -> list[np.ndarray]:
-        """Each rank's positions. Raises: WrongResult for an error of the target's own layout, which must not count as a refusal."""
+        """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
+
+        Such an error must not count as a refusal.
+        """
         run = self.run
         try:
             return self.target.positions(run.layout, S, run.P, run.with_padding)
@@ -72,7 +75,7 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
-        # The grad mode belongs to the thread, which makes other runs, too.
+        # The grad mode belongs to the thread, and the thread makes other runs too.
         with torch.set_grad_enabled(torch.is_grad_enabled()):
             return self._result()
 
@@ -102,26 +105,30 @@ class RankPart:
         return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1])
 
     def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
-        """The run, the rank and the ring in a world of two rings, or with a process group that is not the world."""
+        """Return the run, the rank and the ring for one half of the ranks.
+
+        The world then has two rings, or the process group is not the world.
+        """
         every = [range(start, run.P, 2) for start in (0, 1)]
         if ring is not None:
             ring = Ring(SubGroup(ring.comm, every[rank % 2]))
         else:
             self.group = [torch.distributed.new_group(list(ranks)) for ranks in every][rank % 2]
-        # Results are joined in rank order, so the odd ring's replace the even ring's. The even ring gets different
-        # inputs, by another seed.
+        # Results are joined in rank order, so the odd ring's results replace the even ring's. The even ring
+        # gets other inputs, by another seed.
         return replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2), rank // 2, ring
 
     @property
     def _is_short(self) -> bool:
-        """Whether this rank's shard lacks its last token."""
+        """Return whether this rank's shard lacks its last token."""
         return self.run.fault == "wrong shape" and self.rank == 1
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let two rings over ringlab's Comm call one after the other, where they would both be in one process.
+        """Let two rings over ringlab's Comm call one after the other, because both may be in one process.
 
-        Virtual ranks of the same number in two rings share what a module keeps for a rank. Processes share nothing.
+        Virtual ranks with the same number in two rings would share the state that a module keeps for a rank.
+        Processes share nothing.
         """
         comm = self.metered.inner if self.metered is not None else None
         if not isinstance(comm, SubGroup):
@@ -133,7 +140,7 @@ class RankPart:
             comm.inner.barrier()
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
-        """Return this rank's q, k, v and dout for the seed of the run plus `shift`."""
+        """Return this rank's q, k, v and dout, drawn with the run's seed plus `shift`."""
         return self._shards(replace(self.run, seed=self.run.seed + shift))
 
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]:
@@ -143,7 +150,8 @@ class RankPart:
     def attend(
         self, qkv: tuple[Float[Tensor, "..."], ...], metered: bool = False
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
-        """Return the target's (out, lse) for these tensors. Raises: WrongResult for anything else."""
+        """Return the target's (out, lse) for these tensors. Raises: WrongResult if the target returns anything else.
+        """
         known = {**self._known(), **self.target.packed(qkv)}
         with self._pass() if metered else nullcontext():
             out, lse = self._unpacked(call(self.target.function, qkv, known))
@@ -158,9 +166,9 @@ class RankPart:
         lse: Float[Tensor, "B H L"] | None,
         retain: bool = False,
     ) -> Any:
-        """Return (dq, dk, dv) from the target; retain: autograd keeps the graph for another backward.
+        """Return (dq, dk, dv) from the target; retain: whether autograd keeps the graph for another backward.
 
-        Raises: WrongResult for anything else.
+        Raises: WrongResult if the target returns anything else.
         """
         if self.target.gradients is not None:
             known = {
@@ -190,7 +198,10 @@ class RankPart:
 
     @contextmanager
     def counted(self, strict: bool = False) -> Iterator[PassMeter]:
-        """Count the messages and tensors of all calls inside the block with one meter. strict: fill receive buffers with NaN first."""
+        """Count the messages and tensors of all calls inside the context with one meter.
+
+        strict: whether receive buffers are first filled with NaN.
+        """
         meter = PassMeter(self.rank, self.run.P, self.on_send, strict)
         if self.metered is not None:
             self.metered.meter = meter
@@ -202,7 +213,7 @@ class RankPart:
                 self.metered.meter = None
 
     def _two_layers(self, alone: dict[str, np.ndarray]) -> None:
-        """Two forwards, then their backwards, the last one first: as in every model of two layers."""
+        """Make two forwards, then their backwards in reverse order, as every model of two layers does."""
         layers = []
         for run in (self.run, replace(self.run, seed=self.run.seed + 1)):
             *qkv, dout = self._shards(run)
@@ -229,7 +240,7 @@ class RankPart:
         return tuple(shards)
 
     def _call(self, shards: tuple[Tensor, ...]) -> Tensors:
-        """Forward, and backward if asked for: the results by name."""
+        """Return the results of a forward, and of a backward if the run requires it, by name."""
         *qkv, dout = shards
         kept = [x.clone() for x in shards]
         leaves = tuple(x.requires_grad_(self.run.backward) for x in qkv)
@@ -261,7 +272,7 @@ class RankPart:
         }  # fmt: skip
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
-        """(out, lse) from the target's value; lse as (B, H, L), None if there is none."""
+        """Return (out, lse) from the target's value; lse is (B, H, L), or None if there is none."""
         parts = result if isinstance(result, (tuple, list)) else (result,)
         if not parts or not isinstance(parts[0], Tensor):
             raise WrongResult(f"a tensor, or a tuple that begins with one, is needed; got {_kind(result)}")
@@ -303,7 +314,7 @@ class RankPart:
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
-        """One pass, forward or backward: metered if the run, or a fault, needs it."""
+        """Run one pass, forward or backward, inside this context; it is metered if the run or a fault needs it."""
         run = self.run
         if not (run.meter or (self.ring is None and (run.strict or run.fault))):
             with torch.autograd.set_multithreading_enabled(False):
@@ -317,7 +328,7 @@ class RankPart:
         return oracle.float64(x.detach() if name == "lse" else from_axes(x.detach(), self.target.axes)).copy()
 
     def _differs(self, name: str, x: Tensor, before: np.ndarray) -> str:
-        """How far a result is from an earlier one, "" if they are equal."""
+        """Return the size of a result's difference from an earlier result, or "" if they are equal."""
         now = self._whole_precision(name, x)
         if np.array_equal(now, before, equal_nan=True):
             return ""
@@ -329,7 +340,10 @@ class RankPart:
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have a byte in common: parts of one buffer have none, side by side or interleaved."""
+    """Return whether two tensors have a byte in common.
+
+    Disjoint parts of one buffer have none, whether they are side by side or interleaved.
+    """
     (begin, end), (other, last) = _span(a), _span(b)
     if not (begin < last and other < end):
         return False
@@ -337,13 +351,13 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _span(x: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's bytes, end exclusive."""
+    """Return the first address of a tensor's bytes, and the address after the last one."""
     reach = sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
 def _addresses(x: Tensor) -> np.ndarray:
-    """The address of every byte of a tensor's entries."""
+    """Return the addresses of all bytes of a tensor's entries."""
     found = np.arange(x.data_ptr(), x.data_ptr() + x.itemsize)
     for count, stride in zip(x.shape, x.stride(), strict=True):
         found = np.add.outer(found, np.arange(count) * stride * x.itemsize).ravel()

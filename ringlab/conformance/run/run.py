@@ -1,6 +1,6 @@
-"""One run of a target, as data: its request and its outcome.
+"""One run of a target as data: its request and its outcome.
 
-Runs are planned before any is made, and several checks may look at the same one.
+All runs are planned before any of them is made, and several checks may judge the same run.
 """
 
 from __future__ import annotations
@@ -20,32 +20,40 @@ GIVEN = {
     "window": "window", "softcap": "softcap", "prefix": "prefix", "documents": "documents", "pads": "padding",
     "sinks": "sinks", "alibi": "ALiBi slopes", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
-"""The fields of a run for arguments that only some targets take, each with its name in a report."""
+"""The fields of a run for arguments that only some targets take, and their names in a report."""
 JOINT = 5
-"""How many tokens are joined to the keys of a run that has joint tokens."""
+"""The number of tokens that are joined to the keys of a run with joint tokens."""
 LOSS_SCALE = {"float16": 2.0**8}
-"""Factor of a large dout by dtype, 2¹⁶ for all others; in float16 that would overflow."""
+"""The factor of a large dout by dtype; it is 2¹⁶ for all other dtypes, which would overflow in float16."""
 TWO_RINGS = "two rings"
-"""The call pattern in which the even ranks form one ring and the odd ranks another; results are those of the odd ring."""
+"""The call pattern in which the even ranks form one ring and the odd ranks another; the odd ring's results are
+compared."""
 
 
 @dataclass(frozen=True)
 class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
-    values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in memory, "heads" or
-    "dims". use: how the target is called (see `ringlab.conformance.run.call_patterns`). dout: "normal", "ones", or "large",
-    2¹⁶ times as large. dlse: lse has a gradient, too. window, softcap, prefix, documents, dropout: arguments of the call, 0
-    or () if not given. pads: tokens of padding after each document, or after the whole sequence, before it if negative; no row
-    sees these keys, and these rows have no gradient and are not compared. sinks: each query head has a logit that takes weight
-    and gives no value. alibi: under a causal mask, scores fall by a slope of each query head times the distance of the key.
-    joint: "front" or "rear", the end at which `JOINT` keys are joined that all ranks hold. keys: how many, if they are those of
-    another sequence, for cross-attention; dv: head dim of v; each is 0 if it is that of the queries. dropout_seed: chooses the
-    pairs that are dropped.
-    strict: receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the token
-    or row whose values are replaced. one_hot: "q", "k", "v" or "dout", whose token t becomes the unit vector t; D is at least S.
-    twice: the call is repeated, to compare the results and to see whether it changes those of the first call. meter: count
-    messages, memory and work. fault: what happens to rank 1: "dies", "dies at once", "dies in backward", "stalls" or "wrong shape".
+    values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
+    memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
+    dout: "normal", "ones", or "large", which is 2¹⁶ times as large as "normal". dlse: whether lse has a
+    gradient too.
+
+    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed.
+    dropout_seed: the seed that chooses the dropped pairs. pads: the number of padding tokens after each
+    document, or after the whole sequence; a negative number means padding before the sequence. No row sees
+    padding keys, and padding rows have no gradient and are not compared. sinks: whether each query head has a
+    logit that takes weight and contributes no value. alibi: whether, under a causal mask, a score falls by
+    the query head's slope times the distance of the key. joint: "front" or "rear", the end at which `JOINT`
+    keys that all ranks hold are joined. keys: the number of keys of another sequence, for cross-attention.
+    dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
+
+    strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
+    the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
+    becomes the unit vector t; D is at least S. twice: whether the call is repeated, to compare the results,
+    and to detect changes to those of the first call.
+    meter: whether messages, memory and work are counted. fault: the fault of rank 1: "dies", "dies at once",
+    "dies in backward", "stalls" or "wrong shape".
     """
 
     P: int
@@ -108,7 +116,7 @@ class Run:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Return the documents, and the padding behind each as a document of its own."""
+        """Return the lengths of the documents and of the padding after each, as separate documents."""
         if not self.pads:
             return self.documents
         if self._front:
@@ -122,13 +130,13 @@ class Run:
 
     @property
     def with_padding(self) -> tuple[int, ...]:
-        """Return the lengths of the documents, each with its padding; () if there is one document."""
+        """Return the lengths of the documents, each including its padding; () if there is one document."""
         pads = self.pads if self.documents and self.pads else [0] * len(self.documents)
         return tuple(map(sum, zip(self.documents, pads, strict=True)))
 
     @property
     def padding(self) -> Bool[np.ndarray, " S"]:
-        """Return which tokens are padding."""
+        """Return a mask of the padding tokens."""
         if not self.pads:
             return np.zeros(self.S, bool)
         odd = np.arange(len(self.padded)) % 2 == 1
@@ -136,7 +144,7 @@ class Run:
 
     @property
     def plain(self) -> Run:
-        """Return the run that has the same true result and the same bounds."""
+        """Return the plain run with the same true result and the same bounds."""
         return replace(
             self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
             twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0,
@@ -147,7 +155,7 @@ class Run:
 class Trouble:
     """The reason why a run has no result: it hung, crashed, raised, printed endlessly, or returned something else.
 
-    uncallable: Python refused the arguments of the call.
+    uncallable: whether Python refused the arguments of the call.
     """
 
     kind: str
@@ -162,8 +170,10 @@ class Trouble:
 class Meter:
     """One rank's messages, memory and computation in one pass.
 
-    sent: bytes; exchanges: sends; peers: to whom; peak, largest: bytes of tensors made; flops: of matrix
-    products and attention operators, 0 where none were seen. collectives: of torch.distributed, by name.
+    sent: the number of bytes sent. exchanges: the number of sends. peers: the ranks that messages went to.
+    peak, largest: the bytes of all tensors at the peak, and of the largest tensor. flops: the FLOPs of matrix
+    products and attention operators, 0 if none were seen. collectives: the names of torch.distributed's
+    collectives.
     """
 
     sent: int = 0
@@ -179,7 +189,8 @@ class Meter:
 class RankResult:
     """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations.
 
-    key_positions: of its keys, where they are of another sequence.
+    key_positions: the positions of its keys; they differ from `positions` if the keys are of another
+    sequence.
     """
 
     positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -196,9 +207,10 @@ class RankResult:
 class Ran:
     """A run and its outcome: whole arrays by name, notes (kind, text) of all ranks, positions and meters per rank.
 
-    returned: the ranks on which the target returned anything, an attention or not. failed: the rank that failed first, −1 if
-    unknown. spared: rank 1 was never killed, because it did not send the message at which it should die. stopped: if no rank
-    reported an error, the ranks that went on without rank 1 until their processes were ended.
+    returned: the ranks on which the target returned anything, whether it is an attention or not. failed: the
+    rank that failed first, −1 if unknown. spared: whether rank 1 was never killed, because it did not send
+    the message at which it should die. stopped: if no rank reported an error, the ranks that continued
+    without rank 1 until their processes were ended.
     """
 
     run: Run
@@ -221,7 +233,7 @@ class Ran:
 
 RAISED = "raised"
 WRONG_RESULT = "wrong result"
-"""The kind of trouble if a target returns something other than attention."""
+"""The kind of trouble of a target that returns something other than attention."""
 
 
 def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
@@ -234,7 +246,7 @@ def gave(parts: Sequence[RankResult | None]) -> tuple[int, ...]:
 
 
 def join(run: Run, parts: list[RankResult]) -> Ran:
-    """Return the run with whole results, put together from those of all ranks, which come in rank order."""
+    """Return the run with whole results, joined from the results of all ranks in rank order."""
     ran = Ran(run, returned=gave(parts))
     ran.seconds = max(part.seconds for part in parts)
     ran.trouble = next((part.trouble for part in parts if part.trouble is not None), None)
@@ -256,9 +268,9 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
 def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and dout of the whole sequence, in the run's dtype, the same for equal runs.
 
-    "normal": standard normal. "large": scores of some hundreds. "rising" and "falling": scores that grow
-    or shrink with the key's position, so that a later block's maximum is larger, or smaller, each time.
-    "negative": all scores about −16,000, as if by a bias: below the numbers that some use for −∞.
+    "normal": standard normal. "large": scores of some hundreds. "rising" and "falling": scores that grow or
+    shrink with the key's position, so that each later block has a larger or smaller maximum. "negative": all
+    scores about −16,000, as if by a bias, which is below the numbers that some code uses for −∞.
     """
     sizes = [run.S, run.H, run.K, run.D, run.B, run.seed]
     draw = np.random.default_rng(sizes).standard_normal
@@ -278,7 +290,8 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dout[:, :, run.padding] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
     if run.one_hot:
-        # √D in q or k gives scores a deviation of about 1, so no weight is too small to be seen.
+        # The factor √D in q or k gives scores a deviation of about 1, so no weight is too small to be
+        # visible.
         size = run.D**0.5 if run.one_hot in ("q", "k") else 1.0
         {"q": q, "k": k, "v": v, "dout": dout}[run.one_hot][...] = size * np.eye(run.S, run.D)
     dtype = getattr(torch, run.dtype)
@@ -287,13 +300,13 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def sinks_of(run: Run) -> Float[Tensor, " H"]:
-    """Return the sinks of a run, in its dtype."""
+    """Return the sinks of a run in the run's dtype."""
     draw = np.random.default_rng([run.H, run.seed, 2]).standard_normal(run.H)
     return torch.from_numpy(draw).to(getattr(torch, run.dtype))
 
 
 def slopes_of(run: Run) -> Float[Tensor, " H"]:
-    """Return the slopes of ALiBi, one for each query head, in float32: powers of 2, as models have them."""
+    """Return the float32 slopes of ALiBi, one for each query head, which are powers of 2 as in models."""
     return torch.tensor([2.0 ** -(1 + head % 4) for head in range(run.H)])
 
 
@@ -312,7 +325,7 @@ def cotangent_of_lse(run: Run) -> Float[Tensor, "B H S"]:
 
 
 def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Replace token j of q, k and v, or row j of dout."""
+    """Return the arrays with token j of q, k and v, or row j of dout, replaced."""
     if run.moved is None:
         return list(arrays)
     what, j = run.moved
