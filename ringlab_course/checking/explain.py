@@ -7,7 +7,6 @@ with the same arguments, in this process.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -18,17 +17,15 @@ import numpy as np
 
 from ringlab_course.checking.answers import resembles, to_numpy
 from ringlab_course.checking.contract import Stage
+from ringlab_course.checking.diagnosis import LARGEST, numbers_in
 from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.loading import exercise_ids
+from ringlab_course.checking.loading import exercise_ids, load_stage
 from ringlab_course.checking.subject import Measured
 from ringlab_course.checking.wrong_answers import namespace_of, right_answers, used_by, wrong_answers
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
-
-LARGEST = 100_000
-"""Numbers of an answer that are compared: larger ones, as where memory is counted, would take minutes."""
 
 
 @dataclass
@@ -96,13 +93,18 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 
 
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
-    if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+    if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
     if not (programs := _programs(stage)):
         return None
     right, *wrong = programs
+    calls = sorted(
+        calls, key=_ranks
+    )  # most mistakes differ from the learner's already on few ranks, which take less time
     own = [program for program in wrong if program.check == check_id]
-    others = [program for program in wrong if program.check != check_id and _may_explain(program, stage, check_id)]
+    # A mistake that a check of cost or speed finds gives right values, and it may need too much memory for these calls.
+    of_values = stage.check(check_id).kind == "correctness"
+    others = [each for each in wrong if each.check != check_id and (each.of_values or not of_values)]
     for likely in (own, others):
         fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
         if fitting:
@@ -111,21 +113,21 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     return None
 
 
+def _ranks(call: Call) -> int:
+    return int(call.args[0]) if call.method == "run_ring" else 0
+
+
 @dataclass(frozen=True)
 class _Program:
-    """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it."""
+    """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it.
+
+    `of_values` says whether this is a check of correctness.
+    """
 
     mistake: str
     check: str
+    of_values: bool
     subject: InProcessSubject
-
-
-def _may_explain(program: _Program, stage: Stage, check_id: str) -> bool:
-    """Return whether a mistake that another check is there to find may be behind the failure of this check.
-
-    A mistake that a check of cost or speed finds gives right values. It may also need too much memory for this call.
-    """
-    return stage.check(check_id).kind != "correctness" or stage.check(program.check).kind == "correctness"
 
 
 @cache
@@ -143,11 +145,13 @@ def _programs(stage: Stage) -> tuple[_Program, ...]:
         ("", "", right),
         *((w.misconception or "", w.check, source) for w in wrong for source in w.sources),
     ]
+    checks = {check.id: check.kind for check in load_stage(stage.id).checks}
     made = []
     for number, (mistake, check, source) in enumerate(answers):
         space = namespace_of(source, f"<answer {number} to {stage.id}>")
         space["print"] = lambda *_, **__: None  # one of the mistakes prints
-        made.append(_Program(mistake, check, InProcessSubject(stage, space)))
+        of_values = checks.get(check) == "correctness"
+        made.append(_Program(mistake, check, of_values, InProcessSubject(stage, space)))
     return tuple(made)
 
 
@@ -215,9 +219,3 @@ def _same_arrays(got: Any, made: Any, allowed: Sequence[float]) -> bool:
     if left.shape != right.shape or left.dtype.kind in "OUS" or right.dtype.kind in "OUS":
         return left.shape == right.shape and bool(np.all(left == right))
     return resembles(left, right, max(allowed, default=0.0))
-
-
-def _numbers(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_numbers, value.values()))
-    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))

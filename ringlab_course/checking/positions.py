@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ringlab import oracle
+from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
@@ -205,6 +206,9 @@ class Shards:
         return self.ks[origin].nbytes + self.vs[origin].nbytes
 
 
+AnyShards = TypeVar("AnyShards", bound=Shards)
+
+
 def shards(
     rng: np.random.Generator,
     lengths: Sequence[int],
@@ -226,7 +230,7 @@ def shards(
     return Shards(qs, ks, vs, f"P={len(lengths)}, {tokens}, D={D}{heads}{text}", positions)
 
 
-def narrow(case: Shards) -> Shards:
+def narrow(case: AnyShards) -> AnyShards:
     """Return the same shards in bfloat16."""
     qs, ks, vs = ([x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs))
     return replace(case, qs=qs, ks=ks, vs=vs, text=f"{case.text}, bfloat16")
@@ -248,9 +252,14 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
     return None if waits_in_a_circle else "leaves_the_ring"
 
 
-def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
-    """Raise the Failure of the first rank whose (out, lse) are wrong, named if a mistake explains all ranks."""
-    compare_all(answered_ranks(case, results), misconceptions)
+def compare_ranks(case: Shards, results: Sequence[Any], nan: Misconception | None = None) -> None:
+    """Raise the Failure of the first rank whose (out, lse) are wrong; `nan` is the mistake behind a NaN."""
+    compare_all(answered_ranks(case, results, nan))
+
+
+def compare_runs(subject: Any, cases: Iterable[Shards], nan: Misconception | None = None) -> None:
+    """Run the learner's ring on all cases, and compare every rank of every case; `nan` is the mistake behind a NaN."""
+    compare_all(each for case in cases for each in answered_ranks(case, case.run(subject).results, nan))
 
 
 def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any = None) -> State:
@@ -266,15 +275,23 @@ def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], po
     return attend(qs[rank], k, v, np.asarray(positions[rank])[:, None] >= keys)
 
 
-def answered_ranks(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
-    """Yield each rank's (out, lse), for `compare_all`."""
+def answered_ranks(
+    case: Shards, results: Sequence[Any], nan: Misconception | None = None
+) -> Iterator[Answered]:
+    """Yield each rank's (out, lse) with the right one, for `compare_all`.
+
+    Raises: the Failure of `nan`, where that is given and a rank's answer contains NaN.
+    """
+    for rank, result in enumerate(results):
+        if nan is not None and has_nan(*expect_tuple(result, NAMES)):
+            raise nan.failure(f"{case.text}: rank {rank}")
     qs, ks, vs = ([oracle.float64(x) for x in xs] for xs in (case.qs, case.ks, case.vs))
     shared = (qs, ks, vs, case.positions)
     keys, values = np.concatenate(ks, axis=-2), np.concatenate(vs, axis=-2)
     for rank, answer in enumerate(results):
         right = truth(rank, *shared)
         bound = rounding_bound(qs[rank], keys, values, right)
-        yield Answered(answer, right, bound, (rank, *shared), NAMES, f"{case.text}: rank {rank}")
+        yield Answered(answer, right, bound, NAMES, f"{case.text}: rank {rank}")
 
 
 def expect_neighbours(trace: Any, text: str, pieces: int = 1) -> None:

@@ -252,7 +252,9 @@ def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
     """Probe the coverage of runs of two million tokens at random places and at the edges."""
-    _expect_no_mask(subject, rng)  # comes first, because the mask of the long runs would fill the machine's memory
+    _expect_no_mask(
+        subject, rng
+    )  # comes first, because the mask of the long runs would fill the machine's memory
     n = 2_000_003 + int(rng.integers(1000))
     for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
         step = int(rng.integers(1, 9))

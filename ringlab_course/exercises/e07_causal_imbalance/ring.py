@@ -19,12 +19,20 @@ from ringlab import layout as layouts
 from ringlab.layout import Layout
 from ringlab_course.checking.answers import expect_tuple, relative_error, to_numpy
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.numbers import NAMES, random, rounding_bound
+from ringlab_course.checking.numbers import NAMES, random
 from ringlab_course.checking.positions import MISTAKES as FORWARD
-from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, reason, truth
+from ringlab_course.checking.positions import (
+    Shards,
+    answered_ranks,
+    compare_runs,
+    expect_bytes,
+    expect_neighbours,
+    reason,
+    truth,
+)
 from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
 from ringlab_course.exercises.e07_causal_imbalance.relation import mask
@@ -81,27 +89,13 @@ def _case(rng: np.random.Generator, layout: Layout, H: int = 1, K: int = 1, D: i
     return Dealt(qs, ks, vs, f"{described(layout)}, D={D}{heads}", positions, runs=runs)
 
 
-def _answers(subject: Any, case: Dealt) -> Iterator[Answered]:
-    """Run the learner's ring, and yield the answer of every rank with the right one."""
-    return _judged(case, case.run(subject).results)
-
-
-def _judged(case: Dealt, results: Sequence[Any]) -> Iterator[Answered]:
-    for rank, result in enumerate(results):
-        out, _ = expect_tuple(result, NAMES)
-        if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
-            raise NAMED["nan_in_blind_rows"].failure(f"{case.text}: rank {rank}")
-    shared = (case.qs, case.ks, case.vs, case.positions)
-    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
-    for rank, answer in enumerate(results):
-        right = truth(rank, *shared)
-        bound = rounding_bound(case.qs[rank], keys, values, right)
-        yield Answered(answer, right, bound, names=NAMES, text=f"{case.text}: rank {rank}")
+def _answers(case: Dealt, results: Sequence[Any]) -> Iterator[Answered]:
+    return answered_ranks(case, results, NAMED["nan_in_blind_rows"])
 
 
 def _verify(subject: Any, cases: Iterable[Dealt]) -> None:
     """Compare (out, lse) of every rank with the oracle; the smallest cases come first."""
-    compare_all(answered for case in cases for answered in _answers(subject, case))
+    compare_runs(subject, cases, NAMED["nan_in_blind_rows"])
 
 
 def after_relation(check: Verify) -> Verify:
@@ -169,7 +163,7 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
     """Return the trace of a run. Raises: Failure if the values of this run are wrong; `counted` begins the message."""
     outcome = case.run(subject)
-    for each in _judged(case, outcome.results):
+    for each in _answers(case, outcome.results):
         if relative_error(each.answer, each.truth) > 1e-4:
             raise Failure(f"{counted} once the values are right.", each.text)
     return outcome.trace
@@ -181,7 +175,7 @@ def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
     cases = (layouts.contiguous(4, 2), layouts.contiguous(6, 3), layouts.zigzag(8, 2), layouts.zigzag(12, 3))
     for layout in (*cases, layouts.striped(8, 2), token_fold(16, 2)):
         case = _case(rng, layout)
-        if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(subject, case)):
+        if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(case, case.run(subject).results)):
             raise Failure("hidden keys are checked once the values are right.", case.text)
         for rank in range(layout.P):
             for rows, keys in _hidden(case.runs, rank):

@@ -41,7 +41,7 @@ def truth(layout: Layout) -> np.ndarray:
 
 def _verify(subject: Any, rng: np.random.Generator, cases: Iterable[Layout]) -> None:
     """Compare the table with that of ringlab's plan for each layout; the smallest layouts come first."""
-    compare_all((_answered(subject, rng, layout) for layout in cases))
+    compare_all(_answered(subject, rng, layout) for layout in cases)
 
 
 def _answered(subject: Any, rng: np.random.Generator, layout: Layout) -> Answered:
@@ -132,7 +132,9 @@ def _peak(subject: Any, layout: Layout, runs: Tuples) -> int:
 
 
 def _check_million(subject: Any, rng: np.random.Generator) -> None:
-    _expect_no_masks(subject, rng)  # comes first, because masks of a million tokens would fill the machine's memory
+    _expect_no_masks(
+        subject, rng
+    )  # comes first, because masks of a million tokens would fill the machine's memory
     for make in (layouts.contiguous, layouts.striped, layouts.zigzag):
         layout = make(MANY + int(rng.integers(1000)), 8)
         try:

@@ -146,7 +146,9 @@ def _examine(subject: Subject, patients: list[Patient]) -> None:
         if _blind(subject, every, edit):
             raise mistake(name).failure(example)
     pair = patient.fault, answer
-    raise mistake(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}")).failure(example)
+    raise mistake(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}")).failure(
+        example
+    )
 
 
 @functools.cache

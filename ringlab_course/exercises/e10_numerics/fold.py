@@ -73,7 +73,9 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
         hidden_outs, hidden_lses = outs.clone(), lses.clone()
         hidden_outs[part, 1], hidden_lses[part, 1] = 0.0, -math.inf
         for state in (_nothing(2, 2), (outs[1], lses[1])):
-            cases.append(((*state, hidden_outs, hidden_lses), "two parts in which row 1 may have seen no key"))
+            cases.append(
+                ((*state, hidden_outs, hidden_lses), "two parts in which row 1 may have seen no key")
+            )
     _folds(subject, cases)
 
 
