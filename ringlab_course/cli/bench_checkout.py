@@ -1,4 +1,4 @@
-"""`ringlab bench all`, `lessons` and `tests`: what is measured in a checkout, on a quiet machine."""
+"""`ringlab bench all`, `bench lessons` and `bench tests`: they need a checkout and a quiet machine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,17 @@ def everything(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure every time that needs no GPU, into files as in benchmarks/results. Takes an hour or two; exits 1 if a bench failed."""
+    """Measure all times that need no GPU, and write files like those in benchmarks/results.
+
+    Takes an hour or two. Exits 1 if a bench failed.
+    """
     from ringlab_course.bench.everything import BENCHES, bench_all
 
     for name in only or ():
         if not any(file.startswith(name) for file in BENCHES):
-            raise typer.BadParameter(f"{name!r} begins none of {', '.join(BENCHES)}", param_hint="--only")
+            raise typer.BadParameter(
+                f"{name!r} is not the beginning of any of {', '.join(BENCHES)}", param_hint="--only"
+            )
 
     with reporting_errors(as_json):
         check_writable("--output", output / "new.json", make_folder=True)
@@ -58,9 +63,9 @@ def lessons(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how long each lesson and its first cell take, in a fresh kernel; in a checkout.
+    """Measure how long each lesson and its first cell take in a fresh kernel. Needs a checkout.
 
-    With --only, the figures of the other lessons in the file of --output stay.
+    With --only, the output file keeps its figures of the other lessons.
     """
     with reporting_errors(as_json), progress_bar() as bar:
         from ringlab_course.bench.waiting import bench_lessons, kept
@@ -78,7 +83,7 @@ def lessons(
 
 
 def tests(output: Output = None, as_json: Json = False) -> None:
-    """Measure `make test` in a fresh clone of the last commit, set-up included; in a checkout."""
+    """Measure `make test` in a fresh clone of the last commit, set-up included. Needs a checkout."""
     with reporting_errors(as_json):
         from ringlab_course.bench.waiting import bench_tests
 

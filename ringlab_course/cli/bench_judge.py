@@ -23,7 +23,10 @@ def judge(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Submissions a minute, where the time goes, and the judge's memory; in a checkout, on a quiet machine."""
+    """Measure how many submissions the judge grades in a minute, where the time goes, and its memory.
+
+    Needs a checkout and a quiet machine.
+    """
     with reporting_errors(as_json), progress_bar() as bar:
         from ringlab_course.bench.judge import bench_judge
 

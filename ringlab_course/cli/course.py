@@ -22,7 +22,10 @@ def build(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make notebooks/, exercises/ and solutions/ from their sources in ringlab_course; edited exercises are never touched."""
+    """Make notebooks/, exercises/ and solutions/ from their sources in ringlab_course.
+
+    Edited exercises are never changed.
+    """
 
     def show(result: Any) -> None:
         if not as_json:
@@ -48,7 +51,7 @@ def build(
 def fresh(
     name: Annotated[str, typer.Argument(help="The exercise's number, as in 05.")], as_json: Json = False
 ) -> None:
-    """Write a fresh copy of an exercise; an edited one is kept beside it under another name."""
+    """Write a fresh copy of an exercise. An edited copy is kept beside it under another name."""
     with reporting_errors(as_json):
         from ringlab_course.builder import build as builder
 

@@ -50,8 +50,8 @@ def grade(
 ) -> None:
     """Grade exercises in a sandbox, with inputs that nobody has seen. Exits 1 if points are missing.
 
-    With --book, or with files to write, the paths are a class: one submission per learner and exercise
-    counts, and the status is 1 only where something could not be graded.
+    With --book, or with a file to write, the paths are those of a class. Then one submission counts per
+    learner and exercise, and the exit status is 1 only if a submission could not be graded or none was found.
     """
     request = Request(
         paths, only, book, jobs, frozenset(regrade or ()), learner, csv, json_file, html,

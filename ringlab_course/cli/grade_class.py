@@ -1,4 +1,4 @@
-"""Grading a class into its book: existing results are left alone, and result files are written."""
+"""Grading a class into its gradebook: existing results are kept, and result files are written."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ if TYPE_CHECKING:
 
 
 def grade_into_book(request: Request) -> None:
-    """Grade what has no result yet into the book (or one in memory), write what was asked for, and end."""
+    """Grade the submissions without a result into the gradebook, write the requested files, and end.
+
+    Without --book the gradebook is in memory.
+    """
     from ringlab_course.gradebook.collect import collect, learner_called
     from ringlab_course.gradebook.store import Gradebook
 
     if request.regrade and request.book is None:
-        raise CourseError("a gradebook to grade again", "no --book", "name it with --book FILE")
+        raise CourseError("a gradebook for --regrade", "no --book", "name the gradebook with --book FILE")
     if request.html is not None:
         from ringlab_course.gradebook.pages import require_pages
 
-        require_pages()  # before a class is graded for pages that cannot be written
+        require_pages()  # fail before the class is graded, if its pages cannot be written
     learner = None if request.learner is None else learner_called(request.learner)
     with Gradebook(request.book) as book:
         if request.seed is not None:
@@ -62,7 +65,7 @@ def grade_into_book(request: Request) -> None:
 
 
 def write_files(book: Gradebook, csv: Path | None, json_file: Path | None, html: Path | None) -> None:
-    """Write the whole book as CSV, JSON or pages, whichever has a path."""
+    """Write the whole gradebook in each form (CSV, JSON, pages) whose path is given."""
     from ringlab_course.gradebook.export import csv_text, json_text, write
 
     entries, ungraded = book.entries(), book.ungraded()
@@ -80,7 +83,7 @@ def _refuse_unknown(request: Request, exercises: set[str]) -> None:
     if strange := sorted(request.regrade - exercises):
         known = ", ".join(sorted(filter(None, exercises))) or "none"
         raise CourseError(
-            "exercises that were handed in, to grade again", ", ".join(strange), f"there are: {known}"
+            "--regrade with exercises that were handed in", ", ".join(strange), f"there are: {known}"
         )
 
 
@@ -122,7 +125,8 @@ def _line(result: Entry | Ungraded) -> str:
 def _tell_class(entries: list[Entry], run: Run, request: Request) -> None:
     from ringlab_course.gradebook.readable import headline
 
-    for entry in entries if request.book is None else ():  # else each was told when it was graded
+    # with a book, each result was printed when it was graded
+    for entry in entries if request.book is None else ():
         people.print(headline(entry), highlight=False, soft_wrap=True)
     summary = (
         f"{len(run.graded)} graded, {len(run.kept)} had their result, {len(run.ungraded)} could not be graded"

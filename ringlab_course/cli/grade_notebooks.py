@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def grade_plainly(request: Request) -> None:
-    """Grade every notebook, print each report in full, and end with status 1 where points are missing."""
+    """Grade every notebook, print each report in full, and end with status 1 if points are missing."""
     from ringlab_course.gradebook.collect import notebooks
     from ringlab_course.gradebook.export import failed_briefly
     from ringlab_course.gradebook.pool import Job
@@ -72,7 +72,7 @@ def _outcomes(request: Request, jobs: list[Job]) -> list[Outcome]:
 
 
 def _failures(jobs: list[Job], failed: list[Outcome]) -> dict[str, Any]:
-    """Nothing where nothing failed: the object keeps the keys that it always had."""
+    """Return the JSON entry of the notebooks that were not graded; {}, without a key, if all were graded."""
     ungraded = [{"path": _shown(jobs[each.number]), "reason": each.reason} for each in failed]
     return {"not_graded": ungraded} if ungraded else {}
 
@@ -93,7 +93,7 @@ def _keep_progress(report: dict[str, Any]) -> None:
 
     try:
         mine = Path(report["path"]).resolve().parent == find_checkout() / "exercises"
-    except RinglabError:  # no course here: somebody else's submissions
+    except RinglabError:  # outside of a checkout, these are somebody else's submissions
         return
     if mine:
         for stage in report["stages"]:
@@ -129,7 +129,7 @@ def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
 
 
 def _shown(job: Job) -> str:
-    """The path, with what could steer a terminal, or is no text, made visible."""
+    """Return the path with control characters, and bytes that are not text, written as escapes."""
     from ringlab_course.gradebook.readable import shown_name
 
     return shown_name(job.path)

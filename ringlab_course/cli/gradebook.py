@@ -33,7 +33,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what counts, also while a run is writing it."""
+    """Show the results that count, even while a run is writing to the gradebook."""
     from ringlab_course.gradebook.collect import learner_called
     from ringlab_course.gradebook.export import entry_data, ungraded_data
     from ringlab_course.gradebook.store import Gradebook
@@ -65,7 +65,7 @@ def show(
 
 
 def _nobody(learner: str, exercise: str | None, known: list[str]) -> CourseError:
-    """Return the error for a learner of whom the book has nothing, with the names that come near."""
+    """Return the error for a learner without a result in the gradebook; its remedy lists similar names."""
     import difflib
 
     near = difflib.get_close_matches(learner, known, 3, 0.5)
@@ -87,7 +87,7 @@ def override(
     clear: Annotated[bool, typer.Option("--clear", help="Remove an override.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Override a score; the earned score stays in the book."""
+    """Override a score. The earned score stays in the gradebook."""
     from ringlab_course.gradebook.collect import learner_called
     from ringlab_course.gradebook.export import entry_data
     from ringlab_course.gradebook.readable import headline
@@ -120,7 +120,7 @@ def policy(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set deadlines and what lateness costs, and show them; scores follow at once."""
+    """Set and show deadlines and the penalty for lateness. Scores change at once."""
     from ringlab_course.gradebook.store import Gradebook
 
     with reporting_errors(as_json), Gradebook(book, create=False) as grades:
@@ -145,7 +145,7 @@ def export(
     json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the book for other programs; without a file, CSV goes to the screen."""
+    """Write the gradebook as CSV or JSON for other programs. Without a file, print CSV."""
     from ringlab_course.cli.grade_class import write_files
     from ringlab_course.gradebook.export import csv_text
     from ringlab_course.gradebook.store import Gradebook
@@ -204,7 +204,7 @@ def _notes(entry: Any) -> list[str]:
 
 
 def _history(grades: Any, entries: list[Any]) -> Table:
-    """Return a row for every result and every override, the oldest first, the one that counts marked."""
+    """Return a table of all results and overrides, the oldest first. The row that counts is marked."""
     table = Table("learner", "exercise", "when (UTC)", "event", "score", "of", "notes")
     for entry in entries:
         who = entry.learner, entry.exercise or "?"

@@ -1,4 +1,4 @@
-"""Options, worker pool, progress bar and interruption, shared by both commands that grade; probes for `ringlab doctor`."""
+"""Options, worker pool, progress bar and interruption of `ringlab grade`; probes for `ringlab doctor`."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Request:
 
     @property
     def of_a_class(self) -> bool:
-        """Return whether a book, or an option that needs one, was given."""
+        """Return whether the options name a gradebook, or include one that needs a gradebook."""
         wants = (self.book, self.csv, self.json_file, self.html, self.learner)
         return bool(self.regrade) or any(each is not None for each in wants)
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody asked this process to end."""
+    """SIGTERM asked this process to end."""
 
 
 class PoolOfFittingSize:
-    """The pool for the number of jobs, made when that is known; None without one."""
+    """A pool that is made when `run` gets the jobs, so that its size fits their number."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -64,7 +64,10 @@ class PoolOfFittingSize:
 
 
 def pool_for(request: Request, count: int) -> Pool:
-    """Return what grades `count` notebooks. Raises: SandboxError where no sandbox works; CourseError."""
+    """Return the pool that grades `count` notebooks.
+
+    Raises: SandboxError if no sandbox works; CourseError if no workers answer at the scheduler's address.
+    """
     from ringlab_course.gradebook.pool import Here, cores
 
     if request.scheduler is not None:
@@ -76,14 +79,14 @@ def pool_for(request: Request, count: int) -> Pool:
     if not request.unsafe:
         from ringlab_course.judge.probe import require
 
-        require()  # once, before anything is graded, rather than for every submission
+        require()  # check once before anything is graded, not for every submission
     from ringlab_course.gradebook.pool import LocalPool
 
     return LocalPool(request.jobs or cores())
 
 
 class UnderWay:
-    """Tells the progress bar what is being graded."""
+    """Shows in the progress bar which notebooks are being graded."""
 
     def __init__(self, bar: Progress, task: Any) -> None:
         self.bar, self.task, self.names = bar, task, dict[int, str]()
@@ -113,7 +116,7 @@ def stoppable() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread, where no signal comes
+    except ValueError:  # only the main thread may handle signals
         yield
         return
     try:
@@ -123,12 +126,12 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_status(stop: KeyboardInterrupt) -> int:
-    """Return the exit status of a command ended by this signal."""
+    """Return the exit status of a command that this interruption ended."""
     return 128 + (signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
 
 
 def above(bar: Progress) -> Console:
-    """Return the console for messages: the progress bar's if both share a terminal."""
+    """Return the console for messages: the progress bar's if stdout is a terminal too."""
     return bar.console if not bar.disable and sys.stdout.isatty() else people
 
 

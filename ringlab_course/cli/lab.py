@@ -1,4 +1,4 @@
-"""`ringlab lab`: what an instructor runs on several GPUs, or on gloo processes where there are none."""
+"""`ringlab lab`: labs that an instructor runs on several GPUs, or on gloo processes if there are no GPUs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def preflight(
     connect_timeout: Connect = 120.0,
     as_json: Json = False,
 ) -> None:
-    """Check versions, machines, devices, memory and one exchange; measures nothing. Exits 1 if a lab could not start."""
+    """Check versions, machines, devices, memory and one exchange, without measuring anything.
+
+    Exits 1 if a lab could not start.
+    """
     with reporting_errors(as_json):
         from dataclasses import asdict
 
@@ -94,7 +97,7 @@ def l1(
     message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
-    """Bandwidth and overlap: exchanges by size, and how much of a hop hides behind a block."""
+    """Measure bandwidth by size of message, and how much of a hop hides behind the computation of a block."""
     with reporting_errors(False):
         from ringlab_course.lab import l1 as lab
         from ringlab_course.lab.start import Start
@@ -131,7 +134,7 @@ def l2(
     message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
-    """Layouts and scaling: how much of a perfect split each layout reaches, strong and weak."""
+    """Measure how near each layout comes to a perfect split of the work, in strong and weak scaling."""
     with reporting_errors(False):
         from ringlab.layout import layout_names
         from ringlab_course.lab import l2 as lab
@@ -171,11 +174,16 @@ def l3(
     message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
-    """Make it faster: each entrant is timed beside ringlab in its own run; wrong entrants are not ranked. Exits 1 if a run fails."""
+    """Make it faster: time each entrant beside ringlab, each in a run of its own.
+
+    Entrants with wrong results are not ranked. Exits 1 if a run fails.
+    """
     from ringlab_course.lab.start import under_torchrun
 
     if len(targets) > 1 and under_torchrun():
-        raise typer.BadParameter("one entrant for each torchrun: a crash ends them all", param_hint="TARGETS")
+        raise typer.BadParameter(
+            "torchrun takes one entrant, because a crash ends the run of all entrants", param_hint="TARGETS"
+        )
     failed = 0
     for target in targets:
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", target)
@@ -198,7 +206,7 @@ def l3(
                     message_timeout,
                 )
                 _run("l3", lab.cases, settings, start)
-        except typer.Exit:  # reported already; the others have their turn
+        except typer.Exit:  # the error is printed already; go on with the next entrant
             failed += 1
     finish(not failed)
 
@@ -209,7 +217,10 @@ def report(
     output: Annotated[Path, typer.Option("--output", help="The page.")] = Path("results/report.html"),
     title: Annotated[str, typer.Option("--title", help="Of the page.")] = "Labs of ring attention",
 ) -> None:
-    """One page from many result files, with plots and a leaderboard; it loads nothing from anywhere."""
+    """Write one page from many result files, with plots and a leaderboard.
+
+    It loads nothing from the network.
+    """
     with reporting_errors(False):
         from ringlab_course.lab.report import report as page
         from ringlab_course.lab.result import load_all
@@ -229,7 +240,7 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
     from ringlab_course.lab.result import load
     from ringlab_course.lab.start import run
 
-    def began(file: Path) -> None:  # all is printed at the end, which may be an hour away
+    def began(file: Path) -> None:  # results are printed only at the end, perhaps in an hour
         stderr.print(
             f"{name}: measuring; {file} has every case as soon as it ends",
             highlight=False,
@@ -246,7 +257,7 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
 
 
 def _line(case: dict[str, Any]) -> str:
-    """A case in a line; what a reader wants of it first."""
+    """Return a case of a lab as one line of text: its sizes and figures, without the single times."""
     if "contenders" in case:
         parts = [
             f"{name} {_figures(each) if each['correct'] else 'WRONG'}"
@@ -270,7 +281,9 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: whole numbers with commas between", param_hint=option) from None
+        raise typer.BadParameter(
+            f"{text!r} should be whole numbers with commas between them", param_hint=option
+        ) from None
 
 
 def _tells() -> bool:

@@ -23,7 +23,7 @@ def config(
     show: Annotated[bool, typer.Option("--show", help="Print the settings; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write nbgrader_config.py, by which nbgrader reads and grades submissions through the judge."""
+    """Write nbgrader_config.py, which makes nbgrader read and grade submissions with ringlab's judge."""
     from ringlab_course.nbgrader import require_nbgrader
 
     with reporting_errors(as_json):

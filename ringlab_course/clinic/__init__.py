@@ -1,1 +1,1 @@
-"""The bug clinic: wrong rings as patients, the instruments that examine them, and their sources when the chart holds."""
+"""The bug clinic: wrong rings as patients, and the instruments that examine them."""

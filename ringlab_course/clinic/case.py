@@ -1,4 +1,4 @@
-"""One run of a patient on virtual ranks: errors against the oracle, messages, times, and whether all that is well.
+"""One run of a patient on virtual ranks: errors against the oracle, messages and times.
 
 Inputs, truth and bounds are those of the conformance suite (`ringlab.conformance.checks.measuring`).
 """
@@ -55,14 +55,14 @@ class Case:
 
     @property
     def run(self) -> Run:
-        """The inputs, truth and bounds of this case."""
+        """Return the suite's run with the sizes of this case. Inputs, truth and bounds follow from it."""
         S = self.ranks * self.tokens
         return Run(self.ranks, S, self.layout, bool(self.causal), H=1, K=1, D=4, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What the ranks of a run hold; lists with one entry per rank."""
+    """The inputs of all ranks of a run, as lists with one entry per rank."""
 
     qs: list[Tensor]
     ks: list[Tensor]
@@ -74,7 +74,7 @@ class RankInputs:
     layout: Layout
 
     def of(self, returns: Sequence[str]) -> tuple[list[Tensor], ...]:
-        """Return the arguments of a program that differ from rank to rank: of a backward if it returns dq."""
+        """Return the arguments that differ between ranks: those of a backward if the program returns dq."""
         if "dq" not in returns:
             return self.qs, self.ks, self.vs
         return self.douts, self.qs, self.ks, self.vs, self.outs, self.lses
@@ -82,7 +82,7 @@ class RankInputs:
 
 @lru_cache(maxsize=128)
 def shards_of(run: Run) -> RankInputs:
-    """Return the shards of a run. out and lse are the oracle's, in the dtype of q and in that of the state."""
+    """Return the shards of a run. The oracle's out has the dtype of q, and its lse the dtype of the state."""
     q, k, v, dout = inputs(run)
     true, _ = expected(run.plain)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -96,7 +96,7 @@ def shards_of(run: Run) -> RankInputs:
 
 @dataclass(frozen=True)
 class Errors:
-    """One result: its relative error, the bound, the error on every rank's rows, and the tokens that are beyond it."""
+    """The relative error of one result, its bound, each rank's error, and the tokens beyond the bound."""
 
     error: float
     bound: float
@@ -105,13 +105,13 @@ class Errors:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within its bound; NaN is not."""
+        """Return whether the error is within its bound. NaN never is."""
         return self.error <= self.bound
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What an examination found. `stopped`: why the ranks did not end, empty if they did."""
+    """The findings of an examination. `stopped`: the reason why the ranks did not end, empty if they did."""
 
     case: Case
     errors: dict[str, Errors] = field(default_factory=dict)
@@ -123,12 +123,12 @@ class Findings:
 
     @property
     def well(self) -> bool:
-        """Whether the ranks ended, all results are within their bounds, and nobody sent more than is needed."""
+        """Return whether the ranks ended, with results within their bounds and no more bytes than needed."""
         return not self.stopped and all(each.ok for each in self.errors.values()) and self.sent <= self.needed
 
     @property
     def journal(self) -> str:
-        """What every rank sent, in its own order: tag, bytes and to whom."""
+        """Return the messages that each rank sent, in order, as text: tag, bytes and receiver."""
         if self.trace is None:
             return f"{self.case}: the ranks did not end, so there is no journal"
         lines = [f"{self.case}: messages by rank, in order"]
@@ -152,7 +152,7 @@ class Findings:
 
 
 def _shown(error: float, bound: float) -> str:
-    """Rounding, whose size differs from machine to machine, in a word."""
+    """Return an error as text: "rounding" within the bound, because its digits differ between machines."""
     return "rounding" if error <= bound else f"{'NaN' if np.isnan(error) else f'{error:.1e}':>8}"
 
 
@@ -161,7 +161,7 @@ def _listed(tokens: Sequence[int], most: int = 8) -> str:
 
 
 def examine(patient: Patient, case: Case) -> Findings:
-    """Return what one run of `patient` on `case` shows."""
+    """Return the findings of one run of `patient` on `case`."""
     run = case.run
     given = shards_of(run)
     arguments = given.of(patient.returns)
@@ -190,8 +190,9 @@ def examine(patient: Patient, case: Case) -> Findings:
 def bounded(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of a plain run and the bounds of their errors.
 
-    Twice those of the suite, and what rounded scores can do besides: a backward here is given its lse, from
-    which it computes the weights again, and a few tokens are few to take the plainest implementation's error from.
+    The bounds are twice those of the suite, plus the error that rounded scores can cause. The reasons: a
+    backward here gets lse and computes the weights from it again, and with few tokens the error measured on
+    the plainest implementation may be small by chance.
     """
     true, limits = expected(plain)
     more = score_rounding(*inputs(plain), causal=plain.causal, scale=plain.scale, true=true)
@@ -199,7 +200,10 @@ def bounded(plain: Run) -> tuple[Results, dict[str, float]]:
 
 
 def errors_of(run: Run, returns: Sequence[str], results: Sequence[Any]) -> dict[str, Errors]:
-    """Return the errors of what every rank returned, a tuple of tensors called `returns`, after rounding to q's dtype."""
+    """Return the errors of the ranks' results by name, after rounding all but lse to q's dtype.
+
+    returns: the names of the tensors in the tuple that each rank returned.
+    """
     true, bounds = bounded(run.plain)
     layout, dtype = LAYOUTS[run.layout](run.S, run.P), getattr(torch, run.dtype)
     found = {}
@@ -226,7 +230,10 @@ def errors_of(run: Run, returns: Sequence[str], results: Sequence[Any]) -> dict[
 
 
 def needed_bytes(run: Run, returns: Sequence[str], rank: int) -> int:
-    """Return what `rank` has to send: K and V in P − 1 hops, and dK and dV of the state's dtype in P."""
+    """Return the bytes that `rank` has to send.
+
+    K and V make P − 1 hops. In a backward, dK and dV make P hops in the dtype of the state.
+    """
     P, dtype = run.P, getattr(torch, run.dtype)
     if P == 1:
         return 0

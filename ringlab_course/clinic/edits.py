@@ -1,4 +1,4 @@
-"""The function that a text defines, and a text with a few changes: a patient's program, or one that a learner mended by halves."""
+"""Changes to the text of a patient's program, and the function that a program's text defines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from ringlab_course.clinic import bedside
 
 Changes = tuple[tuple[str, str], ...]
-"""(old, new) pairs, made one after the other; each `old` stands in the text exactly once."""
+"""(old, new) pairs, applied one after the other. The text contains each `old` exactly once."""
 
 
 def edited(text: str, changes: Changes) -> str:
-    """Return `text` with the changes made. Raises: ValueError unless each of them applies exactly once."""
+    """Return `text` with the changes applied. Raises: ValueError unless each change applies exactly once."""
     for old, new in changes:
         if (count := text.count(old)) != 1:
-            raise ValueError(f"needed {old!r} once in the program, got it {count} times")
+            raise ValueError(f"the program should contain {old!r} exactly once, got it {count} times")
         text = text.replace(old, new)
     return text
 
@@ -28,7 +28,11 @@ def edited(text: str, changes: Changes) -> str:
 def program_of(
     text: str, name: str, state: str = "as it is", words: ModuleType = bedside
 ) -> Callable[..., Any]:
-    """Return the function `name` that the text defines, with the helpers in `words`; tracebacks quote it as in this state."""
+    """Return the function `name` that the text defines.
+
+    words: the module with the helpers that the text calls. state: what tracebacks print after the function's
+    name.
+    """
     place = f"<{name} {state}>"
     linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
     space = vars(words) | {"math": math, "torch": torch, "__name__": f"{__name__}.{name}"}

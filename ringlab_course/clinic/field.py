@@ -1,7 +1,7 @@
-"""Four patients made after published bugs, in what lies around a ring: packed documents, a merge, positions, labels.
+"""Four patients made after published bugs around a ring: in packed documents, a merge, positions and labels.
 
-Each computes the loss of a packed row, as `packed_row.loss` does but for the edit of it in field.md. Its symptom is measured against
-the oracle, and its chart is tried by the tests.
+Each patient's program is `packed_row.loss`, the loss of a packed row, with one edit from field.md. Its
+symptom is measured against the oracle, and the tests try its chart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECKS = (
     "loss", "every label", "uneven labels", "mean of labels", "look-ahead", "ragged", "packed", "documents",
     "odd documents", "other documents", "empty documents",
 )  # fmt: skip
-"""The checks of `ringlab check --kind step` that a loss without gradients can be asked."""
+"""The checks of `ringlab check --kind step` that need no gradients."""
 SOUND = inspect.getsource(packed_row.loss)
 _SEED = 0
 _ENTRIES = {entry.name: entry for entry in edits.read(Path(__file__).with_name("field.md"))}
@@ -38,8 +38,9 @@ _ENTRIES = {entry.name: entry for entry in edits.read(Path(__file__).with_name("
 class FieldPatient:
     """A loss of a packed row with a published fault, and its chart.
 
-    url: the thread that it was made after. lessons: where the course teaches this. case: the smallest on
-    which it is ill; check: a check of CHECKS that finds it. matters: changes of the case that make it well, by name.
+    url: the thread that reports the fault. lessons: the lessons that teach its subject. case: the smallest
+    case on which the patient is ill. check: one of CHECKS, which finds the fault. matters: changes of the
+    case that make the patient well, by name.
     """
 
     name: str
@@ -52,27 +53,27 @@ class FieldPatient:
 
     @property
     def complaint(self) -> str:
-        """Return what its user says."""
+        """Return the complaint of the program's user."""
         return _ENTRIES[self.name].text.partition("\n\n")[0]
 
     @property
     def fault(self) -> str:
-        """Return what is wrong, in words."""
+        """Return the description of the fault."""
         return _ENTRIES[self.name].text.partition("\n\n")[2]
 
     @cached_property
     def source(self) -> str:
-        """Return the text of its program."""
+        """Return the text of the patient's program."""
         return edits.apply(_ENTRIES[self.name].hunks, SOUND, f"patient {self.name!r}")
 
     @cached_property
     def program(self) -> Callable[..., Tensor]:
-        """Return its program, called as (ring, tokens, labels, cu_seqlens)."""
+        """Return the patient's program, which is called as (ring, tokens, labels, cu_seqlens)."""
         return program_of(self.source, self.name, words=packed_row)
 
     @property
     def chart(self) -> str:
-        """Return its fault, the lines that have it, the thread and the lessons, to print."""
+        """Return the chart as text: the fault, the changed lines, the thread and the lessons."""
         sound = SOUND.splitlines()
         changed = [line.strip() for line in self.source.splitlines()[1:] if line not in sound]
         origin = (
@@ -119,12 +120,15 @@ FIELD = {
         ),
     )
 }
-"""By name; lesson 16 shows them."""
+"""The four patients by name. Lesson 16 shows them."""
 
 
 @dataclass(frozen=True)
 class LossFindings:
-    """One run: the loss on every rank, the oracle's, and by how much they may differ. stopped: why ranks did not end, or ""."""
+    """The findings of one run: the loss on each rank, the oracle's loss, and the allowed difference.
+
+    stopped: the reason why the ranks did not end, "" if they did.
+    """
 
     case: Case
     losses: tuple[float, ...]
@@ -134,12 +138,12 @@ class LossFindings:
 
     @property
     def well(self) -> bool:
-        """Whether the ranks ended, each with the true loss; NaN is not."""
+        """Return whether all ranks ended, each with the true loss. NaN never is the true loss."""
         return not self.stopped and all(abs(loss - self.true) <= self.room for loss in self.losses)
 
     @property
     def symptom(self) -> str:
-        """Return the loss of rank 0 and the true one, or "well"."""
+        """Return the loss of rank 0 and the true loss as text, or "well"."""
         if self.stopped:
             return f"the ranks did not end: {self.stopped}"
         return "well" if self.well else f"{self.losses[0]:.3f} for {self.true:.3f}"
@@ -149,7 +153,7 @@ class LossFindings:
 
 
 def examine(program: Callable[..., Tensor], case: Case) -> LossFindings:
-    """Return what one run of a loss on virtual ranks shows."""
+    """Return the findings of one run of a loss program on virtual ranks."""
 
     def on_rank(ring: Any) -> Result:
         return result(program, case, ring, ring.rank, _SEED)
@@ -165,7 +169,10 @@ def examine(program: Callable[..., Tensor], case: Case) -> LossFindings:
 
 @cache
 def true_loss(case: Case) -> float:
-    """Return the mean loss by the oracle, in float64 NumPy: nothing but the model's weights is the program's."""
+    """Return the mean loss by the oracle, in float64 NumPy.
+
+    It shares only the model's weights with a program.
+    """
     arguments = given(case, _SEED, packed_only=False)
     tokens, labels = arguments["tokens"].numpy(), arguments["labels"].numpy()
     document = np.repeat(np.arange(len(case.documents) or 1), case.documents or case.S)
@@ -183,7 +190,7 @@ def true_loss(case: Case) -> float:
 
 
 def _turned(x: np.ndarray) -> np.ndarray:
-    """Rotary positions as a product of complex numbers: the pair (x[i], x[i + D/2]) is one."""
+    """Return x with rotary positions: each pair (x[i], x[i + D/2]) is rotated as one complex number."""
     real, imaginary = np.split(x, 2, axis=-1)
     turns = np.exp(1j * np.arange(x.shape[-2])[:, None] * packed_row.SPEEDS.numpy())
     turned = (real + 1j * imaginary) * turns
@@ -193,7 +200,7 @@ def _turned(x: np.ndarray) -> np.ndarray:
 def kill_matrix(
     patients: Iterable[FieldPatient], checks: Sequence[str] = CHECKS, ranks: Sequence[int] = (2,)
 ) -> KillMatrix:
-    """Return which of the suite's checks of a step find whom."""
+    """Return which of the suite's checks of a step find which patient."""
     reports = {each.name: check_step(each.program, only=checks, ranks=ranks) for each in patients}
     findings = {
         name: {finding.name: finding for finding in report.findings} for name, report in reports.items()

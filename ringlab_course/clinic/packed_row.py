@@ -1,4 +1,4 @@
-"""A sound loss of a packed row in the words of the ward, and its small model: the text of the four patients from the field.
+"""A sound loss of a packed row, of which the four patients from the field are edits, and its small model.
 
 The model is an embedding, one layer of attention with rotated queries and keys, and the embedding again, in float64.
 """
@@ -21,35 +21,35 @@ _draw = np.random.default_rng(16).standard_normal
 EMBEDDING = torch.from_numpy(_draw((VOCABULARY, HEADS * D)))
 PROJECTION = torch.from_numpy(_draw((HEADS * D, 3 * HEADS * D))) / (HEADS * D) ** 0.5
 SPEEDS = 10.0 ** -torch.arange(D // 2, dtype=torch.float64)
-"""Radians a token, by pair of head dims."""
+"""The radians per token by which each pair of head dims is rotated."""
 
 
 def shards(S, P):
-    """The positions of each rank's tokens in a zig-zag, a list with one entry per rank."""
+    """Return the positions of each rank's tokens in a zig-zag layout, a list with one entry per rank."""
     layout = get_layout("zigzag", S, P)
     return [torch.from_numpy(layout.positions(rank)) for rank in range(P)]
 
 
 def next_labels(labels):
-    """The label that each token predicts: the one after it, and none at the end."""
+    """Return the label that each token predicts: that of the next token, and IGNORE for the last token."""
     return F.pad(labels, (0, 1), value=IGNORE)[:, 1:]
 
 
 def projected(tokens):
-    """(q, k, v) of these tokens, (B, H, L, D)."""
+    """Return q, k and v of these tokens, each (B, H, L, D)."""
     x = EMBEDDING[tokens] @ PROJECTION
     return x.unflatten(-1, (3, HEADS, D)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def rotated(x, positions):
-    """x with each pair of head dims turned by an angle that grows with the position."""
+    """Return x with each pair of head dims rotated by an angle that grows with the position."""
     angles = positions[:, None] * SPEEDS
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
 
 
 def summed_loss(out, targets):
-    """The sum of −log p over the targets that count."""
+    """Return the sum of −log p over the targets that count."""
     logits = out.transpose(1, 2).flatten(2) @ EMBEDDING.mT
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 

@@ -1,4 +1,7 @@
-"""The patients of the ward: names, complaints, programs. Each is an edit of a sound ring (sound.py), in patients.md."""
+"""The patients of the ward: names, complaints, programs.
+
+A program is the ring of sound.py, edited by patients.md.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from ringlab_course.clinic import sound
 from ringlab_course.clinic.edits import program_of
 
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
-"""What a program of either kind returns."""
+"""The names of the results of a forward and of a backward program."""
 KINDS = {"forward": FORWARD, "backward": BACKWARD}
 
 
 @dataclass(frozen=True)
 class Patient:
-    """A ring program with a fault, and what its user says of it.
+    """A ring program with a fault, and the complaint of its user.
 
     A forward program is called as (ring, q, k, v, positions, causal) and returns (out, lse); a backward
     program as (ring, dout, q, k, v, out, lse, positions, causal), and returns (dq, dk, dv).
@@ -34,7 +37,7 @@ class Patient:
 
     @property
     def is_forward(self) -> bool:
-        """Whether the program is a forward; else it is a backward."""
+        """Return whether the program is a forward, not a backward."""
         return self.returns == FORWARD
 
 
@@ -44,7 +47,7 @@ _ENTRIES = {
 
 
 def source_of(name: str) -> str:
-    """Return the text of a patient's program, or of the one called `forward` or `backward`, which is sound."""
+    """Return the text of a patient's program, or of the sound one if `name` is `forward` or `backward`."""
     if name in KINDS:
         return inspect.getsource(getattr(sound, name))
     entry = _ENTRIES[name]
@@ -57,13 +60,13 @@ PATIENTS = {
     )
     for name, entry in _ENTRIES.items()
 }
-"""By name. The lesson examines the last three; the exercise is about the first eight."""
+"""The patients by name. The exercise is about the first eight, and the lesson examines the last three."""
 TO_MEND = tuple(name for name in PATIENTS if name not in ("rowan", "willow", "yew"))
 SOUND = {
     returns: Patient(f"a sound {kind}", returns, "None.", getattr(sound, kind), source_of(kind))
     for kind, returns in KINDS.items()
 }
-"""By what is returned."""
+"""The two sound programs, by the names of their results."""
 
 FAULTS = {
     "bf16 result": "a result is rounded to bfloat16, whatever the inputs' dtype",
@@ -83,7 +86,7 @@ FAULTS = {
     "shared memory": "a sum lies in memory that is written again",
     "weights of the block": "the backward takes the lse of the block, not the final one",
 }
-"""Possible faults, by their names in a chart; not all occur in this ward."""
+"""Descriptions of possible faults, by their names in a chart. Not all of them occur in this ward."""
 
 
 def patient(name: str) -> Patient:

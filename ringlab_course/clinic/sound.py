@@ -1,6 +1,7 @@
-"""A sound ring in the words of the ward: the standard for all patients, and the sound half of each.
+"""A sound ring, the standard for all patients.
 
-Its text is every patient's too, but for the lines that patients.md changes.
+A patient's program has the same text as `forward` or `backward`, except for the lines that patients.md
+changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The conformance suite on patients: a report of one, and the kill matrix of all."""
+"""The conformance suite on patients: a report of one patient, and the kill matrix of all patients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CHECKS = (
 
 
 def target(patient: Patient) -> Target:
-    """Return the patient as a target of the suite; of a backward, the forward before it is sound."""
+    """Return the patient as a target of the suite.
+
+    The sound forward runs before a patient that is a backward.
+    """
     if patient.is_forward:
         return Target(patient.program, name=patient.name, grouped=False, backward=False).completed()
 
@@ -35,20 +38,20 @@ def target(patient: Patient) -> Target:
 
 
 def report(patient: Patient, only: Sequence[str] = CHECKS) -> Report:
-    """Return what the suite's quick tier finds. Raises: BackendError for a check that the suite does not have."""
+    """Return the report of the suite's quick tier. Raises: BackendError for a check that does not exist."""
     return check(target(patient), quick=True, only=tuple(only), isolate=False)
 
 
 @dataclass(frozen=True)
 class KillMatrix:
-    """Which check finds which patient; findings[patient][check]."""
+    """A table of which check finds which patient: findings[patient][check]."""
 
     patients: tuple[str, ...]
     checks: tuple[str, ...]
     findings: dict[str, dict[str, Finding]]
 
     def finds(self, name: str, check: str) -> bool | None:
-        """Return whether the check finds the patient's fault; None where it does not apply to it."""
+        """Return whether the check finds the patient's fault, or None if it does not apply to the patient."""
         finding = self.findings[name][check]
         return None if not finding.applies else not finding.ok
 
@@ -58,7 +61,7 @@ class KillMatrix:
 
 
 def kill_matrix(patients: Iterable[Patient], checks: Sequence[str] = CHECKS) -> KillMatrix:
-    """Return what the suite says of each patient."""
+    """Return the suite's findings about each patient."""
     findings = {
         each.name: {finding.name: finding for finding in report(each, checks).findings} for each in patients
     }
@@ -67,7 +70,7 @@ def kill_matrix(patients: Iterable[Patient], checks: Sequence[str] = CHECKS) -> 
 
 @lru_cache(maxsize=256)
 def finds(name: str, check: str) -> bool:
-    """Return whether this check of CHECKS finds the patient `name`, and holds for a sound ring."""
+    """Return whether this check of CHECKS fails on the patient `name` and passes on a sound ring."""
     ill = patient(name)
     return _fails(ill, check) and not _fails(SOUND[ill.returns], check)
 

@@ -1,4 +1,4 @@
-"""`python -m ringlab_course.errata PAGE`: write the page of errata; with --check say where it is another one."""
+"""`python -m ringlab_course.errata PAGE`: write the page of errata, or with --check print how it differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ringlab_course.errata import page
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the page; return 1 where it differs, or where a computation agrees with its claim."""
+    """Write or check the page.
+
+    Return 1 if the page differs, or if a computation agrees with a wrong claim.
+    """
     parser = argparse.ArgumentParser(prog="python -m ringlab_course.errata", description=__doc__)
     parser.add_argument("page", type=Path, nargs="?", default=Path("docs/errata.md"))
     parser.add_argument("--check", action="store_true", help="write nothing")

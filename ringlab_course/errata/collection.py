@@ -14,7 +14,7 @@ from ringlab_course.errata.worked import KERNELS, WORKED
 
 @dataclass(frozen=True)
 class Group:
-    """Entries of one kind, and what such mistakes cost."""
+    """Entries about one subject, and a sentence about what such mistakes cost."""
 
     title: str
     about: str

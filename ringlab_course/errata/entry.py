@@ -10,15 +10,16 @@ from typing import Any
 
 Values = Mapping[str, Any]
 ROUNDING = 1e-12
-"""A smaller value is printed as "below" this: its digits differ from machine to machine."""
+"""Smaller values are printed as "below" this number, because their digits differ between machines."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """One row of an entry's table.
 
-    key: the name of the computed value. claimed: what was published; (least, most) for a range; None where
-    nothing was. holds: the claim has this one right. form: how both are printed.
+    key: the name of the computed value. claimed: the published value, (least, most) for a range, or None if
+    no value was published. holds: whether the claimed value is right. form: the format in which values are
+    printed.
     """
 
     key: str
@@ -39,7 +40,7 @@ class Figure:
 
     @property
     def claimed_text(self) -> str:
-        """The claimed value, with the digits that were claimed."""
+        """Return the claimed value as text, with as many digits as were published."""
         if isinstance(self.claimed, tuple):
             return " to ".join(f"{each:,}" for each in self.claimed)
         if isinstance(self.claimed, float):
@@ -47,7 +48,7 @@ class Figure:
         return f"{self.claimed:,}" if type(self.claimed) is int else self.shown(self.claimed)
 
     def agrees(self, value: Any) -> bool:
-        """Return whether what was computed is what was claimed, to the last digit that was claimed."""
+        """Return whether a computed value equals the claimed one, to the last digit that was claimed."""
         if isinstance(self.claimed, tuple):
             return bool(self.claimed[0] <= value <= self.claimed[1])
         if isinstance(self.claimed, bool) or not isinstance(self.claimed, (int, float)):
@@ -58,11 +59,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Entry:
-    """A wrong claim. In claim, truth and matters, `{name}` stands for a computed value, `{claimed.name}` for a claimed one.
+    """A wrong claim, with the computation that refutes it.
 
-    title: what is true, and what is not: readers of the list of contents or of a search see nothing else.
-    lesson: the id of the lesson that teaches it. wrong_rings: names of wrong rings that the computation uses,
-    whose change the page shows. modules: names of modules that it uses, whose text the page shows.
+    In claim, truth and matters, `{name}` is replaced by a computed value and `{claimed.name}` by a claimed
+    one.
+
+    title: the truth and the wrong claim, because readers of a table of contents or of search results see only
+    the title. lesson: the id of the lesson that teaches the subject. wrong_rings: names of wrong rings that
+    the computation uses; the page shows their edits. modules: names of modules that the computation uses; the
+    page shows their text.
     """
 
     title: str
@@ -76,15 +81,16 @@ class Entry:
     modules: tuple[str, ...] = ()
 
     def filled(self, text: str, values: Values) -> str:
-        """Return a text with its figures."""
+        """Return a text of the entry with the values filled in."""
         shown = {figure.key: figure.shown(values[figure.key]) for figure in self.figures}
         claimed = {figure.key: figure.claimed_text for figure in self.figures}
         return text.format(**{**values, **shown}, claimed=SimpleNamespace(**claimed))
 
     def refuted(self, values: Values) -> list[str]:
-        """Return what is amiss with the refutation: figures that agree with the claim, or differ where it holds.
+        """Return the faults of the refutation, one line each; empty if it refutes the claim.
 
-        An entry without a claimed figure that differs refutes nothing.
+        A figure should differ from its claimed value, or agree where `holds` is set. An entry needs at least
+        one claimed figure that differs.
         """
         amiss = []
         for figure in self.figures:

@@ -1,6 +1,6 @@
-"""Claims that end in wrong outputs or gradients, or in NaN.
+"""Claims that lead to wrong outputs or gradients, or to NaN.
 
-Small rings make each published mistake in one line, and are measured.
+A small ring makes each published mistake in one line, and its error is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fold = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, 
 
 
 def fold(out: Tensor, top: Tensor, total: Tensor, scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the running state: out is not normalised, and rows that saw nothing yet keep a maximum of −inf."""
+    """Return the running state. out is not normalised; a row that has seen no key has a maximum of −inf."""
     higher = torch.maximum(top, scores.amax(-1))
     safe = higher.masked_fill(higher == -math.inf, 0.0)
     weights, kept = torch.exp(scores - safe[:, None]), torch.exp(top - safe)
@@ -39,7 +39,7 @@ def fold(out: Tensor, top: Tensor, total: Tensor, scores: Tensor, v: Tensor) -> 
 def fold_of_block_maxima(
     out: Tensor, top: Tensor, total: Tensor, scores: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As published: each block subtracts its own maximum, which is −inf where a row sees no key of it."""
+    """Fold as published: each block subtracts its own maximum, −inf in a row without visible keys."""
     own = scores.amax(-1)
     weights = torch.exp(scores - own[:, None])  # −inf − (−inf) is NaN
     higher = torch.maximum(top, own)
@@ -54,7 +54,7 @@ def fold_of_block_maxima(
 def fold_without_the_old_sum(
     out: Tensor, top: Tensor, total: Tensor, scores: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As published: out is normalised, o' = (o·e^(m−m') + …) / l'. The factor l of the old out is missing."""
+    """Fold as published: o' = (o·e^(m−m') + …) / l' is normalised, but lacks the factor l of the old out."""
     higher = torch.maximum(top, scores.amax(-1))
     kept, weights = torch.exp(top - higher), torch.exp(scores - higher[:, None])
     total = total * kept + weights.sum(-1)
@@ -62,7 +62,10 @@ def fold_without_the_old_sum(
 
 
 def ring_of(fold: Fold, layout: Layout, *, causal: bool, normalised: bool = False) -> tuple[Tensor, Tensor]:
-    """Return (out, the true out) of one head on virtual ranks, block by block; whole blocks, none skipped."""
+    """Return (out, true out) of one head on virtual ranks.
+
+    Every block is computed whole, and none is skipped.
+    """
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(layout.S, 8, generator=draw, dtype=torch.float64) for _ in range(3))
 
@@ -88,7 +91,7 @@ def ring_of(fold: Fold, layout: Layout, *, causal: bool, normalised: bool = Fals
 
 
 def wrong_ring(name: str, layout: str, *, causal: bool = True, P: int = 4, S: int = 16) -> dict[str, Any]:
-    """Return (result, true result) of out, dq, dk and dv of a wrong ring in float64, on virtual ranks."""
+    """Return (result, true result) for out, dq, dk and dv: a wrong ring on virtual ranks in float64."""
     run = Run(P, S, layout, causal, H=2, K=2, D=16, dtype="float64")
     ran = on_virtual_ranks(MUTANTS[name].target(), run)
     true = expected(run.plain)[0]

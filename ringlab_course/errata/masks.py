@@ -1,4 +1,4 @@
-"""Claims about which token sees which, and what balanced layouts cost."""
+"""Claims about which keys a token sees, and about the cost of balanced layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about who sends what to whom."""
+"""Claims about the messages between ranks: senders, receivers and contents."""
 
 from __future__ import annotations
 

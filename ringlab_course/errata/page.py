@@ -1,4 +1,4 @@
-"""The errata as a page of Markdown: every figure on it comes out of a computation."""
+"""The errata as a page of Markdown on which every figure is computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ computation, or agrees with the claim.
 
 
 def page(computed: Mapping[str, Values]) -> str:
-    """Return the page; `computed` holds each entry's values, by its title."""
+    """Return the page. `computed` contains each entry's values, by the entry's title."""
     numbered = [(group, entry) for group in GROUPS for entry in group.entries]
     parts = [_HEAD, _contents(numbered)]
     for number, (group, entry) in enumerate(numbered, start=1):
@@ -40,7 +40,7 @@ def compute() -> dict[str, Values]:
 
 
 def amiss(computed: Mapping[str, Values]) -> list[str]:
-    """Return what is amiss with each entry's refutation, after its title."""
+    """Return the faults of all refutations, one line each, which begins with the entry's title."""
     entries = [entry for group in GROUPS for entry in group.entries]
     return [f"{each.title}: {what}" for each in entries for what in each.refuted(computed[each.title])]
 
@@ -55,7 +55,7 @@ def _contents(numbered: list[tuple[Group, Entry]]) -> str:
 
 
 def _anchor(number: int, entry: Entry) -> str:
-    """The anchor that GitHub and Sphinx give the heading."""
+    """Return the anchor that GitHub and Sphinx give to the heading."""
     kept = re.sub(r"[^\w\- ]", "", f"{number}. {entry.title}".lower())
     return kept.replace(" ", "-")
 
@@ -94,12 +94,12 @@ def source(entry: Entry) -> str:
 
 
 def _text(module: str) -> str:
-    """The text of a module that is not imported here."""
+    """Return the text of a module without importing it."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     return f"# {module}\n{Path(spec.origin).read_text(encoding='utf-8').strip()}"
 
 
 def _difference(name: str) -> str:
-    """The lines in which a wrong ring differs from the plain one."""
+    """Return the lines in which a wrong ring differs from the plain ring."""
     return f" # ringlab.conformance.mutants:{name}, beside ringlab.plain_ring\n{MUTANTS[name].hunks}"

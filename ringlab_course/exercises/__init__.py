@@ -1,1 +1,1 @@
-"""The exercises, a folder each: its notebook with the solution, its checks, hints and misconceptions, its answers."""
+"""The exercises, one folder each: notebook with its solution, checks, hints, misconceptions and answers."""

@@ -307,6 +307,8 @@ def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence
         for ax, (name, curves) in zip(axes, found.items(), strict=False):
             for index, probe in enumerate(PROBES):
                 _draw_probe(ax, ranks, probe, curves[probe], index)
+            if any(math.isinf(error) for probe in PROBES for error in curves[probe]):
+                ax.text(ranks[0], TOP / 4, "not finite", fontsize=8.5, color=INK, va="top")
             again = max(curves["repeat"])
             note = f"two runs differ by {again:.0e}" if again else "two runs: same bits"
             ax.text(0.04, 0.05, note, transform=ax.transAxes, fontsize=8.5, color=RED if again else QUIET)
@@ -367,12 +369,10 @@ def _label(dtype: str, rounded: str) -> str:
 
 
 def _draw_probe(ax: Axes, ranks: Sequence[int], probe: str, errors: Sequence[float], index: int) -> None:
-    """One curve; an error that is infinite stands on the upper edge."""
+    """Draw the errors of one kind of inputs; infinite errors are drawn at the upper edge."""
     colour = (BLUE, RED, GREEN)[index % 3]
     shown = [TOP / 2 if math.isinf(error) else error for error in errors]
     ax.plot(ranks, shown, color=colour, marker=MARKS[index % 3], markersize=4.5, linewidth=1.5, label=probe)
-    if any(math.isinf(error) for error in errors):
-        ax.text(ranks[0], TOP / 4, "not finite", fontsize=8.5, color=INK, va="top")
 
 
 def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float, digits: Sequence[int] = ()) -> None:

@@ -286,7 +286,7 @@ def test_the_source_that_is_shown_is_the_program_that_runs() -> None:
 
 def test_a_change_that_does_not_apply_once_is_an_error() -> None:
     for text in ("", "abab"):
-        with pytest.raises(ValueError, match="needed 'ab' once"):
+        with pytest.raises(ValueError, match="should contain 'ab' exactly once"):
             edited(text, (("ab", "c"),))
 
 

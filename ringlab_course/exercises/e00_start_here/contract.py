@@ -1,4 +1,4 @@
-"""Exercise 00: does everything work here, and do you read the axes as we write them?"""
+"""Exercise 00: does everything work here, and do you read the axes as ringlab writes them?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 mistake = mistakes_of("00")
 
 SPLIT_SIZES = ((1, 3, 2, 2), (2, 2, 3, 2), (2, 5, 3, 4))
-"""(B, S, H, D), smallest first. S and H differ, so that exchanged axes show in the shape."""
+"""Pairs of sizes (B, S, H, D), the smallest first.
+
+S and H differ, so that exchanged axes show in the shape.
+"""
 
 
 # --- 00.environment ---------------------------------------------------------------------------------
@@ -35,7 +38,7 @@ def _report(subject: Subject) -> dict[str, Any]:
 
 
 def check_python(subject: Subject, rng: np.random.Generator) -> None:
-    """The interpreter's (major, minor), asked for and not copied down."""
+    """Check that the interpreter's (major, minor) is returned, computed and not copied."""
     got, expected = _report(subject)["python"], tuple(sys.version_info[:2])
     if isinstance(got, (str, float)):
         raise mistake("version_as_text").failure(f"python: {got!r}")
@@ -50,7 +53,7 @@ def check_python(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_torch(subject: Subject, rng: np.random.Generator) -> None:
-    """torch's version; a local part such as +cpu may stand or be missing."""
+    """Check the version of torch. A local part such as +cpu may be present or missing."""
     got, expected = str(_report(subject)["torch"]).partition("+")[0], version("torch").partition("+")[0]
     if got in {version(name).partition("+")[0] for name in ("numpy", "ringlab")}:
         raise mistake("another_package").failure(f"torch: {got!r}")
@@ -64,7 +67,7 @@ def check_torch(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
-    """Return (B, S, H·D) as (B, H, S, D): the truth of this stage."""
+    """Return x of shape (B, S, H·D) as (B, H, S, D), the right answer of this stage."""
     B, S, width = x.shape
     return x.reshape(B, S, heads, width // heads).transpose(0, 2, 1, 3)
 
@@ -81,12 +84,12 @@ def _check_split(subject: Subject, rng: np.random.Generator, sizes: Sequence[tup
 
 
 def check_shape(subject: Subject, rng: np.random.Generator) -> None:
-    """Shapes and values, for one sequence and for two."""
+    """Check shapes and values for one sequence and for two."""
     _check_split(subject, rng, SPLIT_SIZES[:2])
 
 
 def check_batch(subject: Subject, rng: np.random.Generator) -> None:
-    """The batch axis stays, whatever the sizes."""
+    """Check that the batch axis stays in place for other sizes."""
     _check_split(
         subject, rng, [SPLIT_SIZES[2], (3, 4, 1, 5), tuple(int(n) for n in rng.integers(2, 7, size=4))]
     )
@@ -96,7 +99,7 @@ def check_batch(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def ring_sum(xs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return what every rank should hold, stacked: the sum over ranks."""
+    """Return the sum over ranks once for each rank, stacked: the right answer of this stage."""
     return np.stack([np.sum(xs, axis=0)] * len(xs))
 
 
@@ -123,17 +126,17 @@ def _summed(outcome: Any, xs: Sequence[np.ndarray]) -> Answered:
 
 
 def check_sum(subject: Subject, rng: np.random.Generator) -> None:
-    """All ranks agree on the sum."""
+    """Check that all ranks return the sum over ranks."""
     _check_sum(subject, rng, (3, 4))
 
 
 def check_any_world(subject: Subject, rng: np.random.Generator) -> None:
-    """One rank, two ranks, eight ranks."""
+    """Check the sum on one, two and eight ranks."""
     _check_sum(subject, rng, (1, 2, 8))
 
 
 def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
-    """P − 1 shifts, no more."""
+    """Check that the ring makes P − 1 shifts, not more."""
     for P in (3, 5):
         xs = _values(rng, P)
         outcome = _run_sum(subject, xs)

@@ -1,7 +1,7 @@
 """Exercise 01: the checks of softmax, the causal mask, attention and grouped heads.
 
-Inputs are float32 and the truth is the float64 oracle. A tolerance is twice the worst error of the
-plainest float32 implementation over eight orders of its sums, so that honest other formulas pass.
+Inputs are float32 and the truth is the float64 oracle. A tolerance is twice the worst error of the plainest
+float32 implementation over eight orders of its sums, so that other honest formulas pass.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ NAMES = ("out", "lse")
 
 
 def check_softmax_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Weights and lse of a few scores."""
+    """Check weights and lse of a few scores."""
     for shape in ((1, 2), (2, 3), (2, 2, 5)):
         _compare_softmax(subject, _normal(rng, *shape))
 
 
 def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
-    """Scores near ±1000 neither overflow nor vanish."""
+    """Check that scores near ±1000 neither overflow nor vanish."""
     for shift in (100.0, 1000.0, -1000.0):
         _compare_softmax(subject, _normal(rng, 2, 3) + np.float32(shift), f"scores near {shift:g}, ")
 
 
 def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
-    """Rows whose scores lie far apart: each row has its own maximum."""
-    scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)  # exp alone is within range here
+    """Check answers on rows whose scores are far apart, so that each row needs a maximum of its own."""
+    # in this range exp without a maximum does not overflow
+    scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)
     _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
 
 
 def check_softmax_masked(subject: Subject, rng: np.random.Generator) -> None:
-    """A row that sees no key: weights 0, lse -inf."""
+    """Check that a row that sees no key has weights 0 and lse −inf."""
     for columns in (2, 4):
         scores = _normal(rng, 3, columns)
         scores[0, 1:] = scores[1] = -np.inf
@@ -55,7 +56,7 @@ def check_softmax_masked(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
-    """Many shapes, large scores, masked rows."""
+    """Check softmax on many shapes, with large scores and masked rows."""
     for shape in ((2, 1), (7, 64), (2, 3, 5, 9), (3, 1024)):
         scores = _normal(rng, *shape) * np.float32(20) + rng.choice([-900, 0, 900], (*shape[:-1], 1)).astype(
             np.float32
@@ -67,15 +68,15 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
-    """Queries and keys in order, from the same position on."""
-    sizes = (2, 3), (4, 4)  # unequal first: a transposed mask shows in its shape
+    """Check answers on queries and keys that begin at the same position and are in order."""
+    sizes = (2, 3), (4, 4)  # unequal sizes first, because a transposed mask then shows in its shape
     _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes])
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
-    """Keys from elsewhere in the text."""
+    """Check answers on keys whose positions lie elsewhere in the text than those of the queries."""
     cases = [
-        ([4, 6], [1, 4, 5, 8]),  # here no two mistakes look alike
+        ([4, 6], [1, 4, 5, 8]),  # on this case every mistake gives another answer
         ([2, 3], [0, 1]),
         ([0, 1], [2, 3]),
         ([0, 1, 6, 7], [2, 3, 4, 5]),
@@ -85,7 +86,7 @@ def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
-    """A window of positions, the query's own among them."""
+    """Check masks with a window of positions, which includes the query's own position."""
     cases = [
         ([3, 5], [1, 2, 3, 4, 6], 2),
         ([9, 2, 5], [5, 1, 8, 4, 2, 7], 4),
@@ -96,24 +97,24 @@ def check_mask_window(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Any positions, in any order."""
+    """Check masks for any positions in any order."""
     cases = [(_some(rng, 64, queries), _some(rng, 64, keys)) for queries, keys in ((5, 4), (17, 31), (40, 9))]
     _compare_masks(subject, rng, cases)
 
 
 def check_attention_small(subject: Subject, rng: np.random.Generator) -> None:
-    """One head, a few tokens."""
+    """Check attention with one head and a few tokens."""
     for lengths in ((1, 2), (2, 3), (5, 5)):
         _compare_attention(subject, rng, (1, 1, 1), lengths, 2)
 
 
 def check_attention_heads(subject: Subject, rng: np.random.Generator) -> None:
-    """Batch and heads stay apart."""
+    """Check that batch entries and heads are not mixed."""
     _compare_attention(subject, rng, (2, 3, 3), (4, 6), 16)
 
 
 def check_attention_mask(subject: Subject, rng: np.random.Generator) -> None:
-    """Hidden keys get no weight, the rest add up to 1."""
+    """Check that hidden keys get no weight and that the other weights add up to 1."""
     for n in (2, 6):
         mask = np.tri(n, dtype=bool)
         _compare_attention(subject, rng, (1, 2, 2), (n, n), 4, mask=mask, note="causal mask, ")
@@ -122,14 +123,14 @@ def check_attention_mask(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_attention_blind(subject: Subject, rng: np.random.Generator) -> None:
-    """A query that sees no key: out 0, lse -inf."""
+    """Check that a query that sees no key has out 0 and lse −inf."""
     for n in (2, 5):
         mask = np.tri(n, k=-1, dtype=bool)  # query 0 sees nothing
         _compare_attention(subject, rng, (1, 1, 1), (n, n), 4, mask=mask, note="query 0 sees no key, ")
 
 
 def check_attention_sharp(subject: Subject, rng: np.random.Generator) -> None:
-    """Large scores."""
+    """Check attention with large scores."""
     for n in (3, 33):
         _compare_attention(
             subject, rng, (1, 2, 2), (n, n), 8, gain=30, mask=np.tri(n, dtype=bool), note="large scores, "
@@ -137,14 +138,14 @@ def check_attention_sharp(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_attention_cap(subject: Subject, rng: np.random.Generator) -> None:
-    """Scores that are capped, with and without a mask."""
+    """Check attention with capped scores, with and without a mask."""
     for n, cap in ((2, 5.0), (6, 3.0)):
         for mask in (None, np.tri(n, dtype=bool)):
             _compare_capped(subject, rng, n, cap, mask)
 
 
 def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Lengths that differ, masks per batch entry."""
+    """Check attention where Lq differs from Lk and each batch entry has its own mask."""
     for lengths, D in (((1, 7), 3), ((13, 29), 5), ((40, 11), 64)):
         mask = rng.random((2, 1, *lengths)) < 0.6
         mask[:, :, 0] = False
@@ -152,27 +153,27 @@ def check_attention_any(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_grouped_pairs(subject: Subject, rng: np.random.Generator) -> None:
-    """4 query heads share 2 key/value heads."""
+    """Check attention in which 4 query heads share 2 key/value heads."""
     for B, lengths in ((1, (1, 2)), (2, (3, 4))):
         _compare_attention(subject, rng, (B, 4, 2), lengths, 4)
 
 
 def check_grouped_extremes(subject: Subject, rng: np.random.Generator) -> None:
-    """K = H is plain attention, K = 1 is multi-query."""
+    """Check the two extremes: K = H is plain attention, K = 1 is multi-query attention."""
     _compare_attention(subject, rng, (1, 3, 3), (2, 3), 4)
     _compare_attention(subject, rng, (1, 4, 1), (2, 3), 4)
 
 
 def check_grouped_mask(subject: Subject, rng: np.random.Generator) -> None:
-    """The mask reaches every head."""
+    """Check that the mask is applied to every head."""
     mask = np.tri(4, k=-1, dtype=bool)
     _compare_attention(subject, rng, (1, 4, 2), (4, 4), 4, mask=mask, note="causal without the diagonal, ")
 
 
 def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
-    """Keys and values are not copied for every query head."""
+    """Check that keys and values are not copied for every query head."""
     H, Lk, D = 32, 1024, 64
-    for K in (1, 2):  # with K = 1 reshape after np.broadcast_to makes no copy, with K = 2 it does
+    for K in (1, 2):  # np.broadcast_to followed by reshape copies with K = 2, but not with K = 1
         q, k, v = (_normal(rng, 1, heads, length, D) for heads, length in ((H, 1), (K, Lk), (K, Lk)))
         measured, copy = subject.measure(q, k, v), H * Lk * D * k.itemsize
         sizes = f"B=1, H={H}, K={K}, Lq=1, Lk={Lk}, D={D}"
@@ -185,7 +186,7 @@ def check_grouped_memory(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_grouped_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Other numbers of heads, batches and masks."""
+    """Check grouped attention with other numbers of heads and batches, and random masks."""
     for heads, lengths in (((2, 6, 3), (5, 9)), ((1, 8, 2), (16, 16)), ((3, 6, 2), (7, 2))):
         mask = rng.random(lengths) < 0.6
         _compare_attention(subject, rng, heads, lengths, 8, gain=5, mask=mask, note="a random mask, ")
@@ -210,11 +211,12 @@ def _compare_softmax(subject: Subject, scores: np.ndarray, note: str = "") -> No
 
 
 def _bounds(results: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: int) -> list[float]:
-    """Return the errors allowed to out (or weights) and lse: twice the worst of `results`, pairs (result, truth).
+    """Return the allowed errors of out (or weights) and lse: twice the worst error among `results`.
 
-    None is below four units in the last place of lse, as adding the maximum rounds it. np.logaddexp rounds it
-    at every key by up to half a unit, and these add up like a random walk. e^(score − lse) is an honest weight,
-    and as wrong as lse.
+    results: pairs (result, truth). An allowed error is never below four units in the last place of lse,
+    because adding the maximum rounds lse. np.logaddexp rounds lse by up to half a unit at every key, and
+    these errors add up like a random walk. The formula e^(score − lse) is an honest way to compute weights,
+    and its weights are as inexact as lse.
     """
     worst = [[relative_error(*part) for part in zip(*pair, strict=True)] for pair in results]
     least = roundings(truth, max(4.0, math.sqrt(keys) / 2) * max(8.0, largest(truth[1])))
@@ -222,7 +224,7 @@ def _bounds(results: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: in
 
 
 def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the oracle's weights and lse: attention whose keys and values are the unit vectors."""
+    """Return the oracle's weights and lse, from attention whose keys and values are the unit vectors."""
     visible, unit = (
         np.isfinite(scores).reshape(1, 1, -1, scores.shape[-1]),
         np.eye(scores.shape[-1])[None, None],
@@ -233,7 +235,7 @@ def softmax_truth(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _some(rng: np.random.Generator, below: int, count: int) -> np.ndarray:
-    """Return different positions below `below`, in any order."""
+    """Return `count` different positions below `below`, in any order."""
     return rng.choice(below, count, replace=False)
 
 
@@ -242,7 +244,11 @@ def _compare_masks(
     rng: np.random.Generator,
     cases: Iterable[tuple[Any, ...]],
 ) -> None:
-    """Compare on (queries, keys) or (queries, keys, window); each case is somewhere in a long text."""
+    """Compare the learner's masks with the right ones.
+
+    A case is (queries, keys) or (queries, keys, window). Its positions are moved to a random place of a long
+    text.
+    """
     compare_all(_mask_case(subject, int(rng.integers(1000)), *case) for case in cases)
 
 
@@ -271,7 +277,11 @@ def _mask_truth(queries: np.ndarray, keys: np.ndarray, window: int | None) -> np
 def _compare_capped(
     subject: Subject, rng: np.random.Generator, n: int, cap: float, mask: np.ndarray | None
 ) -> None:
-    """Compare with the oracle: with unit vectors for keys and values, capped scores as queries give the weights."""
+    """Compare the learner's capped attention with the oracle.
+
+    The oracle gets the capped scores as queries and unit vectors as keys and values, so that it returns the
+    weights.
+    """
     q, k, v = _normal(rng, 1, 2, n, 8) * np.float32(8), _normal(rng, 1, 2, n, 8), _normal(rng, 1, 2, n, 8)
     scores = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8**0.5
     unit = np.broadcast_to(np.eye(n), scores.shape)
@@ -281,7 +291,8 @@ def _compare_capped(
     compare_with(
         subject.call(q, k, v, **keywords),
         truth,
-        bound=rounding(truth, 4 * largest(scores)),  # tanh is no steeper than its argument
+        # the slope of tanh is at most 1, so it does not magnify the error of a score
+        bound=rounding(truth, 4 * largest(scores)),
         names=NAMES,
         case=f"cap={cap:g}, {'no' if mask is None else 'causal'} mask, L={n}, D=8",
     )
@@ -298,7 +309,10 @@ def _compare_attention(
     gain: float = 1.0,
     note: str = "",
 ) -> None:
-    """Compare with the oracle on random q, k, v; `heads` is (B, H, K) and `lengths` (Lq, Lk)."""
+    """Compare the learner's attention with the oracle on random q, k and v.
+
+    `heads` is (B, H, K), and `lengths` is (Lq, Lk).
+    """
     (B, H, K), (Lq, Lk) = heads, lengths
     q, k, v = (
         _normal(rng, B, H, Lq, D) * np.float32(gain),
@@ -322,7 +336,7 @@ def _expect_attention(answer: Any, q: Any, k: Any, v: Any, mask: Any, case: str)
 
 
 def _reordered(q: Any, k: Any, v: Any, mask: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the plain float32 result with every sum, over keys and over head dim, in another order."""
+    """Return the plain float32 result with all sums, over keys and over the head dim, in another order."""
     seen = mask if mask is None else mask[..., order]
     dims = np.random.default_rng(int(order[0])).permutation(q.shape[-1])
     scale = np.float32(q.shape[-1] ** -0.5)
@@ -332,6 +346,6 @@ def _reordered(q: Any, k: Any, v: Any, mask: Any, order: np.ndarray) -> tuple[np
 
 
 def _orders(n: int) -> list[np.ndarray]:
-    """Return eight orders of n keys; rounding depends on the order, the truth does not."""
+    """Return eight orders of n keys. The rounding of a sum depends on the order, the truth does not."""
     ahead, shuffle = np.arange(n), np.random.default_rng(n)
     return [ahead, ahead[::-1], *(shuffle.permutation(n) for _ in range(6))]

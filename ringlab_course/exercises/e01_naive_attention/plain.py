@@ -1,4 +1,4 @@
-"""Exercise 01: the plain implementation in NumPy, by which its tolerances are measured."""
+"""Exercise 01: the plain implementation in NumPy from which the tolerances are measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def softmax(scores: np.ndarray) -> Pair:
-    """Return the weights and lse of every row of `scores`, in their dtype."""
+    """Return the weights and lse of every row of `scores`, in the dtype of `scores`."""
     top = scores.max(-1, keepdims=True)
     top = np.where(np.isfinite(top), top, np.zeros_like(top))
     powers = np.exp(scores - top)
@@ -19,7 +19,7 @@ def softmax(scores: np.ndarray) -> Pair:
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, mask: np.ndarray | None, scale: float) -> Pair:
-    """Return attention with grouped heads in the dtype of q."""
+    """Return (out, lse) of attention with grouped heads, in the dtype of q."""
     of_groups = (*k.shape[:2], -1)  # all rows of the query heads that share a K/V head
     scores = q.reshape(*of_groups, q.shape[-1]) @ k.swapaxes(-1, -2)
     scores = scores.reshape(*q.shape[:3], -1) * q.dtype.type(scale)

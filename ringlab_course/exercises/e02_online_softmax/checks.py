@@ -1,7 +1,7 @@
 """Exercise 02: the checks of merge, update and stream.
 
-The truth is the float64 oracle. A tolerance is twice the error of the plainest implementation in the
-same dtype, and never below the rounding of the largest score.
+The truth is the float64 oracle. A tolerance is twice the error of the plainest implementation in the same
+dtype, but never below the rounding of the largest score.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ mistake = mistakes_of("02")
 
 
 def check_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """The example on paper: 24.205, wherever the scores are; and three parts of two rows."""
+    """Check the lesson's example, which is 24.205 for any shift of the scores, and a merge of three parts."""
     shift = round(float(rng.uniform(-9, 9)), 2)
     scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
     example = (
@@ -54,7 +54,7 @@ def check_worked(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_cut(subject: Subject, rng: np.random.Generator) -> None:
-    """Cut anywhere and as often as you like, merged: the softmax of the whole."""
+    """Check that parts cut anywhere, once, often or never, merge to the softmax of the whole."""
     cuts = ((1, 3, (1,)), (2, 5, ()), (2, 5, (1, 3)), (4, 40, (3, 11, 30)))
     cases = (
         _cut_case(subject, _normal(rng, rows, keys), _normal(rng, keys, 4), at) for rows, keys, at in cuts
@@ -63,7 +63,7 @@ def check_cut(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_empty(subject: Subject, rng: np.random.Generator) -> None:
-    """A part that has seen no key changes nothing; nor do such parts alone, or no part at all."""
+    """Check that parts without keys change nothing, and that a merge of no parts is empty."""
     for hidden, note in (
         (slice(2, 4), "b has seen no key"),
         (slice(0, 2), "a has seen no key"),
@@ -81,14 +81,14 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_large(subject: Subject, rng: np.random.Generator) -> None:
-    """Lse of ±1000 neither overflows nor vanishes."""
+    """Check that an lse of ±1000 neither overflows nor vanishes."""
     for near_a, near_b in ((-1000.0, -1000.0), (1000.0, 1000.0), (0.0, 200.0), (200.0, 0.0)):
         scores = _normal(rng, 2, 4) + torch.tensor([near_a, near_a, near_b, near_b])
         _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"lse near {near_a:g} and {near_b:g}, ")
 
 
 def check_state(subject: Subject, rng: np.random.Generator) -> None:
-    """The state is float32 at least, and float64 for float64; its values are right."""
+    """Check that the state is right and at least float32, or float64 for float64 inputs."""
     parts = _parts(_normal(rng, 2, 4), _normal(rng, 4, 2), (2,))
     for dtype, least, too_narrow in (
         (torch.bfloat16, torch.float32, "state_in_bf16"),
@@ -107,7 +107,7 @@ def check_state(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_order(subject: Subject, rng: np.random.Generator) -> None:
-    """Three parts, in any grouping and order."""
+    """Check that three parts give the same merge in any grouping and order."""
     scores, values = _normal(rng, 2, 9), _normal(rng, 9, 3)
     truth, parts = _truth(scores, values), _parts(scores, values, (2, 7))
     left = _call(subject, _call(subject, parts[0], parts[1]), parts[2])
@@ -119,7 +119,7 @@ def check_order(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_many(subject: Subject, rng: np.random.Generator) -> None:
-    """Many parts, some without keys."""
+    """Check merges of many parts, some of them without keys."""
     scores, values = _normal(rng, 5, 97) * 10, _normal(rng, 97, 8)
     scores[0] = -math.inf
     scores[1, :60] = -math.inf
@@ -130,33 +130,33 @@ def check_many(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_first(subject: Subject, rng: np.random.Generator) -> None:
-    """The first block."""
+    """Check the state after the first block."""
     for rows, keys, shift in ((1, 2, 0), (3, 5, 0), (2, 3, -9)):
         note = "the first block, all scores below 0, " if shift else "the first block, "
         _compare_update(subject, _normal(rng, rows, keys) + shift, _normal(rng, keys, 2), (), note)
 
 
 def check_rise(subject: Subject, rng: np.random.Generator) -> None:
-    """The maximum rises: what is old shrinks."""
+    """Check that the old sums shrink when the maximum rises."""
     scores = _normal(rng, 2, 4) + torch.tensor([0.0, 0.0, 6.0, 6.0])
     _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "the second block has the larger maximum, ")
 
 
 def check_fall(subject: Subject, rng: np.random.Generator) -> None:
-    """The maximum stays: what is old stays."""
+    """Check that the old sums stay unchanged when the maximum stays."""
     scores = _normal(rng, 2, 4) - torch.tensor([0.0, 0.0, 6.0, 6.0])
     _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "the second block has the smaller maximum, ")
 
 
 def check_hidden(subject: Subject, rng: np.random.Generator) -> None:
-    """A row that has seen no key yet."""
+    """Check answers on a row that sees no key of the first block."""
     scores = _normal(rng, 2, 4)
     scores[1, :2] = -math.inf
     _compare_update(subject, scores, _normal(rng, 4, 2), (2,), "row 1 sees no key of the first block, ")
 
 
 def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
-    """Many blocks, large scores, hidden keys."""
+    """Check the state over many blocks with large scores and hidden keys."""
     scores = _normal(rng, 6, 60) * 60
     scores[0], scores[1, 15:] = -math.inf, -math.inf
     _compare_update(
@@ -165,19 +165,19 @@ def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Out and lse, whatever the block."""
+    """Check out and lse for several sizes of block."""
     for L, S, D, block in ((1, 3, 4, 2), (2, 4, 5, 1), (4, 12, 8, 3)):
         _compare_stream(subject, rng, L, S, D, block)
 
 
 def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
-    """A last block that is shorter."""
+    """Check streams whose last block is shorter than the others."""
     for S, block in ((3, 2), (7, 4), (5, 8)):
         _compare_stream(subject, rng, 2, S, 4, block)
 
 
 def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
-    """One block of scores at a time: what is held beside q, k and v does not depend on the number of keys."""
+    """Check that memory beside q, k and v does not grow with the number of keys."""
     for L, D, block, dtype, sizes, held in (
         (256, 4, 256, torch.float32, (256, 1024, 4096), "whole_row_at_once"),
         (2048, 4, 8, torch.float32, (128, 512, 2048), "grows_with_the_keys"),
@@ -198,7 +198,7 @@ def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
-    """Bfloat16 in, float32 state."""
+    """Check that bfloat16 inputs are streamed with a float32 state."""
     L, S, D, block = 8, 512, 32, 16
     q, k, v = (_normal(rng, n, D).bfloat16() for n in (L, S, S))
     case = f"bfloat16 q, k, v; L={L}, S={S}, D={D}, block={block}"
@@ -224,12 +224,12 @@ def check_stream_bf16(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_sharp(subject: Subject, rng: np.random.Generator) -> None:
-    """Large scores."""
+    """Check a stream with large scores."""
     _compare_stream(subject, rng, 3, 8, 4, 3, gain=200)
 
 
 def check_stream_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Other lengths and blocks."""
+    """Check streams with other lengths and blocks."""
     for L, S, D, block in ((1, 1, 1, 1), (17, 97, 5, 10), (9, 130, 16, 64)):
         _compare_stream(subject, rng, L, S, D, block, gain=4)
 
@@ -245,9 +245,9 @@ def _part(scores: Tensor, values: Tensor) -> Pair:
 
 
 def _truth(scores: Tensor, values: Tensor) -> Pair:
-    """Return the oracle's (out, lse) of given scores: attention whose keys are the unit vectors.
+    """Return the oracle's (out, lse) of the given scores, from attention whose keys are the unit vectors.
 
-    Values are padded to the head dim of the unit vectors, and cut again.
+    Values are padded to the head dim of the unit vectors, and out is cut back to the head dim of the values.
     """
     visible, rows = torch.isfinite(scores), torch.where(torch.isfinite(scores), scores, 0.0)
     keys, D = scores.shape[-1], values.shape[-1]
@@ -264,7 +264,7 @@ def _attention_truth(q: Tensor, k: Tensor, v: Tensor) -> Pair:
 
 
 def _parts(scores: Tensor, values: Tensor, cuts: tuple[int, ...]) -> list[Pair]:
-    """Cut the keys before each of `cuts` and return the parts' (out, lse)."""
+    """Cut the keys before each position in `cuts`, and return the (out, lse) of the parts."""
     edges = (0, *cuts, len(values))
     return [_part(scores[:, a:b], values[a:b]) for a, b in itertools.pairwise(edges)]
 
@@ -290,17 +290,17 @@ def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> 
     answer = expect_tuple(subject.call(*inputs), NAMES)
     bound = roundings(
         truth, 4 * max(largest(lse) for _, lse in parts)
-    )  # four roundings of lse reach a weight
+    )  # a weight contains four roundings of lse
     _expect_last_axis(answer, inputs, case)
     return Answered(answer, truth, bound, names=NAMES, text=case)
 
 
 def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
-    """Name the mistake that shows in the shape: weights without the last axis, laid along another one."""
+    """Raise the named mistake if out has the shape that comes of weights without a last axis."""
     right, got = tuple(inputs[0].shape[1:]), tuple(getattr(answer[0], "shape", ()))
     try:
         wrong = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape)[1:]
-    except RuntimeError:  # these sizes do not broadcast: nobody gets an answer this way
+    except RuntimeError:  # these sizes do not broadcast, so the mistake would raise an error
         return
     if got == wrong != right:
         raise mistake("no_last_axis").failure(f"{case}: out has shape {got}, should be {right}")
@@ -318,7 +318,7 @@ def _call(subject: Subject, *parts: Pair) -> Pair:
 def _compare_update(
     subject: Subject, scores: Tensor, values: Tensor, cuts: tuple[int, ...], note: str
 ) -> None:
-    """Carry the learner's state through the blocks and compare after each of them."""
+    """Pass the learner's state through the blocks, and compare it after each block."""
     rows, D, edges = len(scores), values.shape[-1], (0, *cuts, len(values))
     state: Any = torch.full((rows,), -math.inf), torch.zeros(rows), torch.zeros(rows, D)
     for a, b in itertools.pairwise(edges):
@@ -336,7 +336,7 @@ def _compare_update(
 
 
 def _state_truth(scores: Tensor, values: Tensor) -> tuple[Any, Any, Any]:
-    """Return maximum, Σ e^(s − m) and Σ e^(s − m) v in float64, from the oracle's out and lse."""
+    """Return the maximum m, Σ e^(s − m) and Σ e^(s − m) v in float64, from the oracle's out and lse."""
     out, lse = _truth(scores, values)
     maximum = scores.double().amax(-1).numpy()
     with np.errstate(invalid="ignore"):
@@ -354,8 +354,10 @@ def _compare_stream(
 def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
     truth, D = _attention_truth(q, k, v), q.shape[-1]
     size = 2 * float((q.float().abs() @ k.float().abs().T).max()) * D**-0.5
-    once_a_block = len(k) / block * torch.finfo(torch.float32).eps / 2  # each block rounds the state
-    size = max(size, math.sqrt(len(k)) / 2 * largest(truth[1]))  # logaddexp, key by key, is a random walk
+    # the state is rounded once for each block
+    once_a_block = len(k) / block * torch.finfo(torch.float32).eps / 2
+    # with logaddexp at every key, errors add up like a random walk
+    size = max(size, math.sqrt(len(k)) / 2 * largest(truth[1]))
     results, least = plain.stream(q, k, v, block), roundings(truth, size)
     bounds = [
         max(bound_from(*pair), low + once_a_block) for *pair, low in zip(results, truth, least, strict=True)
@@ -374,5 +376,5 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _at_least(part: Any, dtype: torch.dtype) -> bool:
-    """Whether an array (torch or NumPy) is no narrower than `dtype`."""
+    """Return whether the dtype of `part` (torch or NumPy) is as wide as `dtype` or wider."""
     return part.dtype.itemsize >= dtype.itemsize

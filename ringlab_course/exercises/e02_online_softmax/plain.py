@@ -1,4 +1,4 @@
-"""Exercise 02: the plain implementation of streaming, by which its tolerances are measured."""
+"""Exercise 02: the plain implementation of streaming from which the tolerances are measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def update(maximum: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: 
 
 
 def stream(q: Tensor, k: Tensor, v: Tensor, block: int, dtype: torch.dtype = torch.float32) -> Pair:
-    """Return (out, lse) by `update` over blocks of keys, everything in `dtype`."""
+    """Return (out, lse), computed with `update` over blocks of keys, with everything in `dtype`."""
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     state = (
         torch.full(q.shape[:1], -math.inf, dtype=dtype),

@@ -1,7 +1,7 @@
-"""What exercise 03 verifies: values, precision, memory and work, each as a function that makes a check.
+"""The checks of exercise 03: functions that make a check of values, precision, memory or work.
 
-Values are checked on float64 inputs with the tolerance of float32: twice the error of the plainest
-float32 implementation, so that no honest order of sums fails. Precision has checks of its own.
+Values are checked on float64 inputs with the tolerance of float32: twice the error of the plainest float32
+implementation, so that every honest order of sums passes. Separate checks measure precision.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST = "Memory and work count once the values are right."
 
 
 class Case(NamedTuple):
-    """One input, small enough to be read: what its label says."""
+    """The sizes and options of one input, small enough to be read in its label."""
 
     M: int
     N: int
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The case in words, for the counterexample."""
+        """Return the case in words, for the counterexample."""
         mask = "causal" if self.causal else "no mask"
         size = "" if self.B * self.H == 1 else f"B={self.B}, H={self.H}, K={self.K}, "
         grown = "" if self.reach == 1 else f", queries {self.reach:g} times as long"
@@ -62,30 +62,30 @@ class Case(NamedTuple):
 
     @property
     def how(self) -> dict[str, Any]:
-        """The keywords of both functions."""
+        """Return the keyword arguments of the forward and the backward."""
         return {"causal": self.causal, "scale": self.scale, "tile": self.tile}
 
     @property
     def mask(self) -> np.ndarray:
-        """Which query sees which key: the queries are the last M of N tokens."""
+        """Return which query sees which key. The queries are the last M of N tokens."""
         seen = np.ones((self.M, self.N), bool)
         return np.tril(seen, self.N - self.M) if self.causal else seen
 
     @property
     def tiles(self) -> int:
-        """Tiles that the largest sum of the case runs over."""
+        """Return the number of tiles in the longest sum of the case."""
         return -(-max(self.M, self.N) // self.tile)
 
 
 class Pass(NamedTuple):
-    """The forward or the backward: its stage, the names of its results."""
+    """The forward or the backward: the stage, and the names of the results."""
 
     stage: str
     names: tuple[str, ...]
 
     @property
     def backward(self) -> bool:
-        """Whether it takes dout and the forward's results."""
+        """Return whether the pass is the backward, which also takes dout and the forward's results."""
         return self.names == BACKWARD
 
     def named(self, name: str) -> Misconception:
@@ -100,7 +100,7 @@ THERE, BACK = (
 
 
 class Input(NamedTuple):
-    """What a function is given, and what it should answer."""
+    """The arguments of one call, the right answer, and its tolerance."""
 
     tensors: list[Tensor]
     truth: oracle.Result | oracle.Gradients
@@ -110,7 +110,8 @@ class Input(NamedTuple):
 def drawn(which: Pass, case: Case, rng: np.random.Generator, dtype: str = "float64") -> Input:
     """Return the arguments of one call with the oracle's answer and its tolerance.
 
-    In float32 a row's state is rounded twice for each tile that it meets, once in out and once in lse.
+    In float32 the state of a row is rounded twice for each tile that the row meets, once in out and once in
+    lse.
     """
     import torch
 
@@ -128,7 +129,7 @@ def drawn(which: Pass, case: Case, rng: np.random.Generator, dtype: str = "float
 
 
 def _plain(tensors: list[Tensor], state: oracle.Result, case: Case) -> tuple[Tensor, ...]:
-    """Return what the plainest implementation, all scores at once in float32, makes of the input."""
+    """Return the results of the plainest implementation, which computes all scores at once in float32."""
     import torch
 
     q, k, v, *douts = (x.float() for x in tensors)
@@ -147,7 +148,10 @@ def _plain(tensors: list[Tensor], state: oracle.Result, case: Case) -> tuple[Ten
 
 
 def answered(which: Pass, call: Callable[..., Any], inputs: list[Tensor], case: Case) -> Any:
-    """Return the answer of the learner's function; autograd, which cannot work here, gets its name."""
+    """Return the answer of the learner's function.
+
+    Raises: the failure "calls_autograd" if the function used autograd, which cannot work here.
+    """
     try:
         return call(*inputs, **case.how)
     except Crashed as crash:
@@ -158,7 +162,7 @@ def answered(which: Pass, call: Callable[..., Any], inputs: list[Tensor], case: 
 
 
 def values(which: Pass, *cases: Case) -> Run:
-    """Return a check that compares values on these cases, given from the smallest to the largest."""
+    """Return a check that compares values with the oracle's on these cases, which are in order of size."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         def all_cases() -> Iterator[Answered]:
@@ -173,7 +177,7 @@ def values(which: Pass, *cases: Case) -> Run:
 
 
 def mixed(which: Pass) -> Run:
-    """Return a check that compares values on random sizes, with several batches and heads."""
+    """Return a check that compares values with the oracle's on random sizes, batches and heads."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         cases = []
@@ -190,7 +194,7 @@ def mixed(which: Pass) -> Run:
 
 
 def precision(which: Pass) -> Run:
-    """Return a check of the error in float32, and of a float32 state for bfloat16 inputs."""
+    """Return a check of the errors for float32 inputs, and of a float32 state for bfloat16 inputs."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         for dtype in ("float32", "bfloat16"):
@@ -217,7 +221,7 @@ def _one_precision(which: Pass, subject: Subject, rng: np.random.Generator, case
 
 
 def memory_exponent(which: Pass) -> Run:
-    """Return a check that peak memory beyond the arguments grows like S¹, fitted over S = M = N."""
+    """Return a check that peak memory beyond the arguments grows like S¹, fitted over lengths S = M = N."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         _right_first(which, subject, rng, Case(4, 5, 2, 2))
@@ -234,11 +238,12 @@ LONG, TILE, HEADS, HEAD_DIM = 8_192, 64, 4, 16
 
 
 def live_set(which: Pass) -> Run:
-    """Return a check that the peak is that of a few tiles and the results.
+    """Return a check that peak memory is that of the results and a few tiles.
 
-    Few queries and many keys show what grows with N: a row of tiles, or K and V copied for every query head or, in
-    the forward, where inputs are bfloat16, into float32. Many queries and few keys show a column of tiles. Allowed:
-    three times the results, and twelve score tiles of all heads.
+    Allowed are three times the results, plus twelve score tiles of all heads. A case of few queries and many
+    keys reveals memory that grows with N: a row of tiles, K and V copied for every query head, or K and V
+    converted to float32 in the forward, where inputs are bfloat16. A case of many queries and few keys
+    reveals a column of tiles.
     """
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
@@ -249,7 +254,8 @@ def live_set(which: Pass) -> Run:
             dtype = "bfloat16" if N > M and not which.backward else "float32"
             peak, results = _peak(which, subject, rng, case, dtype)
             allowed = 3 * results + 12 * tile_bytes
-            if peak > allowed:  # a second look: chance (an import, the collector) only ever adds
+            # measure again, because chance (an import, the collector) only ever adds memory
+            if peak > allowed:
                 peak = min(peak, _peak(which, subject, rng, case, dtype)[0])
             if peak > allowed:
                 scores = LONG // TILE * tile_bytes * (2 if which.backward else 1)
@@ -264,9 +270,12 @@ def live_set(which: Pass) -> Run:
 def _peak(
     which: Pass, subject: Subject, rng: np.random.Generator, case: Case, dtype: str = "float32"
 ) -> tuple[int, int]:
-    """Return the peak bytes of one call, at least those of the results, and the results' bytes.
+    """Return the peak bytes of one call, and the bytes of its results.
 
-    Raises: Failure where the values of this very call are wrong: what computes nothing needs no memory for it.
+    The peak is at least those of the results.
+
+    Raises: Failure if the values of this call are wrong, because a function that computes nothing needs no
+    memory.
     """
     given = drawn(which, case, rng, dtype)
     called: Measured = answered(which, subject.measure, given.tensors, case)
@@ -279,7 +288,7 @@ def _peak(
 
 
 def _right_first(which: Pass, subject: Subject, rng: np.random.Generator, case: Case) -> None:
-    """Raise Failure where values are wrong: what does not compute the answer needs no memory for it."""
+    """Raise Failure if values are wrong, because a function that computes nothing needs no memory for it."""
     try:
         values(which, case)(subject, rng)
     except NotWritten:
@@ -288,11 +297,11 @@ def _right_first(which: Pass, subject: Subject, rng: np.random.Generator, case: 
         raise Failure(FIRST) from None
 
 
-# Work: a tile that is computed and then masked betrays itself, as weight 0 times NaN is NaN.
+# Work: weight 0 times NaN is NaN, so a tile that is computed and then masked shows as NaN.
 
 
 def skips(which: Pass) -> Run:
-    """Return a check that queries before the poisoned keys come out as if those keys did not exist."""
+    """Return a check that NaN keys leave the results of all queries before them unchanged."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         case, rows, keys = Case(6, 9, 2, 2, True), 4, 8  # queries 0 to 3 see keys 0 to 6

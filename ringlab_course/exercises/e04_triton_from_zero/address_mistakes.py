@@ -1,6 +1,6 @@
-"""Exercise 04: rows and heads sought at a wrong place of the buffers.
+"""Exercise 04: mistakes that look for rows or heads at a wrong place of the buffers.
 
-Imitations take and return what those in `flash_mistakes` do.
+Imitations have the arguments and results of those in `flash_mistakes`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ringlab_course.exercises.e04_triton_from_zero.flash_mistakes import blocks_
 def axes_swapped(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Take grid axis 0 for key heads and axis 1 for blocks."""
+    """Imitate a kernel that takes grid axis 0 for key heads and axis 1 for blocks."""
     blocks, key_heads = -(-S * len(q) // len(k) // m), len(k)
     if blocks > key_heads:
-        raise ValueError("heads that are not there are an error")
+        raise ValueError("a kernel that looks for missing heads breaks off")
     right, block = plain(q, k, v, out, lse, S, shift)[0].float(), blocks_of(q, k, S, m)
     head = torch.arange(len(q))[:, None, None] // (len(q) // len(k))
     return torch.where((head < blocks) & (block < key_heads), right, out[:, :S].float())
@@ -28,7 +28,7 @@ def axes_swapped(
 def one_head_of_each_group(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Take the key head's number for the query head's: the others are never written."""
+    """Imitate a kernel that takes the key head's number for the query head's and never writes other heads."""
     got, heads = out[:, :S].float().clone(), len(k)
     got[:heads] = plain(q[:heads], k, v, out, lse, S, shift)[0].float()
     return got
@@ -37,7 +37,7 @@ def one_head_of_each_group(
 def heads_dealt(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let query head h read key head h mod K."""
+    """Imitate a kernel in which query head h reads key head h mod K."""
     order = torch.arange(len(q)) % len(k)
     return plain(q, k[order], v[order], out, lse, S, shift)[0].float()
 
@@ -45,7 +45,7 @@ def heads_dealt(
 def packed_rows_cut(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Mask packed rows, of which there are S · group, as if there were S."""
+    """Imitate a kernel that masks packed rows at S, although there are S · group packed rows."""
     right, group = plain(q, k, v, out, lse, S, shift)[0].float(), len(q) // len(k)
     rows = torch.arange(S)[:, None] * group + torch.arange(len(q))[:, None, None] % group
     return torch.where(rows < S, right, out[:, :S].float())
@@ -54,7 +54,7 @@ def packed_rows_cut(
 def head_stride_is_s(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let heads begin S rows apart, in all buffers."""
+    """Imitate a kernel in which heads begin S rows apart, in all buffers."""
     packed = [x.flatten(0, 1)[: len(x) * S].unflatten(0, (len(x), S)) for x in (q, k, v)]
     got = out.flatten(0, 1).float().clone()
     got[: len(q) * S] = plain(*packed, out, lse, S, shift)[0].flatten(0, 1).float()
@@ -64,14 +64,14 @@ def head_stride_is_s(
 def one_key_head(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let all query heads read key head 0."""
+    """Imitate a kernel in which all query heads read key head 0."""
     return plain(q, k[:1], v[:1], out, lse, S, shift)[0].float()
 
 
 def query_stride_is_s(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let query heads begin S rows apart; key heads begin where they should."""
+    """Imitate a kernel in which query heads begin S rows apart, while key heads begin at the right rows."""
     packed = q.flatten(0, 1)[: len(q) * S].unflatten(0, (len(q), S))
     got = out.flatten(0, 1).float().clone()
     got[: len(q) * S] = plain(packed, k, v, out, lse, S, shift)[0].flatten(0, 1).float()
@@ -81,7 +81,7 @@ def query_stride_is_s(
 def lse_stride_is_s(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let the lse of a head begin S places after that of the head before."""
+    """Imitate a kernel in which the lse of each head begins S places after the lse of the head before."""
     got = lse.flatten().clone()
     got[: len(q) * S] = torch.logsumexp(scores_of(q, k, S, shift), -1).flatten()
     return got.unflatten(0, lse.shape)[:, :S]

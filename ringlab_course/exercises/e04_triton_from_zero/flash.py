@@ -1,8 +1,9 @@
 """Exercise 04: the checks of the two attention kernels.
 
-Buffers have room for more tokens than the S in use; the rest holds other numbers, or NaN, and out and lse hold
-canaries. Values, canaries and NaN are compared on the judge's side, and so is whether a hidden tile is computed:
-its V is NaN, and 0 · NaN is NaN. How often K is read is counted where the kernel runs.
+Buffers have room for more tokens than the S in use. After these tokens q, k and v hold other numbers or NaN,
+and out and lse hold canaries. The judge's process compares values, canaries and NaN. It also finds hidden
+tiles that are computed: V is NaN there, and 0 · NaN is NaN. The process that runs the kernel counts how often
+K is read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ State = tuple[np.ndarray, np.ndarray]
 
 
 class Case(NamedTuple):
-    """One input; `shift` is None for attention without a mask, `junk` is in the buffers after the tokens in use."""
+    """One input.
+
+    `shift` is None for attention without a mask; `junk` multiplies k and v after the tokens in use.
+    """
 
     S: int
     m: int = 16
@@ -60,7 +64,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The case in words, for the counterexample."""
+        """Return the case in words, for the counterexample."""
         dtype = "" if self.dtype == torch.float32 else f", {self.dtype}".replace("torch.", "")
         shift = "" if self.shift is None else f", shift={self.shift}"
         heads = f"{self.H} query heads, {self.K} key head{'' if self.K == 1 else 's'}"
@@ -68,45 +72,44 @@ class Case(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Return the number of query heads that share a key head."""
         return self.H // self.K
 
     @property
     def blocks(self) -> int:
-        """Blocks of packed rows of one key head."""
+        """Return the number of blocks that hold the packed rows of one key head."""
         return -(-self.S * self.group // self.m)
 
     @property
     def capacity(self) -> int:
-        """Rows of a buffer: at least one block more than whole blocks need."""
+        """Return the rows of a buffer: at least one block more than the blocks that S tokens need."""
         block = max(self.m, self.n)
         return -(-self.S // block) * block + block
 
     @property
     def how(self) -> tuple[int, ...]:
-        """The numbers that follow the buffers in the call."""
+        """Return the integers that follow the buffers in the call."""
         return (self.S, *(() if self.shift is None else (self.shift,)), self.m, self.n)
 
     @property
     def mistakes(self) -> tuple[Any, ...]:
-        """The misconceptions about out that this case may show."""
+        """Return the misconceptions about out that this case may show."""
         return (*FLASH, *FLASH_VARIANTS) if self.shift is None else (*CAUSAL, *CAUSAL_VARIANTS)
 
     def stop(self, block: int) -> int:
-        """Return the first key that no row of a block sees."""
+        """Return the first key that is hidden from all rows of a block."""
         last = min(self.S - 1, ((block + 1) * self.m - 1) // self.group)
         return self.S if self.shift is None else max(0, min(self.S, last + self.shift + 1))
 
     def tiles(self, block: int) -> int:
-        """Return how many tiles of keys a block has to visit."""
+        """Return the number of key tiles that a block has to visit."""
         return -(-self.stop(block) // self.n)
 
 
 def buffers(case: Case, rng: np.random.Generator) -> list[Tensor]:
-    """Return q, k, v, out, lse: (H or K, capacity, D), and lse (H, capacity) in float32.
+    """Return q, k, v and out, each (H or K, capacity, D), and lse, (H, capacity) in float32.
 
-    `gain` multiplies q; `slope` lets the scores rise by so much from the first key to the last;
-    `lift` is added to v.
+    `gain` multiplies q. The scores rise by `slope` from the first key to the last. `lift` is added to v.
     """
     heads = (case.H, case.K, case.K)
     q, k, v = (
@@ -123,7 +126,7 @@ def buffers(case: Case, rng: np.random.Generator) -> list[Tensor]:
 
 
 def values(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that compares out and lse with the oracle, the smallest case first."""
+    """Return a check that compares out and lse with the oracle. Cases are in order of size."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         def answers() -> Iterator[tuple[Case, list[Tensor], State]]:
@@ -137,7 +140,7 @@ def values(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that nothing after the tokens in use is written, or changes the result."""
+    """Return a check that memory after the tokens in use is not written and does not change the result."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         given = buffers(case, rng)
@@ -159,7 +162,10 @@ def own(case: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 def reads(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that kernels store every element once, and that a block loads q once and only the tiles it sees."""
+    """Return a check of loads and stores.
+
+    Every element is stored once. A block loads q once, and loads only the tiles that it sees.
+    """
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         for case in cases:
@@ -206,7 +212,7 @@ def _reads(subject: Subject, rng: np.random.Generator, case: Case) -> None:
 
 
 def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
-    """Return a check that a block skips the tiles in which it sees nothing: V is NaN there."""
+    """Return a check that a block skips tiles in which it sees no key. In these tiles V is NaN."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         noted = [_visits(subject, rng, case, first) for case in cases for first in range(0, case.S, case.n)]
@@ -219,7 +225,7 @@ def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 class Visits(NamedTuple):
-    """The blocks of a case that see nothing of a tile, in their order, and which of them computed it all the same."""
+    """The blocks of a case that see no key of a tile, in order, and whether each computed the tile."""
 
     case: Case
     first: int
@@ -227,7 +233,7 @@ class Visits(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The counterexample."""
+        """Return the counterexample."""
         tokens = len(self.visited) * self.case.m // self.case.group
         return (
             f"{self.case.label}: tokens 0 to {min(self.case.S, tokens) - 1} see no key from {self.first} on, "
@@ -236,9 +242,9 @@ class Visits(NamedTuple):
 
 
 def _visits(subject: Subject, rng: np.random.Generator, case: Case, first: int) -> Visits:
-    """Fill V with NaN from key `first` on, and note which blocks that see none of it come out NaN.
+    """Fill V with NaN from key `first` on, and return which blocks that see none of these keys come out NaN.
 
-    Raises: Failure where they hold wrong numbers.
+    Raises: Failure if these blocks have wrong numbers instead.
     """
     blocks = sum(case.stop(block) <= first for block in range(case.blocks))
     rows = min(case.S, blocks * case.m // case.group)
@@ -259,7 +265,7 @@ def _visits(subject: Subject, rng: np.random.Generator, case: Case, first: int) 
 
 
 def _why_visited(noted: list[Visits]) -> str:
-    """Return the name of the mistake that explains which hidden tiles were computed, in all cases."""
+    """Return the name of the mistake that explains, in all cases, which hidden tiles were computed."""
 
     def explained(visit: Callable[[Case, int, int], bool]) -> bool:
         return all(
@@ -279,7 +285,7 @@ def _why_visited(noted: list[Visits]) -> str:
 
 
 def _expect_values(subject: Subject, case: Case, rng: np.random.Generator) -> None:
-    """Raise where the values are wrong to begin with: then that is the mistake, and not what would be said next."""
+    """Raise Failure if the values are wrong, because then they are the mistake to report."""
     given = buffers(case, rng)
     compare([(case, given, _called(subject.call(*given, *case.how), given))])
 
@@ -293,12 +299,15 @@ def truth_of(given: list[Tensor], case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bound_of(plain: Tensor, truth: np.ndarray) -> float:
-    """Return how far out may be from the truth, relative to its largest element."""
+    """Return the allowed difference between out and the truth, relative to the truth's largest element."""
     return max(bound_from(plain, truth), rounding(truth, 32))
 
 
 def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[Any, ...] = ()) -> None:
-    """Compare the rows in use of out in all cases, then of lse; `known` are the mistakes about out."""
+    """Compare out in all cases with the oracle, then lse, on the rows in use.
+
+    `known` are the mistakes about out.
+    """
     seen: list[tuple[Case, list[Tensor], State]] = []
 
     def noted() -> Iterator[Emulated]:
@@ -311,11 +320,11 @@ def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[An
 
 
 def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Emulated:
-    """Return one case for `compare_emulated`, of out (part 0) or of lse (part 1)."""
+    """Return the case for `compare_emulated`: out if `part` is 0, lse if `part` is 1."""
     truth = truth_of(given, case)
     plain = mistakes.plain(*given, case.S, case.shift)
     q, k = given[0][:, : case.S].float(), mistakes.values_of(given[0], given[1], case.S)
-    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # scores known to so many roundings
+    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error, as a multiple of eps
     bounds = max(bound_of(plain[0], truth[0]), rounding(truth[0], size)), rounding(truth[1], size)
     inputs = (*given, case.S, case.shift, case.m, case.n)
     return Emulated(answer[part][:, : case.S], truth[part], bounds[part], (NAMES[part],), case.label, inputs)

@@ -1,7 +1,8 @@
-"""Exercise 04: the plainest flash forward over padded buffers, and the common mistakes made with it in a kernel.
+"""Exercise 04: the plainest flash forward over padded buffers, and imitations of common mistakes in it.
 
-Imitations take what the learner's function takes, (q, k, v, out, lse, S, shift, block_m, block_n), with shift None where
-nothing is masked. They return the first S rows of out or of lse. A block holds block_m rows of a group's packed queries.
+Imitations have the arguments of the learner's function, (q, k, v, out, lse, S, shift, block_m, block_n).
+shift is None if nothing is masked. Imitations return the first S rows of out or of lse. A block contains
+block_m packed query rows of one group.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ Imitation = Callable[..., Tensor]
 
 
 def visible_pairs(S: int, shift: int | None) -> Tensor:
-    """Return which query row sees which key: j <= i + shift, or all of them."""
+    """Return which query row sees which key: j <= i + shift, or all keys if shift is None."""
     rows, keys = torch.arange(S)[:, None], torch.arange(S)
     return keys <= rows + (S if shift is None else shift)
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """Return the key head of every query head: neighbours share."""
+    """Repeat each key head for the query heads that share it. Neighbouring query heads share a key head."""
     return x.repeat_interleave(heads // len(x), dim=0)
 
 
 def blocks_of(q: Tensor, k: Tensor, S: int, m: int) -> Tensor:
-    """Return the number of the block that computes each head's token, (H, S, 1)."""
+    """Return the number of the block that computes each token of each head, (H, S, 1)."""
     group = len(q) // len(k)
     heads, tokens = torch.arange(len(q))[:, None, None], torch.arange(S)[:, None]
     return (tokens * group + heads % group) // m
 
 
 def end_of(block: Tensor, group: int, m: int) -> Tensor:
-    """Return the token after the last one of a block, were the tokens without end."""
+    """Return the token after the last token of a block, as if there were no last token S − 1."""
     return ((block + 1) * m - 1) // group + 1
 
 
@@ -46,19 +47,19 @@ def scores_of(q: Tensor, k: Tensor, S: int, shift: int | None) -> Tensor:
 
 
 def values_of(q: Tensor, v: Tensor, S: int) -> Tensor:
-    """Return the values that every query head reads, (H, S, D), in float32."""
+    """Return the values that each query head reads, (H, S, D), in float32."""
     return shared(v, len(q))[:, :S].float()
 
 
 def weights_of(scores: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return e^(s − m), rounded to dtype, and their sum in float32; a row that sees no key has zeros."""
+    """Return e^(s − m), rounded to dtype, and the sum in float32. Both are 0 in a row that sees no key."""
     maximum = scores.amax(-1, keepdim=True)
     powers = torch.exp(scores - torch.where(maximum == -math.inf, 0.0, maximum))
     return powers.to(dtype).float(), powers.sum(-1, keepdim=True)
 
 
 def attend(scores: Tensor, v: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return out for given scores; 0 where no key is seen."""
+    """Return out for the given scores. out is 0 in a row that sees no key."""
     powers, total = weights_of(scores, dtype)
     return powers @ v.float() / torch.where(total == 0, 1.0, total)
 
@@ -66,13 +67,17 @@ def attend(scores: Tensor, v: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 def plain(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: int | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse): weights rounded to v's dtype for the product, as a matrix unit wants them, sums in float32."""
+    """Return (out, lse) with sums in float32.
+
+    The weights are rounded to v's dtype before they multiply v, because a matrix unit needs them in this
+    dtype.
+    """
     scores = scores_of(q, k, S, shift)
     return attend(scores, values_of(q, v, S), v.dtype).to(out.dtype), torch.logsumexp(scores, -1)
 
 
 def changed(change: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out whose scores went through `change(scores, S, shift, block_m, block_n)`."""
+    """Return the imitation of out with scores replaced by `change(scores, S, shift, block_m, block_n)`."""
 
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
@@ -83,7 +88,7 @@ def changed(change: Callable[..., Tensor]) -> Imitation:
 
 
 def masked(see: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out with another mask: `see(rows, keys, S, shift, m, n, block, group)` is True for visible."""
+    """Return the imitation of out with the mask `see(rows, keys, S, shift, m, n, block, group)`."""
 
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
@@ -98,7 +103,10 @@ def masked(see: Callable[..., Tensor]) -> Imitation:
 
 
 def up_to(stop: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out whose loop ends at `stop(block, shift, m, n, group)`, the mask being right."""
+    """Return the imitation of out whose loop ends at key `stop(block, shift, m, n, group)`.
+
+    The mask is right.
+    """
 
     def see(
         rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
@@ -119,7 +127,7 @@ def by_packed_row(
 def by_packed_row_in_seen_tiles(
     rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
 ) -> Tensor:
-    """Return that mask in a loop that ends at the right tile."""
+    """Return the mask of `by_packed_row` in a loop that ends at the right tile."""
     seen = by_packed_row(rows, keys, S, shift, m, n, block, group)
     return seen & (keys < -(-(end_of(block, group, m) + shift) // n) * n)
 
@@ -127,24 +135,24 @@ def by_packed_row_in_seen_tiles(
 def within_the_tile(
     rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
 ) -> Tensor:
-    """Return a mask that compares places inside the tile."""
+    """Return a mask that compares places inside the tile instead of tokens."""
     return keys % n <= _packed(rows, block, group) % m + shift
 
 
 def shift_backwards(
     rows: Tensor, keys: Tensor, S: int, shift: int, m: int, n: int, block: Tensor, group: int
 ) -> Tensor:
-    """Return a mask that moves the wrong way, in a loop that ends at the right tile."""
+    """Return a mask that is shifted in the wrong direction, in a loop that ends at the right tile."""
     return (keys <= rows - shift) & (keys < -(-(end_of(block, group, m) + shift) // n) * n)
 
 
 def _packed(rows: Tensor, block: Tensor, group: int) -> Tensor:
-    """Return the packed rows of the tokens `rows` of every head, (H, S, 1)."""
+    """Return the packed row of each of the tokens `rows`, for every head, (H, S, 1)."""
     return rows * group + torch.arange(len(block))[:, None, None] % group
 
 
 def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool = True) -> Imitation:
-    """Return the imitation of out that goes tile by tile with `step(m, total, acc, scores, values)`."""
+    """Return the imitation of out that applies `step(m, total, acc, scores, values)` to each tile in turn."""
 
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
@@ -163,7 +171,7 @@ def streamed(step: Callable[..., tuple[Tensor, Tensor, Tensor]], *, divide: bool
 
 
 def rescaled(*, total: bool, acc: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return a step that, when the maximum grows, rescales only what is asked for."""
+    """Return a step that, when the maximum grows, rescales only the sums named by `total` and `acc`."""
 
     def step(
         m: Tensor, old_total: Tensor, old_acc: Tensor, scores: Tensor, values: Tensor
@@ -179,7 +187,7 @@ def rescaled(*, total: bool, acc: bool) -> Callable[..., tuple[Tensor, Tensor, T
 def divided_each_time(
     m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Divide the accumulator by the sum in every tile, as if it were still a sum afterwards."""
+    """Divide the accumulator by the sum in every tile, but go on as if it were not divided."""
     new, powers = _tile(m, scores)
     factor = torch.exp(m - new)
     total = total * factor + powers.sum(-1)
@@ -189,7 +197,7 @@ def divided_each_time(
 def maximum_of_the_tile(
     m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the tile's own maximum for the new one."""
+    """Take the maximum of the tile as the new maximum, without the old one."""
     new, powers = _tile(torch.full_like(m, -math.inf), scores)
     factor = torch.exp(m - new)
     return new, total * factor + powers.sum(-1), acc * factor[..., None] + powers @ values
@@ -203,9 +211,9 @@ def _tile(m: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 def not_transposed(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Multiply q by tiles of k instead of their transposes, which only square tiles allow."""
+    """Imitate a kernel that multiplies q by tiles of k without transposing them; the tiles must be square."""
     if n != q.shape[-1]:
-        raise ValueError("no square tile")
+        raise ValueError("tiles that are not square cannot be multiplied untransposed")
     keys = torch.nn.functional.pad(values_of(q, k, S), (0, 0, 0, -S % n)).unflatten(1, (-1, n))
     scores = torch.einsum("hsd,htde->hste", q[:, :S].float(), keys).flatten(2)[..., :S] * n**-0.5
     return attend(scores.masked_fill(~visible_pairs(S, shift), -math.inf), values_of(q, v, S))
@@ -214,7 +222,7 @@ def not_transposed(
 def tail_dropped(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Visit whole tiles of keys only."""
+    """Imitate a kernel that visits only whole tiles of keys."""
     keys = S // n * n
     if keys == 0:
         return torch.full_like(out[:, :S], math.nan).float()
@@ -224,7 +232,10 @@ def tail_dropped(
 def padding_counted(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Count the keys past the last one, loaded as 0, with a score of 0, where a causal mask lets them through."""
+    """Imitate a kernel that counts padding after the last key as keys with score 0.
+
+    A causal mask may hide the padding.
+    """
     missing = -S % n
     scores = torch.nn.functional.pad(scores_of(q, k, S, shift), (0, missing))
     scores = scores.masked_fill(~visible_pairs(S + missing, shift)[:S], -math.inf)
@@ -234,9 +245,12 @@ def padding_counted(
 def padding_read(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Count what is stored after the last key, where a causal mask lets it through."""
+    """Imitate a kernel that reads numbers after the last key as keys.
+
+    A causal mask may hide them.
+    """
     if v[:, S:].isnan().any():
-        raise ValueError("a NaN tells of the loads alone")
+        raise ValueError("NaN in V reveals loads, and does not imitate counted keys")
     whole = S + -S % n
     return attend(scores_of(q, k, whole, shift)[:, :S], values_of(q, v, whole))
 
@@ -244,7 +258,7 @@ def padding_read(
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Keep the undivided sum of weights times values in float16, where it overflows."""
+    """Imitate a kernel with an undivided sum of weights times values in float16, where it overflows."""
     if v.dtype != torch.float16:  # nothing overflows
         return plain(q, k, v, out, lse, S, shift)[0].float()
     powers, total = weights_of(scores_of(q, k, S, shift), v.dtype)
@@ -254,24 +268,27 @@ def in_half(
 def blind_rows_nan(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let −inf − (−inf) happen in rows that see no key."""
+    """Imitate a kernel that computes −inf − (−inf) in rows that see no key."""
     return torch.softmax(scores_of(q, k, S, shift), -1) @ values_of(q, v, S)
 
 
 def visited_blind_rows_nan(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let −inf − (−inf) happen, but not where a block visits no tile: there a sum of 0 is guarded."""
+    """Imitate a kernel that computes −inf − (−inf) in rows that see no key.
+
+    Blocks that visit no tile are an exception: their sum is 0, and the kernel guards the division by it.
+    """
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + shift
     return torch.where((torch.arange(S)[:, None] + shift < 0) & (end > 0), math.nan, right)
 
 
 def hidden_is_finite(unvisited: float) -> Imitation:
-    """Return the imitation of out with a large finite number in place of −inf.
+    """Return the imitation of out that uses a large finite number in place of −inf.
 
-    A row that sees no key then averages the values of all lanes that its block visits, lanes past the last key too;
-    a row whose block visits nothing holds `unvisited`.
+    A row that sees no key then averages the values of all lanes that its block visits, including lanes after
+    the last key. If its block visits no lane, the row is `unvisited`.
     """
 
     def imitate(
@@ -293,7 +310,7 @@ def hidden_is_finite(unvisited: float) -> Imitation:
 def blind_blocks_unwritten(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Leave blocks of queries that see no key as they were."""
+    """Imitate a kernel that does not write the blocks of queries that see no key."""
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     blind = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + shift <= 0
     return torch.where(blind, out[:, :S].float(), right)
@@ -302,7 +319,7 @@ def blind_blocks_unwritten(
 def no_maximum(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Take exp of the scores themselves."""
+    """Imitate a kernel that takes exp of the scores without subtracting a maximum."""
     powers = torch.exp(scores_of(q, k, S, shift))
     return powers @ values_of(q, v, S) / powers.sum(-1, keepdim=True)
 
@@ -310,7 +327,10 @@ def no_maximum(
 def no_other(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let undefined lanes of V, here NaN, into every row that visits the last tile."""
+    """Imitate loads of V without `other`.
+
+    Undefined lanes, here NaN, reach every row that visits the last tile.
+    """
     right = plain(q, k, v, out, lse, S, shift)[0].float()
     end = end_of(blocks_of(q, k, S, m), len(q) // len(k), m).clamp(max=S) + (S if shift is None else shift)
     return torch.where((end > S // n * n) & (S % n > 0), math.nan, right)
@@ -319,47 +339,47 @@ def no_other(
 def junk_times_zero(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Let NaN that is stored after V's last row into every row that visits the last tile."""
+    """Imitate unmasked loads of V: NaN after V's last row reaches every row that visits the last tile."""
     if not v[:, S:].isnan().any():
         return plain(q, k, v, out, lse, S, shift)[0].float()
     return no_other(q, k, v, out, lse, S, shift, m, n)
 
 
 def base_two(scores: Tensor, *_: Any) -> Tensor:
-    """Scores as 2^s weighs them."""
+    """Return scores s' with e^s' = 2^s for the right scores s."""
     return scores * math.log(2)
 
 
 def no_scale(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Leave 1/√D out."""
+    """Imitate a kernel that does not multiply by 1/√D."""
     return plain(q.float() * q.shape[-1] ** 0.5, k, v, out.float(), lse, S, shift)[0]
 
 
 def lse_in_base_two(scores: Tensor) -> Tensor:
-    """Log₂ Σ e^s."""
+    """Return log₂ Σ e^s."""
     return torch.logsumexp(scores, -1) / math.log(2)
 
 
 def lse_by_log2(scores: Tensor) -> Tensor:
-    """The maximum as it should be, and the logarithm of the sum in base 2."""
+    """Return the maximum plus the logarithm of the sum in base 2, instead of the natural logarithm."""
     maximum = scores.amax(-1)
     return maximum + (torch.logsumexp(scores, -1) - maximum) / math.log(2)
 
 
 def lse_is_the_maximum(scores: Tensor) -> Tensor:
-    """m alone."""
+    """Return the maximum m in place of lse."""
     return scores.amax(-1)
 
 
 def lse_without_maximum(scores: Tensor) -> Tensor:
-    """The logarithm of Σ e^(s − m), m left out."""
+    """Return the logarithm of Σ e^(s − m), without adding m."""
     return torch.logsumexp(scores, -1) - scores.amax(-1)
 
 
 def lse_of(change: Callable[[Tensor], Tensor]) -> Imitation:
-    """Return the imitation of lse made from the scores."""
+    """Return the imitation of lse that computes `change(scores)`."""
 
     def imitate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, *_: int

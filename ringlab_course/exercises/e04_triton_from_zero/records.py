@@ -1,6 +1,6 @@
-"""Exercise 04: the loads and stores that the interpreter recorded, and the common mistakes in the attention kernels.
+"""Exercise 04: recorded loads and stores of the attention kernels, and the common mistakes in them.
 
-Mistakes are listed in the order in which they are looked for.
+Mistakes are tested in the order in which they are listed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mist
 from ringlab_course.exercises.e04_triton_from_zero.flash_mistakes import end_of
 
 CANARY = -7.0
-"""What `out` holds before the call: representable in every dtype, and no answer."""
+"""What `out` holds before the call: a number that every dtype represents and that is no right answer."""
 
 
 def named(known: tuple[Misconception, ...], name: str) -> Misconception:
@@ -47,7 +47,7 @@ def tiles_read(recorded: Recorded, argument: str) -> dict[tuple[int, ...], int]:
 
 
 def empty_loads(recorded: Recorded, argument: str) -> int:
-    """Return how many loads of a kernel argument touched nothing, as all their lanes were masked."""
+    """Return how many loads of a kernel argument touched no element because all their lanes were masked."""
     return sum(
         access.kind == "load" and access.argument == argument and not access.offsets.size
         for access in recorded.accesses
@@ -59,7 +59,7 @@ def expect_each_once(
 ) -> None:
     """Raise unless kernels stored each of `places` exactly once into each of the arguments.
 
-    Raises: Failure, as the misconception `without` where a place was never stored.
+    Raises: Failure, named after the misconception `without` if a place was never stored.
     """
     for argument in arguments:
         stores = _counted(recorded, "store", argument, int(places.max()) + 1)[places]
@@ -179,7 +179,7 @@ CAUSAL_VARIANTS = (
     replace(_BLIND, imitate=mistakes.visited_blind_rows_nan),
     replace(_BY_PACKED_ROW, imitate=mistakes.masked(mistakes.by_packed_row_in_seen_tiles)),
 )
-"""Other forms of the mistakes above: the loop ends where it should, or a sum of 0 is guarded, or key heads are right."""
+"""Milder forms of the mistakes above: with a loop of right length, a guarded sum of 0, or right key heads."""
 
 LSE = (
     flash_mistake("lse_in_base_two", mistakes.lse_of(mistakes.lse_in_base_two)),

@@ -1,9 +1,11 @@
 """Exercise 04: the checks of the softmax kernel and its common mistakes.
 
-Buffers are wider than the columns in use. After the last column x holds other numbers and out a canary, so that a
-missing mask shows on the judge's side, as a wrong value or a dead canary. Loads are counted where the kernel runs.
-Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first `columns`
-columns of out.
+Buffers are wider than the columns in use. After the last column x holds other numbers and out holds a canary,
+so that the judge's process sees a missing mask as a wrong value or an overwritten canary. The process that
+runs the kernel counts loads.
+
+Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first
+`columns` columns of out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ mistake = mistakes_of("04.softmax")
 
 
 def softmax(x: Tensor, out: Tensor, columns: int) -> Tensor:
-    """Return the softmax of each row in float32, rounded once to x's dtype; a row of −inf alone gives 0."""
+    """Return the softmax of each row in float32, rounded once to x's dtype.
+
+    A row that is all −inf gives 0.
+    """
     return _softmax(x[:, :columns].float()).to(x.dtype)
 
 
@@ -126,18 +131,21 @@ SOFTMAX = (
 )
 
 
-JUNK = 9.0  # larger than what stands before it, so that it would count
+JUNK = 9.0  # larger than most numbers before it, so that a sum that includes it is wrong
 
 
 def small(subject: Subject, rng: np.random.Generator) -> None:
-    """Rows that fill their block."""
+    """Check answers on rows that fill their block."""
     _compare(
         subject, *(Rows(_normal(rng, rows, columns), columns) for rows, columns in ((1, 2), (3, 4), (2, 8)))
     )
 
 
 def ragged(subject: Subject, rng: np.random.Generator) -> None:
-    """Rows that do not fill their block, less than 0 so that a 0 would weigh more."""
+    """Check answers on rows shorter than their block.
+
+    Their entries are negative, so that a 0 in the padding has a large weight.
+    """
     sizes = ((1, 3, 4), (3, 5, 8), (4, 5, 16), (2, 100, 128))
     _compare(
         subject, *(Rows(-_normal(rng, rows, columns).abs() - 1, stride) for rows, columns, stride in sizes)
@@ -145,7 +153,7 @@ def ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def own(subject: Subject, rng: np.random.Generator) -> None:
-    """Nothing is written outside of the columns in use."""
+    """Check that nothing is written outside of the columns in use."""
     for rows, columns, stride in ((1, 3, 4), (3, 9, 16)):
         values = _normal(rng, rows, columns)
         x, out = _buffers(values, stride)
@@ -160,7 +168,7 @@ def own(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def large(subject: Subject, rng: np.random.Generator) -> None:
-    """Entries whose exponential overflows."""
+    """Check answers on rows with entries whose exponential overflows."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 4) + 500, 4, note="entries near 500, "),
@@ -169,7 +177,7 @@ def large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def hidden(subject: Subject, rng: np.random.Generator) -> None:
-    """Entries of −inf, and a row of nothing else."""
+    """Check answers on rows with entries of −inf, among them a row that is all −inf."""
     cases = []
     for columns, stride, size in ((5, 8, 1), (8, 8, 300)):
         x = _normal(rng, 3, columns) * size
@@ -179,7 +187,7 @@ def hidden(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def half(subject: Subject, rng: np.random.Generator) -> None:
-    """bfloat16 and float16 in, sums in float32."""
+    """Check answers on bfloat16 and float16 rows, which need sums in float32."""
     _compare(
         subject,
         Rows(_normal(rng, 2, 300).bfloat16(), 512, note="bfloat16, "),
@@ -188,7 +196,7 @@ def half(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def work(subject: Subject, rng: np.random.Generator) -> None:
-    """A kernel stores every element once, and loads every element once."""
+    """Check that a kernel stores every element once and loads every element once."""
     rows, columns, stride = 3, 6, 8
     values = _normal(rng, rows, columns)
     x, out = _buffers(values, stride)
@@ -202,15 +210,16 @@ def work(subject: Subject, rng: np.random.Generator) -> None:
         named(SOFTMAX, "computed_by_torch"),
         _case(rows, columns, stride),
     )
-    loads = reads_of(recorded, "x_ptr", rows * stride)
-    if loads[places].max() > 1:
+    loads = reads_of(recorded, "x_ptr", rows * stride)[places]
+    if loads.max() > 1:
+        row, column = np.argwhere(loads > 1)[0]
         raise named(SOFTMAX, "reads_again").failure(
-            f"{_case(rows, columns, stride)}: x[0, 0] was loaded {loads[0]} times"
+            f"{_case(rows, columns, stride)}: x[{row}, {column}] was loaded {loads[row, column]} times"
         )
 
 
 def anything(subject: Subject, rng: np.random.Generator) -> None:
-    """Other sizes and dtypes; after the columns in use there is NaN, in all cases but one."""
+    """Check answers on other sizes and dtypes. In all cases but one, NaN follows the columns in use."""
     cases = []
     for rows, columns, stride, dtype, junk in (
         (2, 3, 8, torch.float32, JUNK),
@@ -240,7 +249,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """The columns in use of one input, with the stride of its buffer and the number that fills the rest."""
+    """The columns in use of one input, its buffer's stride, and the number that fills the buffer's rest."""
 
     values: Tensor
     stride: int
@@ -249,7 +258,7 @@ class Rows(NamedTuple):
 
 
 def _compare(subject: Subject, *cases: Rows) -> None:
-    """Compare the columns in use with the softmax in float64."""
+    """Compare the learner's columns in use with the softmax in float64."""
 
     def answers() -> Iterator[Emulated]:
         for case in cases:
@@ -262,7 +271,8 @@ def _compare(subject: Subject, *cases: Rows) -> None:
 
 
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
-    compare_all([_answered(answer, values, x, out, case)])  # one input: it names nothing
+    # without known mistakes, because one input alone should not name a mistake
+    compare_all([_answered(answer, values, x, out, case)])
 
 
 def _answered(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> Emulated:

@@ -42,7 +42,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    for P in (1, 3, 8):  # with two ranks P and 2(P − 1) are the same, and everybody is a neighbour
+    for P in (1, 3, 8):  # not P = 2, where P = 2(P − 1) and the only other rank is a neighbour
         case = shards(rng, [2] * P, 1, 1, 2)
         outcome = case.run(subject)
         expect_neighbours(outcome.trace, case.text)
@@ -63,7 +63,7 @@ def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _one_hop_too_many(case: Shards, trace: Any) -> bool:
-    """Whether every rank makes P hops, each of them with a K/V block as it is; all blocks are equally large."""
+    """Return whether every rank makes P hops, each with one K/V block. All blocks have the same size."""
     P = case.world_size
     return all(
         trace.rounds(rank) == P and trace.bytes_sent(rank) == P * case.block_bytes(0) for rank in range(P)
@@ -75,7 +75,7 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_sloped(subject: Any, rng: np.random.Generator) -> None:
-    """Scores that grow along the sequence: the last block outweighs all others."""
+    """Check answers on scores that grow along the sequence, so that the last block outweighs all others."""
     _compare_finite(subject, [_sloped(rng, P) for P in (2, 8)])
 
 
@@ -87,7 +87,7 @@ def _sloped(rng: np.random.Generator, P: int) -> Shards:
 
 
 def _compare_finite(subject: Any, cases: Iterable[Shards]) -> None:
-    """Compare as `compare_runs` does; an infinity or a NaN has a name."""
+    """Compare results with the oracle's. Raises: the mistake "overflowing_ring" for an infinity or a NaN."""
     for case in cases:
         results = case.run(subject).results
         for rank, result in enumerate(results):
@@ -97,7 +97,7 @@ def _compare_finite(subject: Any, cases: Iterable[Shards]) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 comes in, float32 is computed with."""
+    """Check that bfloat16 inputs are computed in float32."""
     for P in (2, 8):
         case = narrow(shards(rng, [4] * P, 1, 1, 16))
         results = case.run(subject).results
@@ -121,22 +121,23 @@ def _rounding(answers: Sequence[Answered]) -> float:
 
 
 def _check_growth(subject: Any, rng: np.random.Generator) -> None:
-    """The same as `_check_memory`, with blocks of 512 KiB: quick enough for a notebook, and coarser."""
+    """Check memory as `_check_memory` does, but with blocks of 512 KiB, which is coarser and quicker."""
     _expect_constant(subject, rng, 16384, spare=2)
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 3 and among 8, but for one block: shards are equal, S is not.
+    """Check that a rank's peak memory grows by at most one block from 3 to 8 ranks with equal shards.
 
-    Among 2 no block that came is in use while another comes, so a rank needs one less. A block of 4 MiB stands out from
-    what the judge, who reads whole pages from the system, sees besides; few tokens keep it quick for answers that loop
-    over keys. The values of these very runs count too: zeros need no memory.
+    The comparison begins with 3 ranks. With 2 ranks, no received block is in use while another arrives, so a
+    rank needs one block less. A block of 4 MiB is large compared with other memory in the judge's
+    measurement, which counts whole pages. With few tokens, answers that loop over keys remain quick. The
+    values of these runs are compared too, because a ring that returns zeros needs no memory.
     """
     _expect_constant(subject, rng, 131072, spare=1)
 
 
 def _expect_constant(subject: Any, rng: np.random.Generator, D: int, spare: int) -> None:
-    """Raise the Failure of a ring whose peak grows by more than `spare` blocks from 3 to 8 ranks."""
+    """Raise the Failure of a ring whose peak memory grows by more than `spare` blocks from 3 to 8 ranks."""
     few, many = (shards(rng, [4] * P, 1, 1, D) for P in (3, 8))
     runs = [case.run(subject) for case in (few, many)]
     peaks = [max(report.peak_bytes for report in run.memory) for run in runs]
@@ -150,7 +151,10 @@ def _expect_constant(subject: Any, rng: np.random.Generator, D: int, spare: int)
 
 
 def _check_killed(subject: Any, rng: np.random.Generator) -> None:
-    """The shard of a dead rank is lost: a rank that still needs it can only break off. Where nobody dies, all is right."""
+    """Check that a rank breaks off if it still needs the shard of a dead rank.
+
+    The shard is lost, so no right result is possible. If no rank dies, all results are right.
+    """
     for P, rank, exchange in ((2, 1, 0), (3, 0, 0), (3, 2, 1)):
         compare_runs(subject, [shards(rng, [2] * P, 1, 1, 2)])
         case = shards(rng, [2] * P, 1, 1, 2)

@@ -21,7 +21,7 @@ mistake = mistakes_of("05.step")
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of one step: the block, the state before it, and which keys may be seen."""
+    """The inputs of one step: the block, the state before the step, and a mask of the visible keys."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -55,7 +55,10 @@ def _compare(subject: Any, cases: Iterable[Case]) -> None:
 
 
 def _answered(subject: Any, case: Case) -> Answered:
-    """Return the learner's answer. Raises: Failure of a NaN, or of an infinity, that has a name."""
+    """Return the learner's answer beside the right one.
+
+    Raises: the named mistake that a NaN or an infinity shows.
+    """
     right = merged(
         (case.out.double().numpy(), case.lse.double().numpy()), attend(case.q, case.k, case.v, case.mask)
     )
@@ -67,7 +70,10 @@ def _answered(subject: Any, case: Case) -> Answered:
 
 
 def _expect_numbers(got: list[np.ndarray], right: State, case: Case) -> None:
-    """A NaN in a row that sees no key has a name; so has one for large scores, and equal weights for a row that saw none."""
+    """Raise the named mistake for NaN in rows without visible keys, other NaN, infinities, or a finite mask.
+
+    With a large finite number in place of −inf, a row that has seen no key gets equal weights.
+    """
     broken = np.isnan(got[0]).any(-1) | np.isnan(got[1])
     blind = (
         np.zeros_like(broken)
@@ -117,7 +123,10 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 inputs are exact in float32, so only a rounded state can differ."""
+    """Check the state for bfloat16 inputs.
+
+    They are exact in float32, so an answer differs only if the state is rounded.
+    """
     for _ in range(2):
         case = _case(rng, 1, 1, 4, 8, 16)
         q, k, v = (x.bfloat16() for x in (case.q, case.k, case.v))

@@ -1,4 +1,4 @@
-"""Checks of 06.makespan: when the last rank of a ring ends, with and without double buffering."""
+"""Checks of 06.makespan: the time when the last rank of a ring ends, with and without double buffering."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Array = np.ndarray
 Ring = tuple[Array, Array]
-"""compute_s and hop_s."""
+"""The arguments compute_s and hop_s of a ring."""
 
 
 def makespan(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
-    """Return the seconds until the last rank ends: the truth of this stage.
+    """Return the seconds until the last rank ends, the right answer of this stage.
 
-    A message from rank r to the next begins when both have posted the exchange, and takes hop_s[r];
-    an exchange is over when what the rank sent has left and what it is due has arrived.
+    A message from rank r to the next rank begins when both ranks have posted the exchange, and takes
+    hop_s[r]. An exchange ends when the rank's own message has left and the message from the previous rank has
+    arrived.
     """
     ready = np.zeros(len(hop_s))
     for step in range(len(hop_s) - 1):
@@ -33,7 +34,7 @@ def makespan(compute_s: Array, hop_s: Array, overlapped: bool) -> float:
 
 
 def _compare(subject: Any, rings: Iterable[Ring], text: str = "") -> None:
-    """Compare all rings' makespans, each computing first and posting first."""
+    """Compare makespans with the right ones, both for "compute, then shift" and for "post, then compute"."""
     compare_all(_cases(subject, rings, text))
 
 
@@ -53,7 +54,8 @@ def _cases(subject: Any, rings: Iterable[Ring], text: str) -> Iterator[Answered]
 
 
 def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
-    # With two ranks, and with them alone, a hop that is never hidden and a first one that is not look the same.
+    # A ring of two ranks has one hop, so that "no hop is hidden" and "the first hop is not hidden" look the
+    # same. Rings of more ranks tell them apart.
     long, short = (rng.integers(*ends, 6).astype(float) for ends in ((50, 100), (1, 50)))
     sizes = (
         (1, long[0], short[0]),
@@ -67,25 +69,32 @@ def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
 
 
 def causal(P: int, seconds: float) -> Array:
-    """Return (P, P) seconds of the contiguous causal ring: whole blocks, half of one's own, nothing of the future."""
+    """Return the seconds (P, P) [rank, step] of the contiguous causal ring.
+
+    A block of an earlier rank takes `seconds`, the own block half as long, and a block of a later rank 0.
+    """
     rank, step = np.indices((P, P))
     origin = (rank - step) % P
     return np.where(origin < rank, seconds, np.where(origin == rank, seconds / 2, 0.0))
 
 
 def _any(rng: np.random.Generator, P: int, hops: int) -> Ring:
-    """Return a ring of unequal work, with `hops` different links."""
+    """Return a ring of unequal work and links, with `hops` different link times."""
     return rng.integers(1, 20, (P, P)), np.resize(rng.integers(1, 20, hops), P)
 
 
 def _check_unequal(subject: Any, rng: np.random.Generator) -> None:
-    """Links are alike here, so that mistakes about links give the right times. Many rings: on one, many mistakes look alike."""
+    """Check answers on rings with unequal work.
+
+    All links of a ring are alike, so that mistakes about links give the right times. There are many rings,
+    because on a single ring many mistakes give the same times.
+    """
     rings = [_any(rng, P, 1) for P in (2, 3, 3, 3, 4, 4, 4, 4)]
     _compare(subject, [*rings, (causal(4, 2.0 * rng.integers(5, 50)), np.full(4, rng.integers(1, 9)))])
 
 
 def _check_links(subject: Any, rng: np.random.Generator) -> None:
-    """Links of different speed; then two nodes."""
+    """Check answers on rings with links of different speed, then a ring over two nodes."""
     slow, fast = float(rng.integers(10, 50)), float(rng.integers(1, 10))
     rings = [_any(rng, P, P) for P in (3, 3, 3, 4, 4, 4, 4)]
     _compare(subject, [*rings, (causal(4, 2.0 * rng.integers(5, 50)), np.array([fast, slow, fast, slow]))])

@@ -1,8 +1,9 @@
-"""Checks of 06.overlap: a ring that computes with a piece of a block while that piece is under way.
+"""Checks of 06.overlap: a ring that computes with a piece of a block while the piece is sent.
 
-The checks look at the order of a rank's posts, computations and waits, on the virtual clock. Under the judge posts and
-waits are facts; that the rank computes between them is its own word (see `ringlab_course.judge.network`). Values,
-exchanges, bytes and memory are facts, and each check of these compares the values of its own runs too.
+The checks look at the order of a rank's posts, computations and waits on the virtual clock. The judge sees
+posts and waits itself. That the rank computes between them, the judge only learns from the rank (see
+`ringlab_course.judge.network`). The judge also sees values, exchanges, bytes and memory. Each check of
+exchanges, bytes or memory compares the values of its runs too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHARED = (
     "counts_to_three", "sends_p_times", "gathers_everything", "repeats_heads_on_the_wire", "sends_too_many_bytes",
     "keeps_every_block", "does_not_unpack", "leaves_the_ring", "never_waits",
 )  # fmt: skip
-"""Mistakes of any ring, described as in exercise 05."""
+"""Mistakes that any ring can make, with the descriptions of exercise 05."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Pieced(Shards):
         return int(self.keywords["pieces"])
 
     def run(self, subject: Any, faults: Faults | None = None) -> Any:
-        """Return the outcome of the learner's ring. Raises: Failure; a broken rule of exchange has a name."""
+        """Return the outcome of the learner's ring.
+
+        Raises: the named mistake if the ring breaks a rule of exchange.
+        """
         try:
             return super().run(subject, faults)
         except Crashed as crash:
@@ -63,7 +67,7 @@ def _case(
 
 
 def _verify(subject: Any, case: Pieced, faults: Faults | None = None) -> Any:
-    """Return the outcome of a run whose values are right. Raises: Failure."""
+    """Run the learner's ring, compare its values, and return the outcome."""
     outcome = case.run(subject, faults)
     compare_all(_answered(case, outcome.results))
     return outcome
@@ -81,7 +85,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    """The last case takes so long that the judge sees whether the work is done where the ring says that it computes."""
+    """Check the order of posts, computations and waits.
+
+    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    """
     for size in ((2, 2, 1), (2, 2, 2), (3, 2, 1), (3, 4, 2), (4, 5, 3), (2, 768, 2, 4, 4, 64)):
         case, pieces = _case(rng, *size), size[2]
         outcome = case.run(subject)
@@ -101,14 +108,14 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _expect_direction(trace: Any, text: str) -> None:
-    """Raise the Failure of a ring that goes the other way round."""
+    """Raise the Failure of a ring that sends to the previous rank instead of the next."""
     P = trace.world_size
     if P > 2 and all(trace.peers(rank) == {(rank - 1) % P} for rank in range(P)):
         raise MISTAKES["wrong_direction"].failure(f"{text}: rank 0 sends to rank {P - 1}, should send to 1")
 
 
 def _expect_exchanges(trace: Any, case: Pieced) -> None:
-    """Raise the Failure, in this exercise's words, of a ring with another number of exchanges."""
+    """Raise the Failure of a ring with a wrong number of exchanges, in the words of this exercise."""
     pieces, tokens = case.pieces, case.ks[0].shape[-2]
     chunks = len(case.ks[0].chunk(pieces, dim=-2))
     rounds = trace.rounds(0)
@@ -124,7 +131,7 @@ def _expect_exchanges(trace: Any, case: Pieced) -> None:
 
 
 def _check_as_they_came(subject: Any, case: Pieced) -> None:
-    """bfloat16 travels as bfloat16."""
+    """Check that bfloat16 tensors travel as bfloat16."""
     outcome = _verify(subject, case)
     sent, exact = outcome.trace.bytes_sent(0), 2 * case.block_bytes(0)
     if sent == 2 * exact:
@@ -134,7 +141,7 @@ def _check_as_they_came(subject: Any, case: Pieced) -> None:
 
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """The second case is a long one, as the last of `_check_order`."""
+    """Check values and overlap on eight ranks, and on a long case like the last of `_check_order`."""
     for size in ((8, 3, 2, 4, 2, 8), (2, 768, 2, 4, 4, 64)):
         case = _case(rng, *size)
         outcome = _verify(subject, case)
@@ -142,9 +149,10 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
-    """Late posts, slow links and a slow rank change no answer: only times. Each run has inputs of its own.
+    """Check that late posts, slow links and a slow rank change no result.
 
-    The network is blamed only if another run without its faults is right.
+    Each run has inputs of its own. The network is named as the cause only if another run without its faults
+    is right.
     """
     for name, faults, text in (
         ("writes_what_is_sent", {"late": 1.0}, "every exchange posted as late as a transport may"),
@@ -162,11 +170,12 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """Beyond what a lone rank needs, a rank holds a block and a piece, among 6 ranks as among 3.
+    """Check that a rank needs at most one block and one piece more than a lone rank, with 3 ranks and with 6.
 
-    4 MiB, a block, stand out from whole pages. In quarters that is 1¼ blocks, and 1½ where what is sent is copied; old
-    pieces make it ¾ more. Not among 2: there nothing is received into memory that a block has left. The lone rank
-    comes last, when its worker has loaded everything.
+    A block of 4 MiB is large compared with whole pages. Pieces are quarters of a block, so the memory is 1¼
+    blocks, or 1½ if sent pieces are copied. A ring that keeps old pieces needs ¾ block more. Two ranks would
+    not show this, because they receive nothing into memory of an earlier block. The lone rank runs last, when
+    its worker has loaded everything.
     """
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
     runs = [case.run(subject) for case in cases]

@@ -1,4 +1,4 @@
-"""Checks of 06.table: the Striped Attention paper's theoretical maximum speed-ups, from a count of FLOPs."""
+"""Checks of 06.table: the Striped Attention paper's theoretical maximum speed-ups, computed from FLOPs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ PUBLISHED = {
     "3B": (1.38, 1.51, 1.61, 1.65, 1.67, 1.69, 1.71),
     "7B": (1.34, 1.47, 1.58, 1.62, 1.65, 1.68, 1.70),
 }
-"""Maximum speed-ups on 4 A100, attention weighed twice. Source: arXiv 2311.09431, table 3."""
+"""Maximum speed-ups on 4 A100 GPUs, with attention weighted by 2. Source: arXiv 2311.09431, table 3."""
 RANKS, WEIGHT = 4, 2.0
 
 
 Asked = tuple[dict[str, int], int, int, float]
-"""Model, ranks, tokens, weight."""
+"""The arguments model, ranks, tokens and attention weight."""
 
 
 def max_speedup(model: dict[str, int], ranks: int, tokens: int, attention_weight: float = 1.0) -> float:
-    """Return the time of the contiguous causal ring over the balanced one's: the truth of this stage."""
+    """Return the contiguous causal ring's time over the balanced ring's, the right answer of this stage."""
     d, c = model["d_model"], tokens / ranks
     weights = d * ((4 * d + model["ffn_matrices"] * model["d_ff"]) * model["layers"] + model["vocabulary"])
     linear = 2 * c * weights
@@ -57,19 +57,25 @@ def _cases(subject: Any, asked: Iterable[Asked]) -> Iterator[Answered]:
 
 
 def _tiny(rng: np.random.Generator) -> dict[str, int]:
-    """Return a model small enough for paper, with more layers than a count has factors or ranks."""
+    """Return a model small enough for pencil and paper.
+
+    It has more layers than there are ranks or factors in a count.
+    """
     d_model, d_ff = 2 * int(rng.integers(2, 17)), 4 * int(rng.integers(2, 17))
     vocabulary, layers = 10 * int(rng.integers(2, 30)), int(rng.integers(5, 9))
     return {"vocabulary": vocabulary, "d_model": d_model, "d_ff": d_ff, "layers": layers, "ffn_matrices": 2}
 
 
 def _small(rng: np.random.Generator) -> list[Asked]:
-    """Return two tiny models. Not with 2 ranks: there N − 1 is N/2, and mistakes look alike."""
+    """Return two tiny models on 3 and 4 ranks.
+
+    On N = 2 ranks N − 1 equals N/2, so that mistakes look alike.
+    """
     return [(_tiny(rng), ranks, ranks * int(rng.integers(2, 40)), 1.0) for ranks in (3, 4)]
 
 
 def _check_counts(subject: Any, rng: np.random.Generator) -> None:
-    """The attention's FLOPs are not weighed."""
+    """Check answers on tiny models without a weight on the attention's FLOPs."""
     _compare(subject, _small(rng))
 
 
@@ -80,14 +86,20 @@ def _check_weight(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_published(subject: Any, rng: np.random.Generator) -> None:
-    """The paper's models on its 4 ranks, at contexts near those of its table; the plain counts first, to name mistakes."""
+    """Check answers on the paper's models on 4 ranks, at contexts near those of its table.
+
+    Plain counts come first, because their mistakes have names.
+    """
     _compare(subject, _small(rng))
     contexts = [tokens + RANKS * int(rng.integers(1, 2048)) for tokens in TOKENS]
     _compare(subject, [(model, RANKS, tokens, WEIGHT) for model in MODELS.values() for tokens in contexts])
 
 
 def _check_other_models(subject: Any, rng: np.random.Generator) -> None:
-    """Three feed-forward matrices and sizes that are not the paper's; one rank gains nothing."""
+    """Check answers on models with other sizes than the paper's and with three feed-forward matrices.
+
+    One rank gains nothing.
+    """
     gated = {"vocabulary": 128256, "d_model": 4096, "d_ff": 14336, "layers": 32, "ffn_matrices": 3}
     gpt = {**gated, "ffn_matrices": 2}
     asked = ((gpt, 1, 1.0), (gpt, 8, 1.0), (gpt, 8, 3.0), (gated, 8, 1.0), (gated, 64, 2.5))

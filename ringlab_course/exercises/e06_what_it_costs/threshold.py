@@ -1,4 +1,4 @@
-"""Checks of 06.threshold: tokens per rank from which a hop hides, out of a data sheet's figures."""
+"""Checks of 06.threshold: the tokens per rank from which a hop is hidden, computed from a data sheet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 @dataclass(frozen=True)
 class Sheet:
-    """What is known of an accelerator and its link, and of the attention that it computes."""
+    """Figures of an accelerator, its link, and the attention that it computes."""
 
     flops_per_s: float = 312e12
     rate: float = 300.0
@@ -46,7 +46,7 @@ class Sheet:
 
 
 def bytes_per_s(rate: float, unit: str, directions: int) -> float:
-    """Return what travels in one direction in a second, in bytes."""
+    """Return the bytes per second that a link carries in one direction."""
     return rate * 1e9 / (8 if unit == "Gbit/s" else 1) / directions
 
 
@@ -60,13 +60,13 @@ def least_tokens(
     group: int = 1,
     causal: bool = False,
 ) -> float:
-    """Return c with 4·c²·D·H·(½ if causal)/F = 2·c·K·D·e/B: the truth of this stage."""
+    """Return the c for which 4·c²·D·H·(½ if causal)/F = 2·c·K·D·e/B, the right answer of this stage."""
     share = 0.5 if causal else 1.0
     return element_bytes * flops_per_s / (2 * bytes_per_s(rate, unit, directions) * group * share)
 
 
 def _machine(rng: np.random.Generator, **more: Any) -> Sheet:
-    """Return figures of a machine that nobody sells, with a threshold that is no integer."""
+    """Return figures of an invented machine whose threshold is not an integer."""
     while True:
         flops, rate = rng.integers(500, 10000) * 1e11, rng.integers(100, 1800) / 2
         sheet = Sheet(float(flops), float(rate), **more)
@@ -75,7 +75,10 @@ def _machine(rng: np.random.Generator, **more: Any) -> Sheet:
 
 
 def _on(*sheets: dict[str, Any]) -> Any:
-    """Return a check of such sheets, the plainest first: a mistake that shows there is not taken for another."""
+    """Return a check of sheets with these fields, after a plain sheet.
+
+    A mistake that shows on the plain sheet is not taken for a mistake about the fields.
+    """
 
     def run(subject: Any, rng: np.random.Generator) -> None:
         _compare(subject, [_machine(rng, **more) for more in ({}, *sheets)])
@@ -84,7 +87,7 @@ def _on(*sheets: dict[str, Any]) -> Any:
 
 
 def _check_mixed(subject: Any, rng: np.random.Generator) -> None:
-    """Everything at once, on figures of nobody's data sheet."""
+    """Check answers on sheets on which all conditions hold together, with drawn figures."""
     for _ in range(4):
         link = float(rng.uniform(0.1, 900)), str(rng.choice(["GB/s", "Gbit/s"])), int(rng.integers(1, 3))
         group, element_bytes = int(rng.integers(2, 17)), int(rng.choice([1, 4, 8]))

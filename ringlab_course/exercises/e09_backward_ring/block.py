@@ -38,7 +38,10 @@ def _check_delta(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """dout is exact in float32, so only a product or a sum in bfloat16 can differ."""
+    """Check delta for a bfloat16 dout.
+
+    dout is exact in float32, so only a product or a sum in bfloat16 can differ.
+    """
     shapes = ((1, 1, 2, 16), (1, 2, 8, 64))
     cases = [_delta_case(subject, random(rng, *shape).bfloat16(), random(rng, *shape)) for shape in shapes]
     for case in cases:
@@ -58,7 +61,7 @@ def _compare_narrow(cases: Sequence[Answered], rounded: Misconception) -> None:
 
 
 def _returned_narrow(case: Answered) -> str | None:
-    """Return a text that names the parts of the answer that are in 16 bits, None if there are none."""
+    """Return in words which parts of the answer have 16 bits, or None if no part has."""
     parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
     dtypes = [str(part.dtype).removeprefix("torch.") for part in parts]
     found = [
@@ -71,7 +74,7 @@ def _returned_narrow(case: Answered) -> str | None:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows with their final lse and out, and one of the blocks that they have seen."""
+    """Rows with their final lse and out, and one of the blocks that the rows have seen."""
 
     dout: torch.Tensor
     q: torch.Tensor
@@ -88,7 +91,7 @@ class Case:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The arguments of `block_backward`."""
+        """Return the arguments of `block_backward`."""
         return self.dout, self.q, self.k, self.v, self.lse, self.delta, self.mask
 
 
@@ -104,7 +107,10 @@ def _case(
     size: float = 1.0,
     narrow: bool = False,
 ) -> Case:
-    """Rows that see this block and another one as long; `masks` say what they see of each."""
+    """Return rows that see this block and another block of the same length.
+
+    `masks` are the masks of the two blocks.
+    """
     dtype = torch.bfloat16 if narrow else torch.float32
     q, dout = random(rng, 1, H, Lq, D, size=size).to(dtype), random(rng, 1, H, Lq, D).to(dtype)
     k, v = (random(rng, 1, K, 2 * Lk, D).to(dtype) for _ in range(2))
@@ -145,7 +151,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_masked(subject: Any, rng: np.random.Generator) -> None:
-    """Rows that see part of the block, nothing of it, or nothing at all."""
+    """Check answers on rows that see part of the block, no key of the block, or no key of either block."""
     cases = [_case(rng, 2, 2, 2, masks=(_bool("x.", "xx"), _bool("x.", ".."))) for _ in range(2)]
     cases += [
         _case(rng, 3, 3, 3, masks=(_bool("x..", "...", "xx."), _bool("xxx", "xx.", "x.."))),
@@ -159,12 +165,15 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Scores in the hundreds, where exp of a raw score or of a raw lse is infinite."""
+    """Check answers on scores in the hundreds, for which exp of a raw score or of a raw lse is infinite."""
     _verify(subject, *(_weighty(rng, size) for size in (60.0, 200.0)))
 
 
 def _weighty(rng: np.random.Generator, size: float) -> Case:
-    """A case with scores this large in which the block has weight: in most draws one key takes all."""
+    """Return a case with scores of this size in which the block's gradients are not tiny.
+
+    Cases are drawn until one fits, because in most draws one key gets all of the weight.
+    """
     while True:
         case = _case(rng, 4, 4, 4, size=size)
         truth = pair(*case.inputs[:6])
@@ -173,7 +182,10 @@ def _weighty(rng: np.random.Generator, size: float) -> Case:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 inputs are exact in float32, so only what is computed in bfloat16 can differ."""
+    """Check gradients for bfloat16 inputs.
+
+    They are exact in float32, so only computing in bfloat16 makes a difference.
+    """
     cases = [_case(rng, n, n, 16, H, K, narrow=True) for n, H, K in ((4, 1, 1), (16, 4, 2))]
     try:
         answered = [_answered(subject, case) for case in cases]

@@ -19,11 +19,14 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 mistake = mistakes_of("09.couriers")
 
 COURIER = 4
-"""Bytes of one element of dK or dV on its way, float32."""
+"""The bytes of one element of dK or dV in a message, in float32."""
 
 
 def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:
-    """The outcome of the learner's program; a known reason to break off gets its name."""
+    """Return the outcome of the learner's program.
+
+    Raises: the named mistake if the program broke off for a known reason.
+    """
     others = {"positions": given.positions, "window": given.window or sum(given.lengths)}
     try:
         return subject.run_ring(given.world_size, *given.per_rank, faults=faults, **others)
@@ -37,7 +40,7 @@ def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:
 
 
 def _answers(outcome: Any, given: Problem) -> Iterator[Answered]:
-    """What every rank returned, with what it should have."""
+    """Yield each rank's answer beside the right one."""
     for rank, answer in enumerate(outcome.results):
         right = given.truth[rank]
         parts = expect_tuple(answer, NAMES)
@@ -51,26 +54,32 @@ def _answers(outcome: Any, given: Problem) -> Iterator[Answered]:
 
 
 def _verify(subject: Any, cases: Iterable[Problem], faults: Faults | None = None) -> None:
-    """Compare (dq, dk, dv) of every rank with the oracle's, the smallest case first."""
+    """Compare each rank's (dq, dk, dv) with the oracle's. Cases are in order of size."""
     runs = ((run(subject, case, faults), case) for case in cases)
     compare_all(answered for ran in runs for answered in _answers(*ran))
 
 
 def _right(subject: Any, given: Problem) -> Any:
-    """The outcome of a run whose values are right: only of such a run are messages, work and memory counted."""
+    """Return the outcome of a run after comparing its values.
+
+    Messages, work and memory count only if values are right.
+    """
     outcome = run(subject, given)
     compare_all(_answers(outcome, given))
     return outcome
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """All keys up to a query's own position; the smallest case first."""
+    """Check answers on queries that see all keys up to their own position. Cases are in order of size."""
     sizes = ((2, 1, 2), (4, 2, 2), (6, 3, 2), (12, 3, 4))
     _verify(subject, [problem(rng, layouts.contiguous(S, P), D=D) for S, P, D in sizes])
 
 
 def _check_window(subject: Any, rng: np.random.Generator) -> None:
-    """Windows that end inside a shard, at its end and beyond, and ranks that see nothing of some blocks."""
+    """Check answers on windows that end inside a shard, at its end and beyond it.
+
+    In some cases a rank sees nothing of a block.
+    """
     sizes = ((4, 1, 2), (6, 2, 2), (9, 3, 4), (12, 4, 3), (12, 3, 6))
     _verify(subject, [problem(rng, layouts.contiguous(S, P), D=3, window=window) for S, P, window in sizes])
 
@@ -97,14 +106,17 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """Eight ranks, shared heads, posts as late as a transport may make them."""
+    """Check answers on eight ranks with shared heads and posts as late as a transport may make them."""
     for layout, window in ((layouts.zigzag(32, 8), 9), (layouts.striped(19, 8), None)):
         given = problem(rng, layout, 4, 2, 8, window=window)
         _verify(subject, [given], Faults(seed=int(rng.integers(1 << 30)), late=0.5))
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Scores near 150 whose differences are small: exp of one is infinite in float32, all weights are near 1."""
+    """Check answers on scores near 150 that differ little.
+
+    exp of such a score is infinite in float32, but each key has weight.
+    """
     cases = [
         problem(rng, layouts.zigzag(12, 3), D=4, lift=lift, text=", large scores") for lift in (20.0, 150.0)
     ]
@@ -117,7 +129,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 comes in; gradients are added up, sent and returned in float32."""
+    """Check that gradients of bfloat16 inputs are summed, sent and returned in float32."""
     for layout, H in ((layouts.contiguous(6, 3), 1), (layouts.zigzag(64, 8), 2)):
         given = problem(rng, layout, H, 1, 16, narrow=True)
         outcome = run(subject, given)
@@ -134,7 +146,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _rounded_on_the_way(answers: Iterable[Answered]) -> bool:
-    """Whether all that stays at home is right, and all that travels is off by no more than roundings to bfloat16."""
+    """Return whether dq is right, and dk and dv are off by no more than roundings to bfloat16 on the way."""
     return all(
         is_close(each.answer[0], each.truth[0], each.bound)
         and relative_error(each.answer[1:], each.truth[1:]) < ROUNDED
@@ -143,7 +155,7 @@ def _rounded_on_the_way(answers: Iterable[Answered]) -> bool:
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """One rank alone, equal shards, shared heads, ragged shards, bfloat16."""
+    """Count messages of one rank, equal shards, shared heads, ragged shards and bfloat16."""
     for layout, H, K, narrow in (
         (layouts.contiguous(3, 1), 1, 1, False),
         (layouts.contiguous(6, 3), 1, 1, False),
@@ -160,13 +172,13 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
 
 
 LONG = (1536, 2), (4, 64)
-"""Tokens and ranks, heads and head dim, of a run that takes long."""
+"""The (tokens, ranks) and (heads, head dim) of a run that takes long."""
 
 
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
-    """Each rank computes with the blocks of which it sees a key, and with no other.
+    """Check that each rank computes with the blocks of which it sees a key, and with no other block.
 
-    The last case takes so long that the judge sees whether the work is done where the ring says that it computes.
+    The last case takes so long that the judge sees whether the work is done where the ring reports it.
     """
     for layout, window, H, D in (
         (layouts.contiguous(6, 3), None, 1, 2),
@@ -179,7 +191,7 @@ def _check_work(subject: Any, rng: np.random.Generator) -> None:
 
 
 def expect_work(trace: Any, given: Problem) -> None:
-    """As many computations on every rank as there are blocks of which it sees a key."""
+    """Raise Failure unless each rank makes one computation for each block of which it sees a key."""
     P = given.world_size
     for rank in range(P):
         needed = sum(bool(given.mask(rank, owner).any()) for owner in range(P))
@@ -193,7 +205,7 @@ def expect_work(trace: Any, given: Problem) -> None:
 
 
 def expect_next(trace: Any, given: Problem) -> None:
-    """Every message goes to the next rank."""
+    """Raise Failure unless every message goes to the next rank."""
     P = given.world_size
     for rank in range(P):
         if strangers := trace.peers(rank) - {(rank + 1) % P}:
@@ -202,7 +214,10 @@ def expect_next(trace: Any, given: Problem) -> None:
 
 
 def expect_rounds(trace: Any, given: Problem) -> None:
-    """From P exchanges, in which K/V and couriers travel together, to 2P − 1, in which they do not."""
+    """Raise Failure unless a rank makes P to 2P − 1 exchanges.
+
+    P exchanges are enough if K/V and couriers travel together, and 2P − 1 if they travel apart.
+    """
     P = given.world_size
     fewest, most = (P, 2 * P - 1) if P > 1 else (0, 0)
     for rank in range(P):
@@ -215,7 +230,7 @@ def expect_rounds(trace: Any, given: Problem) -> None:
 
 
 def bytes_of(given: Problem, rank: int) -> tuple[int, int]:
-    """The bytes that `rank` sends of K/V, P − 1 blocks, and of dK/dV, P blocks."""
+    """Return the bytes that `rank` sends: those of P − 1 K/V blocks, and those of dK/dV for P blocks."""
     P, element = given.world_size, given.ks[0].element_size()
     if P == 1:
         return 0, 0
@@ -224,7 +239,7 @@ def bytes_of(given: Problem, rank: int) -> tuple[int, int]:
 
 
 def expect_bytes(trace: Any, given: Problem) -> None:
-    """K/V make P − 1 hops as they came, dK/dV make P in float32, and nothing else travels."""
+    """Raise Failure unless exactly the bytes of K/V in P − 1 hops and of float32 dK/dV in P hops travel."""
     if given.world_size == 1:
         if sent := trace.bytes_sent(0):
             raise mistake("sends_to_itself").failure(f"{given.text}: it sent {sent:,} bytes to itself")
@@ -261,10 +276,11 @@ def expect_bytes(trace: Any, given: Problem) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 4 and among 9, but for what lies ready to be sent: shards are equal, S is not.
+    """Check that a rank's peak memory grows by at most two blocks from 4 to 9 ranks with equal shards.
 
-    4 tokens of head dim 65,536 on every rank: five blocks of 2 MiB stand out from what the judge, who reads whole
-    pages from the system, sees besides.
+    The two blocks allow for data that is ready to be sent. With 4 tokens of head dim 65,536 per rank, the
+    five additional blocks of 2 MiB are large compared with other memory in the judge's measurement, which
+    counts whole pages.
     """
     peaks = []
     for P in (4, 9):
@@ -278,7 +294,10 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
-    """On the virtual clock, 1 s a block and ½ s a hop, only the last hop of the couriers is exposed."""
+    """Check that only the last hop of the couriers is exposed.
+
+    On the virtual clock a block takes 1 s and a hop ½ s.
+    """
     for S, P, H, D in ((8, 2, 1, 2), (20, 5, 1, 2), (*LONG[0], *LONG[1])):
         given = problem(rng, layouts.zigzag(S, P), H, H, D)
         trace = _right(subject, given).trace

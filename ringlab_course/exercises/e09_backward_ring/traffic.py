@@ -16,11 +16,14 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("forward", "backward")
 Asked = tuple[list[int], int, int, int, int, int]
-"""lengths, rank, B, K, D, itemsize."""
+"""The arguments lengths, rank, B, K, D and itemsize."""
 
 
 def truth(lengths: list[int], rank: int, B: int, K: int, D: int, itemsize: int) -> np.ndarray:
-    """Return the bytes that `rank` sends, forward and backward: P − 1 blocks of K/V in each, and P couriers in float32."""
+    """Return the bytes that `rank` sends in the forward and in the backward.
+
+    Each has P − 1 blocks of K/V. The backward also has P couriers, in float32 at least.
+    """
     P = len(lengths)
     if P == 1:
         return np.zeros(2)
@@ -39,7 +42,10 @@ def _answered(subject: Any, asked: Asked) -> Answered:
 
 
 def _count(name: str, part: Any) -> float:
-    """Return a number of bytes, NumPy's and torch's numbers too. Raises: Failure for anything else."""
+    """Return a number of bytes as a float. NumPy's and torch's numbers are valid too.
+
+    Raises: Failure for anything else.
+    """
     value = part.item() if getattr(part, "shape", None) == () else part
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or int(value) != value:
@@ -52,7 +58,7 @@ def _verify(subject: Any, cases: Iterable[Asked]) -> None:
 
 
 def _asked(rng: np.random.Generator, lengths: list[int], itemsize: int) -> Asked:
-    """A rank and a model for these lengths."""
+    """Return these lengths with a drawn rank and drawn sizes of a model."""
     B, K, D = int(rng.integers(1, 4)), int(rng.integers(1, 9)), 2 * int(rng.integers(1, 65))
     return lengths, int(rng.integers(len(lengths))), B, K, D, itemsize
 
@@ -62,14 +68,14 @@ def _lengths(rng: np.random.Generator, P: int, most: int = 100) -> list[int]:
 
 
 def _check_equal(subject: Any, rng: np.random.Generator) -> None:
-    """Shards of one length, float32, bfloat16 and float64; and one rank alone."""
+    """Check answers on shards of equal length in float32, bfloat16 and float64, and a ring of one rank."""
     sizes = [(P, itemsize) for P in (2, 3, 8) for itemsize in (4, 2)]
     cases = [([int(rng.integers(1, 1000))] * P, itemsize) for P, itemsize in (*sizes, (3, 8), (1, 4))]
     _verify(subject, [_asked(rng, *case) for case in cases])
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Four ranks with different lengths, seen from each of them; and an empty shard."""
+    """Check answers for four ranks with shards of different lengths, and for a ring with an empty shard."""
     _, _, B, K, D, _ = _asked(rng, [1], 2)
     lengths = _lengths(rng, 4)
     cases: list[Asked] = [(lengths, rank, B, K, D, 2) for rank in range(4)]
@@ -78,7 +84,7 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """One rank, float64, and sizes of real models."""
+    """Check answers on a ring of one rank, float64, and sizes of real models."""
     cases = [_asked(rng, _lengths(rng, P), itemsize) for P, itemsize in ((1, 4), (2, 8), (3, 8))]
     for _ in range(3):
         P = int(rng.integers(3, 33))

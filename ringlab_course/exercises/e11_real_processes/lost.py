@@ -1,7 +1,8 @@
-"""Checks of 11.lost: a ring that keeps its partial result when a rank dies, and says which keys it covers; its common mistakes.
+"""Checks of 11.lost: a ring that keeps a partial result when a rank dies, and names its keys.
 
-News of a death travel one rank per step. A rank m hops from the dead one, whichever way is shorter, misses its first
-block in exchange e + m − 1 if the dead rank ended before its exchange e; so it holds the blocks of e + m steps.
+News of a death travels one rank per step, in both directions. Let m be the smaller distance of a rank from
+the dead rank, in hops. If the dead rank ended before its exchange e, that rank first misses a block in
+exchange e + m − 1. So it holds the blocks of e + m steps.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ OF_ANY_RING = (
     "keeps_every_block", "leaves_the_ring", "never_waits", "splits_the_exchange", "gathers_everything", "sends_too_many_bytes",
     "repeats_heads_on_the_wire",
 )  # fmt: skip
-"""Mistakes whose texts stand in exercise 05."""
+"""Mistakes that are described in exercise 05."""
 
 
 NAMES = ("out", "lse", "seen")
 
 
 def _over(case: Shards, rank: int, origins: Sequence[int]) -> State:
-    """Attention of a rank's queries over the blocks of `origins`, of which there may be none."""
+    """Return attention of a rank's queries over the blocks of `origins`, which may be empty."""
     if not origins:
         return np.zeros(case.qs[rank].shape), np.full(case.qs[rank].shape[:-1], -np.inf)
     return fold(attend(case.qs[rank], case.ks[origin], case.vs[origin]) for origin in origins)
@@ -57,7 +58,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 
 
 def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
-    """Return (out, lse) and the ranks in `seen`. Raises: Failure unless they are what was asked for."""
+    """Return (out, lse) and the ranks in `seen`. Raises: Failure if `seen` is not a list of ranks."""
     *parts, seen = expect_tuple(answer, NAMES)
     if not isinstance(seen, (list, tuple)):
         raise Failure(
@@ -74,7 +75,7 @@ def _read(answer: Any, rank: int, P: int, text: str) -> tuple[Any, list[int]]:
 
 
 def _expect(case: Shards, rank: int, answer: Any, count: int, text: str) -> list[int]:
-    """Raise unless the answer holds, and names, the blocks of the first `count` steps; return what it names."""
+    """Return the ranks that the answer names. Raises: Failure unless they own the first `count` blocks."""
     P = case.world_size
     parts, seen = _read(answer, rank, P, text)
     order = [(rank - step) % P for step in range(P)]
@@ -98,7 +99,7 @@ def _dead(text: str) -> bool:
 
 
 def _inside(case: Shards, rank: int, parts: Any) -> list[int] | None:
-    """Return the blocks that (out, lse) hold, if they are those of the first steps."""
+    """Return the blocks that (out, lse) cover, or None if they are not the blocks of the first steps."""
     order = [(rank - step) % case.world_size for step in range(case.world_size)]
     for count in range(case.world_size + 1):
         right = _over(case, rank, order[:count])
@@ -113,7 +114,7 @@ def _near(case: Shards, rank: int, parts: Any, right: State) -> bool:
 
 
 def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], example: str) -> None:
-    """Raise the Failure for (out, lse) that are attention over no first blocks at all."""
+    """Raise the Failure for an (out, lse) that is not attention over any number of first blocks."""
     if any(
         _near(case, rank, parts, _over(case, rank, [*held, *[held[-1]] * more]))
         for more in range(1, case.world_size - len(held) + 1)
@@ -129,7 +130,7 @@ def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], exa
 
 
 def _misnamed(case: Shards, rank: int, seen: list[int], order: list[int], count: int) -> Misconception:
-    """Return the mistake in naming the first `count` blocks of `order`."""
+    """Return the mistake in `seen`, for a result that covers the first `count` blocks of `order`."""
     P = case.world_size
     if seen == list(range(count)) and (count == P or sorted(seen) != sorted(order[:count])):
         return STAGE.misconception("names_steps")
@@ -147,14 +148,15 @@ def _check_nobody_dies(subject: Any, rng: np.random.Generator) -> None:
     for P, L in ((3, 1), (1, 2), (2, 2), (4, 2)):
         case = shards(rng, [L] * P, 1, 1, 2)
         results = _run(subject, case).results
-        for rank in reversed(range(P)):  # on rank 0 some mistakes in naming look alike
+        for rank in reversed(range(P)):  # on rank 0 some mistakes in naming look alike, so rank 0 is last
             _expect(case, rank, results[rank], P, case.text)
 
 
 def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
-    """Raise unless every survivor returns what it held when `dead` ended before its exchange of that number."""
+    """Raise Failure unless survivors return all that they held when `dead` ended before step `exchange`."""
     P = case.world_size
-    each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))  # exchanges that a step takes
+    # exchanges that the answer makes in a step
+    each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))
     results = _run(subject, case, Faults(kill=(dead, each * exchange), final=True)).results
     text = f"{case.text}: rank {dead} dies before its exchange {exchange}"
     if not isinstance(results[dead], Ended) or results[dead] != Ended("Killed"):
@@ -182,7 +184,7 @@ def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
 
 
 def _expect_own_steps(results: Sequence[Any], counts: dict[int, int], P: int, text: str) -> None:
-    """Raise if all survivors stopped in one step where they need not."""
+    """Raise Failure if all survivors stopped in the same step, although some could go on."""
     seen = {rank: _read(results[rank], rank, P, text)[1] for rank in counts}
     lengths = {len(ranks) for ranks in seen.values()}
     if len(set(counts.values())) > 1 and len(lengths) == 1 and 1 < min(lengths) < max(counts.values()):
@@ -203,7 +205,7 @@ def _check_far_away(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
-    """Nobody dies: two bugs of the caller, one in a computation and one in an exchange, and a rank that is slow."""
+    """Check that errors of other kinds pass through: bugs in a computation and an exchange, and a timeout."""
     case = shards(rng, [2] * 3, 1, 1, 4)
     results = _run(subject, case).results
     for rank in reversed(range(3)):
@@ -229,15 +231,15 @@ def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
             raise
         except Crashed as crash:
             if "cannot finish" not in crash.message or (error and error in crash.message):
-                continue  # else the ranks only waited for one that had returned
+                continue  # otherwise the ranks only waited for a rank that had returned
         else:
             if given is bad_k and _all_whole(given, results):
-                continue  # it asks how long the blocks are, and has no error to let through
+                continue  # the answer exchanges the lengths of blocks, so there is no error to pass through
         raise STAGE.misconception(name).failure(f"{given.text}, and a rank returned all the same")
 
 
 def _all_whole(case: Shards, results: Sequence[Any]) -> bool:
-    """Whether every rank returned attention over all blocks."""
+    """Return whether every rank returned attention over all blocks."""
     answers = [_read(answer, rank, case.world_size, case.text)[0] for rank, answer in enumerate(results)]
     return all(len(_inside(case, rank, parts) or ()) == case.world_size for rank, parts in enumerate(answers))
 
@@ -253,7 +255,7 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 3 and among 6, but for one block of 2 MiB."""
+    """Check that a rank's peak memory grows by at most one block, 2 MiB, from 3 to 6 ranks."""
     peaks = []
     for P in (3, 6):
         case = shards(rng, [4] * P, 1, 1, 65536)

@@ -1,7 +1,7 @@
 """Checks of 11.order: a shift by one blocking send and one blocking receive on every rank.
 
-Nothing is buffered, neither on virtual ranks nor under the judge: a send is over when its receiver has taken
-part. So an order that deadlocks does so here every time, and not only from some size of message on.
+Virtual ranks and the judge buffer nothing: a send ends only when its receiver has taken part. So an order
+that can deadlock does deadlock here, every time and for messages of any size.
 """
 
 from __future__ import annotations
@@ -18,31 +18,35 @@ from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.wrong_answers import misconceptions_of
 
 HOP = 0.5
-"""Virtual seconds of a message."""
+"""The duration of a message in virtual seconds."""
 
 
 def _tensors(
     rng: np.random.Generator, P: int, dtype: torch.dtype = torch.float32, most: int = 100_000
 ) -> list[torch.Tensor]:
-    """One x per rank, of whole numbers below `most`, no two of them alike."""
+    """Return one x per rank, of whole numbers below `most`. No number occurs twice."""
     numbers = rng.permutation(most)[: 2 * P].reshape(P, 2)
     return [torch.from_numpy(row).to(dtype) for row in numbers]
 
 
 def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
-    """Return the outcome of the learner's program; a known reason not to end gets its name."""
+    """Return the outcome of the learner's program.
+
+    Raises: the named mistake if the ranks did not end for a known reason.
+    """
     try:
         return subject.run_ring(len(xs), xs)
     except Crashed as crash:
         name = reason(crash, len(xs))
         if name is None:
             raise
-        stuck, _, _ = crash.counterexample.partition("\nremedy:")  # the remedy is what this stage forbids
+        # the remedy suggests what this stage forbids
+        stuck, _, _ = crash.counterexample.partition("\nremedy:")
         raise STAGE.misconception(name).failure(f"{text}\n{stuck}") from None
 
 
 def reason(crash: Crashed, P: int) -> str | None:
-    """Return the name of the mistake that kept the ranks from ending, None if it is unknown."""
+    """Return the name of the mistake that kept the ranks from ending, or None if it is unknown."""
     told = crash.counterexample
     if "process group" in told:
         return "asks_torch_itself"
@@ -71,7 +75,7 @@ _EXPECTS = re.compile(r"rank (\d{1,4}) expects \S+?\[[^\]]*\] from rank (\d{1,4}
 
 
 def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
-    """Return the outcome if every rank has its neighbour's x."""
+    """Return the outcome of the program. Raises: Failure unless every rank returns the previous rank's x."""
     outcome, P = _run(subject, xs, text), len(xs)
     whose: list[int | None] = []
     for rank, result in enumerate(outcome.results):
@@ -99,7 +103,7 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
 
 
 def _passed_on(P: int) -> list[int]:
-    """Ranks that receive first send what they have received."""
+    """Return whose x each rank gets if ranks that receive first send on what they received."""
     sent = list(range(P))
     for rank in range(1, P, 2):
         sent[rank] = rank - 1
@@ -112,7 +116,7 @@ _MADE: dict[str, Callable[[int], list[int]]] = {
     "passes_on_what_arrived": _passed_on,
     "swaps_with_a_partner": lambda P: [rank ^ 1 if rank ^ 1 < P else rank for rank in range(P)],
 }
-"""Whose x each rank holds after a common mistake."""
+"""For each common mistake, a function of P that returns whose x each rank then holds."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:

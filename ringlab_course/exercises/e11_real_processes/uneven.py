@@ -1,6 +1,6 @@
 """Checks of 11.uneven: a double-buffered ring over shards whose lengths no rank knows beforehand.
 
-Messages about lengths are told from blocks by their number of axes: K and V have four.
+K and V have four axes, which distinguishes blocks from messages about lengths.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ OF_ANY_RING = (
     "waits_before_computing", "overlaps_some_steps", "computes_unseen", "cuts_the_computation", "one_buffer",
     "writes_what_is_sent", "reads_before_waiting", "looks_at_the_clock",
 )  # fmt: skip
-"""Mistakes whose texts stand in exercises 05 and 06."""
+"""Mistakes that are described in exercises 05 and 06."""
 TALK = 64
-"""Bytes that a rank may send per rank to make lengths known."""
+"""The bytes per rank that a rank may send to make lengths known."""
 
 
 def reason(crash: Crashed, lengths: Sequence[int]) -> str | None:
-    """Return the name of the mistake that made the ranks break off, None if it is unknown."""
+    """Return the name of the mistake that made the ranks break off, or None if it is unknown."""
     told = crash.counterexample
     if name := broken_rule(crash):
         return name
@@ -68,7 +68,7 @@ def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
 
 
 def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
-    """Yield what each rank answered. Raises: Failure for NaN, the content of a buffer that nothing has arrived in."""
+    """Yield each rank's answer. Raises: Failure for NaN, which fills a buffer until a message arrives."""
     for rank, result in enumerate(outcome.results):
         parts = expect_tuple(result, NAMES)
         if has_nan(*parts):
@@ -77,7 +77,10 @@ def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
 
 
 def _verify(subject: Any, *cases: Shards, faults: Faults | None = None) -> list[Any]:
-    """Return the outcomes of the learner's program, if it is right in all cases; a mistake has to explain them all."""
+    """Return the outcomes of the learner's program. Raises: Failure if one is wrong.
+
+    A named mistake explains all cases.
+    """
     outcomes: list[Any] = []
 
     def answers() -> Iterator[Answered]:
@@ -90,7 +93,7 @@ def _verify(subject: Any, *cases: Shards, faults: Faults | None = None) -> list[
 
 
 def blocks_only(trace: Trace) -> Trace:
-    """Return the trace without the exchanges by which ranks make lengths known."""
+    """Return the trace without the exchanges of lengths."""
     events = [
         e for e in trace.events if not isinstance(e, Exchange) or any(len(shape) == 4 for shape in e.shapes)
     ]
@@ -111,7 +114,10 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
-    """The last case takes so long that the judge sees whether the work is done where the ring says that it computes."""
+    """Check that no hop of a block is exposed.
+
+    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    """
     sizes = ((2, 2), 1, 2), ((1, 3, 2), 1, 2), ((768, 760), 4, 64)
     cases = [shards(rng, lengths, H, H, D) for lengths, H, D in sizes]
     for case, outcome in zip(cases, _verify(subject, *cases), strict=True):
@@ -127,7 +133,7 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _expect_neighbours(trace: Trace, text: str) -> None:
-    """Raise the Failure of a ring whose blocks do not go around it P − 1 times, K with V."""
+    """Raise Failure unless each rank sends P − 1 blocks, K together with V, to the next rank only."""
     P = trace.world_size
     for rank in range(P):
         peers, rounds = trace.peers(rank), trace.rounds(rank)
@@ -162,14 +168,16 @@ def _expect_bytes(case: Shards, trace: Trace) -> None:
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
     lengths = [int(n) for n in rng.integers(1, 4, 8)]
-    lengths[3], lengths[5] = 0, 4  # one empty block: with more, some mistakes look alike on rank 0
+    # one empty block, because with more of them some mistakes look alike on rank 0
+    lengths[3], lengths[5] = 0, 4
     _verify(subject, shards(rng, lengths, 4, 2, 8))
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
-    """Late posts, slow links and a slow rank change no answer, only times; each run has inputs of its own.
+    """Check that late posts, slow links and a slow rank change no result.
 
-    The network is blamed only if another run without its faults is right.
+    Each run has inputs of its own. The network is named as the cause only if another run without its faults
+    is right.
     """
     _verify(subject, shards(rng, (2, 1, 2), 1, 1, 2))
     seed = int(rng.integers(1 << 30))
@@ -189,7 +197,10 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """A rank's peak is the same among 3 and among 6, but for one block; 4 MiB stand out from whole pages."""
+    """Check that a rank's peak memory grows by at most one block from 3 to 6 ranks.
+
+    A block has 4 MiB, which is large compared with whole pages.
+    """
     few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 6))
     outcomes = _verify(subject, few, many)
     peaks = [max(report.peak_bytes for report in outcome.memory) for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""The inputs of exercise 12, the answers to them, and the loads and stores that the interpreter recorded."""
+"""The inputs of exercise 12 with their right answers, and checks of recorded loads and stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 POISON = 777.0
-"""The content of OUT and LSE before they are written; the state and scales that must not be read hold NaN."""
+"""The content of OUT and LSE before they are written. State and scales that must not be read hold NaN."""
 STATE_NAMES = ("acc", "m", "total")
 SAYS = ("acc / total", "m + log2(total)")
 RESULT_NAMES = ("out", "lse")
@@ -54,19 +54,19 @@ def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Te
 
 
 def block(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Block:
-    """Return (k, ks, v, vs): int8 numbers of this shape (…, keys, D), with a float32 scale for each key."""
+    """Return (k, ks, v, vs): int8 numbers of this shape (…, keys, D) and a float32 scale for each key."""
     parts: list[torch.Tensor] = []
     for scale in (size, 1.0):
         parts.append(torch.from_numpy(rng.integers(-127, 128, shape).astype(np.int8)))
         spread = (
             np.exp2(rng.uniform(-1.5, 1.5, shape[:-1])) * scale / 73
-        )  # integers of this kind are about 73
+        )  # 73 is about the root mean square of such integers
         parts.append(torch.from_numpy(spread.astype(np.float32)))
     return parts[0], parts[1], parts[2], parts[3]
 
 
 def widened(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the float32 keys or values that int8 numbers and their scales stand for."""
+    """Return the float32 keys or values that int8 numbers and their scales represent."""
     return numbers.float() * scales[..., None]
 
 
@@ -76,30 +76,33 @@ def scale2(D: int) -> float:
 
 
 def memory(state: State) -> tuple[torch.Tensor, ...]:
-    """Return a state as the kernels hold it, float32."""
+    """Return a state in float32, as the kernels store it."""
     return tuple(torch.from_numpy(x.astype(np.float32)) for x in state)
 
 
 def garbage(shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return a state nobody has written yet."""
+    """Return the memory of a state before anything is written: NaN."""
     return tuple(torch.full(x.shape, math.nan) for x in memory(nothing_seen(shape)))
 
 
 def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return OUT and LSE that nobody has written yet."""
+    """Return OUT and LSE before anything is written, filled with POISON."""
     return torch.full(tuple(shape), POISON), torch.full(tuple(shape)[:-1], POISON)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows and the tiles they meet: a block and what each row sees of it, all of one size."""
+    """Query rows and their tiles: each tile is a block and a mask of what the rows see.
+
+    All tiles have one size.
+    """
 
     q: torch.Tensor
     tiles: Sequence[tuple[Block, torch.Tensor]]
     text: str
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the state says after all tiles."""
+        """Return the state after all tiles as (acc / total, m + log2 total)."""
         q = self.q.double().numpy()
         state = nothing_seen(q.shape)
         for parts, visible in self.tiles:
@@ -110,7 +113,7 @@ class Tiles:
 
 
 def with_key(state: State, value: np.ndarray) -> State:
-    """Return the state after one more key of score 1, in base 2."""
+    """Return the state after one more key, whose score is 1 in base 2."""
     top = np.maximum(state.m, 1.0)
     old, new = np.exp2(state.m - top), np.exp2(1.0 - top)
     return State(state.acc * old[..., None] + new[..., None] * value, top, state.total * old + new)
@@ -118,9 +121,9 @@ def with_key(state: State, value: np.ndarray) -> State:
 
 @dataclass(frozen=True)
 class Ends:
-    """A state, or the result (out, lse) that a step begins with, at the end of the last step.
+    """A step that begins with a state or a result (out, lse), and the result after the last step.
 
-    more: the value of one more key, whose score is 1 in base 2; None where there is none.
+    more: the value of one more key, whose score is 1 in base 2, or None for no further key.
     """
 
     state: State | tuple[np.ndarray, np.ndarray]
@@ -132,15 +135,15 @@ class Ends:
         return self.state if isinstance(self.state, State) else resumed(*self.state, wrong)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse)."""
+        """Return the final (out, lse)."""
         state = self.before(wrong)
         return finished(state if self.more is None else with_key(state, self.more), wrong)
 
     def bound(self) -> float:
-        """The relative error that float32 may have here.
+        """Return the relative error that float32 may have in this case.
 
-        lse is the sum of m · ln 2 and ln total, each off by a few roundings of its own size; they may
-        cancel, and then the same error is a larger fraction of the largest lse.
+        lse is the sum of m · ln 2 and ln total, which are each off by a few roundings of their own size. If
+        they cancel, the same error is a larger fraction of the largest lse.
         """
         state = self.before()
         seen = state.total > 0
@@ -150,9 +153,9 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chain:
-    """Queries and the steps they go through; the answer after the last of them, or before.
+    """The queries and the steps of a ring, whose answer is compared after any of the steps.
 
-    start: the (out, lse) with which the first step begins, None where it begins with nothing.
+    start: the (out, lse) with which the first step begins, or None if it begins with no key seen.
     """
 
     q: torch.Tensor
@@ -163,13 +166,13 @@ class Chain:
     memo: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False)
 
     def upto(self, count: int) -> Chain:
-        """Return the first `count` of the steps."""
+        """Return the chain of the first `count` steps."""
         ends = count == len(self.steps)
         text = f"{self.text}: after step {count - 1}"
         return Chain(self.q, self.steps[:count], text, ends, self.start)
 
     def answer(self, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse) after the last step, else what the state says."""
+        """Return (out, lse) after the last step, or (acc / total, m + log2 total) after an earlier step."""
         key = tuple(wrong)
         if key not in self.memo:
             resumes = self.start is not None and "result_ignored" not in key
@@ -184,7 +187,7 @@ class Chain:
         return self.memo[key]
 
     def bound(self) -> float:
-        """The relative error that float32 may have here; twice, as logarithms are in base 2."""
+        """Return the relative error that float32 may have here. It is doubled for logarithms in base 2."""
         k, v = (
             torch.cat([widened(*pair(each)).nan_to_num() for each in self.steps], 2)
             for pair in (lambda each: each[:2], lambda each: each[2:4])
@@ -195,7 +198,7 @@ class Chain:
 
 
 def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Emulated:
-    """Return the case with the learner's answer. Raises: Failure for NaN in rows that saw no key."""
+    """Return the learner's answer to the case. Raises: Failure for NaN in rows that saw no key."""
     parts, right = expect_tuple(answer, names), case.answer()
     got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, names, strict=True)]
     unreal = np.isnan(got[0]).any(-1) | np.isnan(got[1])
@@ -206,7 +209,7 @@ def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Emul
 
 
 def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:
-    """Return the state in an answer. Raises: Failure where its shape or dtype is wrong."""
+    """Return the state of an answer. Raises: Failure if its shape or dtype is wrong."""
     for part, wanted, name in zip(parts, like, STATE_NAMES, strict=True):
         expect_array(part, wanted.shape, name=name)
         if getattr(part, "dtype", None) is not torch.float32:
@@ -217,14 +220,14 @@ def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) 
 def expect_same(
     after: Sequence[Any], before: Sequence[torch.Tensor], mistake: Misconception, text: str
 ) -> None:
-    """Return None where memory that is not to be written still holds what it held."""
+    """Raise `mistake` if memory that should not be written has changed."""
     for part, old in zip(after, before, strict=True):
         if not np.array_equal(expect_array(part, old.shape), expect_array(old, old.shape), equal_nan=True):
             raise mistake.failure(text)
 
 
 def expect_written(out: Any, lse: Any, text: str) -> None:
-    """Return None where no POISON is left in OUT and LSE."""
+    """Raise Failure if OUT or LSE still contains POISON."""
     for part, name in ((out, "out"), (lse, "lse")):
         left = expect_array(part, part.shape, name=name) == POISON
         if left.any():
@@ -233,7 +236,7 @@ def expect_written(out: Any, lse: Any, text: str) -> None:
 
 
 def rounded(state: Sequence[Any], case: Any) -> bool:
-    """Return whether acc or m holds nothing but bfloat16 numbers, and says nearly what it should."""
+    """Return whether acc or m contains bfloat16 numbers only, in a state that is nearly right."""
     says = comparable([np.asarray(part, np.float64) for part in state])
     near = relative_error(says, case.answer()) < 0.05
     return near and any(
@@ -242,7 +245,7 @@ def rounded(state: Sequence[Any], case: Any) -> bool:
 
 
 def unnamed(failure: Failure, mistake: Misconception) -> Failure:
-    """Return `failure` under the name of `mistake`, unless it has a name already."""
+    """Return `failure`, named after `mistake` unless the failure has a name already."""
     return failure if failure.misconception else mistake.failure(failure.counterexample)
 
 
@@ -252,20 +255,20 @@ RESULT_POINTERS = ("OUT", "LSE")
 
 
 def launches(recorded: Recorded) -> int:
-    """Return how often program (0, 0, 0) began: programs run one after the other."""
+    """Return the number of launches: how often program (0, 0, 0) began. Programs run one after the other."""
     programs = [tuple(access.program) for access in recorded.accesses]
     before = [None, *programs[:-1]]
     return sum(now == ORIGIN and was != ORIGIN for was, now in zip(before, programs, strict=True))
 
 
 def expect_one_launch(recorded: Recorded, text: str) -> None:
-    """Raise a Failure where the step took more than one launch."""
+    """Raise Failure if the step took more than one launch."""
     if (count := launches(recorded)) > 1:
         raise mistakes.SEVERAL_LAUNCHES.failure(f"{text}: {count} launches")
 
 
 def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) -> None:
-    """Raise a Failure where a program loads an element of one of `arguments` twice."""
+    """Raise Failure if a program loads an element of one of `arguments` twice."""
     for argument in arguments:
         for program, offsets in _loads(recorded, argument).items():
             most = int(np.unique(offsets, return_counts=True)[1].max(initial=0))
@@ -275,14 +278,14 @@ def expect_read_once(recorded: Recorded, arguments: Sequence[str], text: str) ->
 
 
 def expect_state_not_read(recorded: Recorded, text: str) -> None:
-    """Raise a Failure where a program loads from ACC, M or TOTAL."""
+    """Raise Failure if a program loads from ACC, M or TOTAL."""
     for argument in STATE_POINTERS:
         if any(offsets.size for offsets in _loads(recorded, argument).values()):
             raise mistakes.FIRST_READS.failure(f"{text}: {argument} is loaded")
 
 
 def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) -> None:
-    """Raise a Failure where no program stored an element of ACC, M or TOTAL."""
+    """Raise Failure if no program stored some element of ACC, M or TOTAL."""
     for argument, part in zip(STATE_POINTERS, state, strict=True):
         stored = np.zeros(part.numel(), bool)
         for access in recorded.accesses:
@@ -297,14 +300,14 @@ def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) ->
 def expect_not_stored(
     recorded: Recorded, arguments: Sequence[str], mistake: Misconception, text: str
 ) -> None:
-    """Raise a Failure, as `mistake`, where a program stores to one of `arguments`, whatever the value."""
+    """Raise `mistake` if a program stores anything to one of `arguments`, whatever the value."""
     for access in recorded.accesses:
         if access.kind == "store" and access.argument in arguments and access.offsets.size:
             raise mistake.failure(f"{text}: program {tuple(access.program)} stores to {access.argument}")
 
 
 def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: Misconception) -> None:
-    """Raise a Failure, as `mistake`, where a program loads keys that none of its own segments names."""
+    """Raise `mistake` if a program loads keys that none of its own segments names."""
     keys, D = block.k.shape[-2:]
     for argument, width in (("K", D), ("KS", 1), ("V", D), ("VS", 1)):
         for (program, head, _), offsets in _loads(recorded, argument).items():
@@ -317,7 +320,7 @@ def expect_named_keys_only(recorded: Recorded, block: Step, text: str, mistake: 
 
 
 def _loads(recorded: Recorded, argument: str) -> dict[tuple[int, ...], np.ndarray]:
-    """Return the offsets that each program loads of a kernel argument, repeats included."""
+    """Return the offsets of a kernel argument that each program loads, with repeats."""
     found: dict[tuple[int, ...], list[np.ndarray]] = {}
     for access in recorded.accesses:
         if access.kind == "load" and access.argument == argument:

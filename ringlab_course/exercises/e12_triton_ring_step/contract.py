@@ -1,4 +1,4 @@
-"""Exercise 12, the Triton ring step: one tile, the two ends, the step in one launch, tiles by the table."""
+"""Exercise 12, the Triton ring step: one tile, the two ends, the step in one launch, tiles from a table."""
 
 from __future__ import annotations
 

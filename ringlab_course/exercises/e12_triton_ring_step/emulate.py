@@ -1,4 +1,4 @@
-"""The ring step of exercise 12 in float64, program by program, right or with mistakes by name."""
+"""The ring step of exercise 12 in float64, one program after the other, right or with named mistakes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LOG2E = math.log2(math.e)
 ALWAYS = 1 << 30
 """A bound of a band that hides no key."""
 NOTHING, STATE, RESULT = 0, 1, 2
-"""Where a step begins: with no key seen, from the state, or from the OUT and LSE of a finished one."""
+"""Where a step begins: with no key seen, from the state, or from the OUT and LSE of a finished run."""
 
 
 class State(NamedTuple):
-    """What travels between steps: acc (B, H, L, D) not normalised, m in base 2, total (B, H, L)."""
+    """The state that steps pass on: acc (B, H, L, D), not normalised, m in base 2, and total, (B, H, L)."""
 
     acc: np.ndarray
     m: np.ndarray
@@ -30,7 +30,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step's block, integers k and v with a scale for each key, and its launch tables."""
+    """The block of one step, with integers k and v and a scale for each key, and its launch tables."""
 
     k: np.ndarray
     ks: np.ndarray
@@ -46,7 +46,7 @@ def nothing_seen(shape: Sequence[int]) -> State:
 
 
 def resumed(out: np.ndarray, lse: np.ndarray, wrong: Iterable[str] = ()) -> State:
-    """Return the state that says what (out, lse) say."""
+    """Return a state that is equivalent to the result (out, lse)."""
     m = lse * (1.0 if "lse_taken_for_base_two" in wrong else LOG2E)
     m = lse * math.log(2) if "lse_turned_twice" in wrong else m
     total = np.where(np.isneginf(m), 0.0, 1.0)
@@ -85,10 +85,11 @@ def tile(state: State, q, k, ks, v, vs, visible, scale2: float, wrong: Iterable[
 def step(
     state: State, q, block: Step, scale2: float, wrong: Iterable[str] = (), *, carried: bool = True
 ) -> State:
-    """Return the state after one step of the ring: its programs, one after the other.
+    """Return the state after one step of the ring, which runs its programs one after the other.
 
-    `carried` says that the step reads and writes the state in memory, so that a program that
-    writes another's rows spoils what that one reads; on the first and the last step it does not.
+    carried: whether the step reads the state from memory and writes it there too. The first and the last step
+    do not. In a step that does, a program that writes rows of another program changes what that program
+    reads.
     """
     group = q.shape[1] // block.k.shape[1]
     arrays = [_spread(oracle.float64(x), group, q.shape[-2], wrong) for x in block[:4]]
@@ -110,7 +111,10 @@ def step(
 
 
 def _spread(x: np.ndarray, group: int, rows: int, wrong: Iterable[str]) -> np.ndarray:
-    """Return what each query head reads: K/V head h // group, or what a wrong `base` makes of it."""
+    """Return the keys or values that each query head reads.
+
+    Query head h reads K/V head h // group, unless a mistake in `base` makes it read elsewhere.
+    """
     B, K, keys, *rest = x.shape
     head = np.arange(B * K * group)
     base = (head % (B * K) if "wrong_group" in wrong else head // group) * keys
@@ -152,7 +156,10 @@ def _segment(mine: State, q, arrays, segment, rows, scale2: float, wrong: Iterab
 
 
 def finished(state: State, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """Return (out, lse) of a state, lse in the natural logarithm; (0, −inf) where no key was seen."""
+    """Return (out, lse) of a state, with lse in the natural logarithm.
+
+    A row that saw no key has (0, −inf).
+    """
     total = np.where(state.total == 0, 1.0, state.total)
     out = state.acc if "last_not_normalised" in wrong else state.acc / total[..., None]
     if "lse_is_the_maximum" in wrong:
@@ -163,7 +170,7 @@ def finished(state: State, wrong: Iterable[str] = ()) -> tuple[np.ndarray, np.nd
 
 
 def comparable(state: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (acc / total, m + log2 total): what a state says, whatever maximum it was scaled with."""
+    """Return (acc / total, m + log2 total), which does not depend on the maximum that scales the state."""
     acc, m, total = (oracle.float64(x) for x in state)
     empty = total == 0
     with np.errstate(all="ignore"):
@@ -171,7 +178,7 @@ def comparable(state: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole_block(rows: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the launch tables of a block that every row sees whole."""
+    """Return the launch tables of a block that is visible to every row as a whole."""
     segments = [(0, 0, keys, keys, -ALWAYS, ALWAYS)] if keys else []
     return _tables([(a, b, segments) for a, b in _pieces(0, rows)])
 
@@ -179,10 +186,10 @@ def whole_block(rows: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 def tables(
     layout: Layout, rank: int, origin: int, causal: bool, window: int | None, *, every_row: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the launch tables (programs, segments) of one step, int32, the longest walks first.
+    """Return the launch tables (programs, segments) of one step in int32, the programs with most keys first.
 
-    window: how many tokens a query sees, with its own; None for all before it. With `every_row`, rows
-    that see nothing have a program too.
+    window: how many tokens a query sees, its own included, or None for all tokens before it. With
+    `every_row`, rows that see nothing have a program too.
     """
     programs = []
     for first_row, run in _runs(layout, rank):
@@ -196,7 +203,7 @@ def tables(
 
 
 def _runs(layout: Layout, rank: int) -> Iterator[tuple[int, Run]]:
-    """Yield each run of a rank with the place of its first token in the shard."""
+    """Yield each run of a rank with the index of its first token in the shard."""
     place = 0
     for run in layout.runs(rank):
         yield place, run
@@ -209,7 +216,7 @@ def _pieces(start: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def _band(queries, first_row: int, keys, first_key: int, window: int | None) -> tuple[int, int, int, int]:
-    """Return (first, last + 1, low, high): row i sees key j of this run where i + low ≤ j ≤ i + high."""
+    """Return (first, last + 1, low, high) of a run of keys: row i sees key j if i + low ≤ j ≤ i + high."""
     ahead, local = queries.start - keys.start, first_key - first_row
     high = ahead // queries.step + local
     low = -((window - 1 - ahead) // queries.step) + local if window else -ALWAYS
@@ -217,7 +224,7 @@ def _band(queries, first_row: int, keys, first_key: int, window: int | None) -> 
 
 
 def _seen(band: tuple[int, int, int, int], start: int, stop: int) -> tuple[int, ...] | None:
-    """Return the segment of rows start … stop − 1: (begin, full, full end, end, low, high)."""
+    """Return (begin, full, full end, end, low, high), the segment of rows start … stop − 1; None if empty."""
     first, last, low, high = band
     begin, end = max(first, start + low), min(last, stop + high)
     if begin >= end:

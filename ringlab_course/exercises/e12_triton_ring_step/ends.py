@@ -1,4 +1,4 @@
-"""Checks of 12.tile and 12.ends: one tile of a block in int8; where a step begins, and what it leaves."""
+"""Checks of 12.tile and 12.ends: one int8 tile of a block, and the begin and end of a step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ D = 16
 def _tiles(
     rng: np.random.Generator, count: int, text: str, *, size: float = 1.0, rising: bool = False
 ) -> Tiles:
-    """`count` tiles that every row sees whole; with `rising` each has larger scores than those before."""
+    """Return `count` tiles that every row sees whole.
+
+    With `rising`, each tile has larger scores than the tiles before.
+    """
     q = random(rng, ROWS, D, size=size)
     blocks = [block(rng, KEYS, D, size=1.0 + 2 * number if rising else 1.0) for number in range(count)]
     return Tiles(q, [(each, torch.ones(ROWS, KEYS, dtype=torch.int32)) for each in blocks], text)
@@ -73,7 +76,10 @@ def _run(subject: Any, case: Tiles) -> tuple[Any, ...]:
 
 
 def _says(state: Any) -> tuple[Any, ...]:
-    """The state in the terms it is compared in; float64, NaN where it says nothing sensible."""
+    """Return the state as (acc / total, m + log2(total)) in float64, for comparison.
+
+    An invalid state gives NaN.
+    """
     acc, m, total = (expect_array(part, part.shape).astype(np.float64) for part in state)
     with np.errstate(all="ignore"):
         empty = total == 0
@@ -129,7 +135,10 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
-    """All weights are 1 and all scales powers of two, so that sums are exact in float32."""
+    """Check the state for q in bfloat16.
+
+    All weights are 1 and all scales powers of two, so that float32 sums are exact.
+    """
     q = random(rng, 1, D).bfloat16().expand(ROWS, D).contiguous()
     k = torch.from_numpy(rng.integers(-127, 128, (1, D)).astype(np.int8)).expand(KEYS, D).contiguous()
     ks, visible = torch.full((KEYS,), 2.0**-6), torch.ones(ROWS, KEYS, dtype=torch.int32)
@@ -139,7 +148,8 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
         vs = torch.from_numpy(np.exp2(rng.integers(-8, -5, KEYS)).astype(np.float32))
         tiles.append(((k, ks, v, vs), visible))
     case = Tiles(q, tiles, "17 tiles with q in bfloat16, all keys equal")
-    products = (q[0].float() * k[0].float()).abs().sum() * 2.0**-6 * scale2(D)  # the only sum that rounds
+    # the score is the only sum that rounds
+    products = (q[0].float() * k[0].float()).abs().sum() * 2.0**-6 * scale2(D)
     bound = 4 * EPS * max(2.0, float(products) / largest(case.answer()[1]))
     try:
         compare_emulated([answered(_says(_run(subject, case)), case, bound, SAYS)], mistakes.TILE)
@@ -149,7 +159,7 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _states(rng: np.random.Generator, rows: int) -> State:
-    """What a program may know of `rows` rows, those divisible by five having seen nothing."""
+    """Return a random state of `rows` rows, of which every fifth row has seen no key."""
     total = np.exp2(rng.uniform(0, 6, (1, 1, rows)))
     m, acc = 3 * rng.standard_normal((1, 1, rows)), rng.standard_normal((1, 1, rows, D)) * total[..., None]
     blind = np.arange(rows) % 5 == 4
@@ -158,7 +168,7 @@ def _states(rng: np.random.Generator, rows: int) -> State:
 
 
 def _results(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (out, lse) as an earlier run left them, in float32 numbers."""
+    """Return a random (out, lse) of an earlier run, rounded to float32."""
     out, lse = finished(_states(rng, rows))
     return out.astype(np.float32).astype(np.float64), lse.astype(np.float32).astype(np.float64)
 
@@ -168,7 +178,10 @@ def _floats(parts: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _ends(subject: Any, state: Any, result: Any, start: int, last: bool, text: str) -> tuple[Any, Any]:
-    """Return state and result after a step that sees no key; what it must not touch was not touched."""
+    """Return state and result after a step that sees no key.
+
+    Raises: Failure if the step touches other memory.
+    """
     recorded = subject.record(*state, *result, start=start, last=last)
     if start != STATE:
         expect_state_not_read(recorded, text)
@@ -184,7 +197,7 @@ def _ends(subject: Any, state: Any, result: Any, start: int, last: bool, text: s
 
 
 def _expect_equal(part: Any, wanted: torch.Tensor, name: str, message: str, text: str) -> None:
-    """Raise a Failure with the first element that differs."""
+    """Raise a Failure that shows the first element that differs."""
     got = torch.as_tensor(part)
     if (wrong := torch.nonzero(got != wanted)).numel():
         at = tuple(wrong[0].tolist())
@@ -198,7 +211,10 @@ def _text(rows: int, start: int, last: bool) -> str:
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    """The garbage that nobody may read is random, so that no two gradings ask the same."""
+    """Check answers on a first step.
+
+    The garbage in memory is random, so that no two gradings have the same inputs.
+    """
     for rows in (ROWS, ROWS + 4):
         shape, text = (1, 1, rows, D), _text(rows, NOTHING, False)
         result = tuple(part * float(rng.uniform(1, 2)) for part in poisoned(shape))
@@ -221,7 +237,11 @@ def _check_last(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
-    """One step that is both gives back what was there; a state is asked what it says after one more key."""
+    """Check answers on steps that begin from a result.
+
+    If the step is also the last, it returns the result unchanged. Otherwise the state is compared after one
+    more key.
+    """
 
     def results() -> Iterator[Emulated]:
         for rows in (1, ROWS, ROWS + 5):

@@ -1,4 +1,4 @@
-"""Common mistakes in the kernel of one ring step, each with what it computes, in float64."""
+"""Common mistakes in the kernel of one ring step, each with the answer that it computes in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ mistake = mistakes_of("12")
 
 
 def _makes(name: str) -> Misconception:
-    """A mistake that the case's own emulation makes under the same name."""
+    """Return the mistake `name`, which the emulation of a case makes under the same name."""
     return mistake(name, lambda case: case.answer((name,)))
 
 

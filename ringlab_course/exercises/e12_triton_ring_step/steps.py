@@ -1,4 +1,4 @@
-"""Checks of 12.step and 12.table: whole steps in one launch, with all keys seen and by the tables."""
+"""Checks of 12.step and 12.table: whole steps in one launch, with all keys visible and with launch tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ D = 16
 def _chain(
     rng: np.random.Generator, rows: int, keys: Sequence[int], H: int = 1, K: int = 1, B: int = 1, *, size=1.0
 ) -> Chain:
-    """A chain of steps whose blocks are seen whole."""
+    """Return a chain of steps whose blocks are visible as a whole."""
     q = random(rng, B, H, rows, D, size=size)
     steps = [Step(*block(rng, B, K, n, D), *whole_block(rows, n)) for n in keys]
     heads = f"{H} heads on {K} K/V heads, " if (H, K) != (1, 1) else ""
@@ -69,7 +69,7 @@ def _chain(
 
 
 def _resuming(rng: np.random.Generator, rows: int, seen: int, keys: Sequence[int]) -> Chain:
-    """A chain that goes on from the result over `seen` keys."""
+    """Return a chain that begins from the result over `seen` keys."""
     whole = _chain(rng, rows, (seen, *keys))
     out, lse = Chain(whole.q, whole.steps[:1], "").answer()
     start = tuple(part.astype(np.float32).astype(np.float64) for part in (out, lse))
@@ -93,7 +93,7 @@ def _of_layout(
     causal: bool = True,
     window: int | None = None,
 ) -> Chain:
-    """The steps of one rank of a ring; the scales of keys that no segment names are NaN."""
+    """Return the chain of one rank of a ring. The scales of keys that no segment names are NaN."""
     rows, steps = layout.length(rank), []
     for number in range(layout.P):
         origin = (rank - number) % layout.P
@@ -113,7 +113,10 @@ def _of_layout(
 
 
 def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) -> Iterator[Emulated]:
-    """Go through all steps; after each yield what the state says, after the last out and lse."""
+    """Run all steps.
+
+    Yield (acc / total, m + log2 total) after each step, and (out, lse) after the last step.
+    """
     shape = chain.q.shape
     state: Any = garbage(shape)
     for number, each in enumerate(chain.steps):
@@ -154,7 +157,7 @@ def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) ->
 
 
 def _explain_nan(recorded: Recorded, state: Any, each: Step, case: Chain, start: int, by_table: bool) -> None:
-    """Raise a Failure where the kernels' own loads and stores say where a NaN came from."""
+    """Raise Failure if the recorded loads and stores show the origin of a NaN."""
     if start != STATE:
         expect_state_not_read(recorded, case.text)
         if not case.ends:
@@ -183,9 +186,9 @@ def _table(subject: Any, *chains: Chain, record: bool = False) -> None:
 
 
 def _reads_four_columns(subject: Any) -> bool:
-    """Return whether the kernel takes segments to be four numbers apart.
+    """Return whether the kernel reads segments as if they were rows of four numbers instead of six.
 
-    On these keys and tables such a kernel stays inside memory.
+    On these keys and tables, such a kernel reads no memory outside of its arguments.
     """
     rng = np.random.default_rng(0)
     keys, own = block(rng, 1, 1, 3 * KEYS, D), np.array([(0, ROWS, 0, 2)], np.int32)
@@ -216,7 +219,10 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
-    """Blocks of whole tiles: what reaches outside of K and V here is not the lack of a mask."""
+    """Check answers on grouped heads.
+
+    Blocks have whole tiles, so a missing mask causes no read outside of K and V.
+    """
     cases = [_chain(rng, 16, (16, 32), H, K, B) for H, K, B in ((4, 2, 1), (2, 1, 1), (4, 2, 2))]
     try:
         _step(subject, *cases)
@@ -235,7 +241,10 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
-    """All weights are 1 and all scales powers of two, so that sums are exact in float32; OUT is float32."""
+    """Check the state for q in bfloat16.
+
+    All weights are 1 and all scales are powers of two, so that sums are exact in float32. OUT is float32.
+    """
     q = random(rng, 1, 1, 1, D).bfloat16().expand(1, 1, 16, D).contiguous()
     k = (
         torch.from_numpy(rng.integers(-127, 128, (1, 1, 1, D)).astype(np.int8))
@@ -272,7 +281,10 @@ def _check_causal(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_window(subject: Any, rng: np.random.Generator) -> None:
-    """The narrow windows mask every tile; in the wide ones a program has a head, whole tiles and a tail."""
+    """Check answers with sliding windows.
+
+    The narrow windows mask every tile. In the wide windows a program has a head, whole tiles and a tail.
+    """
     cases = (
         (layouts.contiguous(32, 1), 5),
         (layouts.contiguous(64, 2), 20),

@@ -1,4 +1,4 @@
-"""Exercise 13, the lab sheet: a launch, a profile's lanes, honest seconds, an honest report, and who holds the ring up."""
+"""Exercise 13, the lab sheet: a launch, a profile's lanes, honest seconds and reports, a ring's delays."""
 
 from __future__ import annotations
 

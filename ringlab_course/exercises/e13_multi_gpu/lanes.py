@@ -1,4 +1,4 @@
-"""Checks of 13.lanes: a rank's seconds of computing and copying within its steps, exposed ones, and the overlap."""
+"""Checks of 13.lanes: a rank's computing, copying and exposed seconds within its steps, and the overlap."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def _answer(computing: float, copying: float, exposed: float) -> Answer:
 
 
 def _settled(answer: Answer, right: Answer, reach: float) -> Answer:
-    """Return the answer, with each part that differs from the truth by rounding alone replaced by the truth.
+    """Return the answer, with each part that differs from the truth only by rounding replaced by the truth.
 
-    Unions are subtracted, so a part that should be 0 may not be: seconds are compared relative to how far the spans
-    reach, and overlap relative to 1.
+    Unions are subtracted, so a part that should be 0 may differ from 0 by rounding. Therefore seconds are
+    compared relative to the length that the spans reach over, and overlap is compared relative to 1.
     """
     near = [
         abs(a - b) <= BOUND * s for a, b, s in zip(answer, right, (reach, reach, reach, 1.0), strict=True)
     ]
     if right[1] == 0 != answer[1] and near[1]:
-        near[3] = True  # the share of a copying that is nothing but rounding
+        near[3] = True  # the copying is only rounding, and so is its share
     first, second, third, fourth = (b if same else a for a, b, same in zip(answer, right, near, strict=True))
     return first, second, third, fourth
 
 
 def truth(events: Array, rank: int) -> Answer:
-    """Return (computing, copying, exposed, overlap) of a rank within its steps: the truth of this stage."""
+    """Return (computing, copying, exposed, overlap) of a rank within its steps, this stage's right answer."""
     steps = _lane(events, rank, STEP)
     either, computing, copying = (
         seconds(_clipped(_lane(events, rank, *lanes), steps))
@@ -64,7 +64,7 @@ def truth(events: Array, rank: int) -> Answer:
 
 
 def _clipped(spans: Array, steps: Array) -> Array:
-    """Return each span's parts inside the steps."""
+    """Return the parts of the spans that are inside the steps."""
     parts = [
         (max(start, begin), min(start + length, begin + long) - max(start, begin))
         for start, length in spans.tolist()
@@ -75,12 +75,12 @@ def _clipped(spans: Array, steps: Array) -> Array:
 
 
 def _reach(events: Array) -> float:
-    """Return the seconds from the first begin to the last end."""
+    """Return the seconds from the begin of the first span to the end of the last."""
     return float((events[:, 2:].sum(axis=1).max() - events[:, 2].min()) * MICRO)
 
 
 def _read(answer: Any) -> tuple[Array, float]:
-    """Seconds side by side, so that each is compared with the largest, and the share of 1."""
+    """Return the seconds as one array, to be compared relative to the largest, and 1 + overlap."""
     computing, copying, exposed, overlap = map(expect_number, expect_tuple(answer, NAMES))
     return np.array([computing, copying, exposed]), 1.0 + overlap
 
@@ -105,7 +105,7 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
 
 
 def _events(rng: np.random.Generator, *rows: tuple[float, ...]) -> Array:
-    """Return these rows, with all times stretched by one drawn factor and shifted: their relations stay."""
+    """Return these rows as events, with all times multiplied by one random factor and shifted."""
     events = np.array(rows, dtype=np.float64).reshape(-1, 4)
     events[:, 2:] *= rng.integers(2, 50)
     events[:, 2] += rng.integers(10_000)
@@ -113,7 +113,10 @@ def _events(rng: np.random.Generator, *rows: tuple[float, ...]) -> Array:
 
 
 def drawn(rng: np.random.Generator, ranks: int, count: int) -> Array:
-    """Return events of all ranks, overlapping and nested, in any order, µs from some 10⁶ on; a rank has two steps."""
+    """Return random events of all ranks, in any order, that overlap and are nested.
+
+    Each rank has two steps. Times begin at about 10⁶ µs.
+    """
     lanes = [(rank, lane) for rank in range(ranks) for lane in (COMPUTE, COPY) for _ in range(count)]
     starts = 1e6 + np.round(rng.uniform(0, 100 * count, len(lanes)), 3)
     lengths = np.round(rng.exponential(60.0, len(lanes)), 3)
@@ -126,7 +129,10 @@ def drawn(rng: np.random.Generator, ranks: int, count: int) -> Array:
 
 
 def _check_lanes(subject: Any, rng: np.random.Generator) -> None:
-    """Spans that overlap, nest and leave gaps inside one step; without computing, all copying is exposed."""
+    """Check answers on spans that overlap, are nested and leave gaps inside one step.
+
+    Without computing, all copying is exposed.
+    """
     step = (0, STEP, 100, 900)
     nested = _events(rng, (0, 1, 100, 60), (0, 1, 110, 10), (0, 1, 130, 50), (0, 1, 260, 20), step)
     gaps = _events(rng, (0, 1, 500, 30), (0, 1, 300, 40), step, (0, 1, 520, 25), (0, 1, 330, 5))
@@ -136,7 +142,10 @@ def _check_lanes(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_exposed(subject: Any, rng: np.random.Generator) -> None:
-    """Spans of a lane do not overlap, so that only the two lanes together matter."""
+    """Check answers on lanes whose own spans do not overlap.
+
+    So only the relation of the two lanes matters.
+    """
     step = (0, STEP, 0, 400)
     before = _events(rng, (0, 0, 0, 100), (0, 1, 100, 50), (0, 0, 200, 100), (0, 1, 250, 80), step)
     beside = _events(rng, (0, 0, 0, 100), (0, 1, 20, 60), (0, 0, 110, 40), (0, 1, 90, 30), step)
@@ -144,7 +153,7 @@ def _check_exposed(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_steps(subject: Any, rng: np.random.Generator) -> None:
-    """Spans before, after and between steps, and spans that reach over an edge of a step."""
+    """Check answers on spans before, after and between steps, and spans that cross an edge of a step."""
     warm_up = _events(
         rng, (0, 0, 0, 90), (0, 1, 60, 80), (0, STEP, 100, 100), (0, 0, 120, 60), (0, 1, 170, 20)
     )
@@ -171,7 +180,11 @@ def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Ranks without copies, without computing, with neither, without a step; steps that touch; a span of no length."""
+    """Check answers in edge cases.
+
+    There are ranks without copies, without computing, without both, and without a step, steps that touch, and
+    a span of length 0.
+    """
     some = _events(
         rng, (0, 0, 10, 20), (0, 0, 30, 0), (1, 1, 5, 10), (0, 0, 25, 30), (3, 0, 10, 20), (3, 1, 15, 20),
         (0, STEP, 0, 20), (0, STEP, 20, 40), (1, STEP, 0, 10), (2, STEP, 0, 10),

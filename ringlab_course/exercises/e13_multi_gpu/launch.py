@@ -1,4 +1,4 @@
-"""Checks of 13.launch: faults in how ranks were started, and the hops of the ring that leave a machine."""
+"""Checks of 13.launch: faults in how ranks were started, and the ring's hops between machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ LOCAL = ("localhost", "127.0.0.1")
 
 
 def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0") -> list[Process]:
-    """Return each process's environment; cyclic: neighbours in the ring are on different machines."""
+    """Return the environment of each process.
+
+    With `cyclic`, neighbours in the ring are on different machines.
+    """
     world = nodes * each
     found = []
     for rank in range(world):
@@ -40,7 +43,7 @@ def started(nodes: int, each: int, *, cyclic: bool = False, master: str = "node0
 
 
 def problems(processes: Sequence[Process]) -> set[str]:
-    """Return which of PROBLEMS there are."""
+    """Return the names in PROBLEMS that apply to these processes."""
     found = set()
     if sorted(p["RANK"] for p in processes) != list(range(len(processes))):
         found.add("rank")
@@ -62,7 +65,10 @@ def crossings(processes: Sequence[Process]) -> int:
 
 
 def truth(processes: Sequence[Process]) -> Answer:
-    """Return (problems by name, hops between machines; 0 where ranks are wrong): the truth of this stage."""
+    """Return (problems by name, hops between machines), the right answer of this stage.
+
+    If ranks are wrong, the number of hops is 0.
+    """
     found = problems(processes)
     return sorted(found), 0 if "rank" in found else crossings(processes)
 
@@ -80,7 +86,7 @@ def _read(answer: Any) -> Answer:
 
 
 def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[Process], str]]) -> None:
-    """Compare on all cases, each with a meeting place of its own: the port is drawn."""
+    """Compare the learner's answers with the right ones. Each launch gets a random MASTER_PORT."""
 
     def asked() -> Iterator[Answered]:
         for listed, text in cases:
@@ -92,12 +98,15 @@ def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[
 
 
 def changed(processes: list[Process], **changes: Any) -> list[Process]:
-    """Return the processes with the last one's values changed."""
+    """Return the processes, with these values changed in the last process."""
     return [*processes[:-1], {**processes[-1], **changes}]
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Sound launches: machine by machine, dealt in turn, on one machine, listed in any order."""
+    """Check answers on sound launches.
+
+    Processes are placed machine by machine, dealt in turn, on one machine, or listed in any order.
+    """
     launches = [
         (started(1, 1), "one process"),
         (started(1, 4), "one machine with 4 processes"),
@@ -110,7 +119,7 @@ def _check_hops(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_problems(subject: Any, rng: np.random.Generator) -> None:
-    """One problem at a time, each easy to see, and two together."""
+    """Check answers on launches with one problem that is easy to see, and one launch with two problems."""
     sound = started(2, 2)
     _compare(subject, rng, [
         (sound, "2 machines with 2 each"),
@@ -124,7 +133,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
-    """Problems on which all agree, or that no comparison of two processes shows."""
+    """Check answers on launches whose problem all processes share, or no pair of processes reveals."""
     fewer = started(2, 2)[:3]
     _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),

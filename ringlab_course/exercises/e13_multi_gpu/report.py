@@ -1,4 +1,4 @@
-"""Checks of 13.report: efficiency on the same work, MFU, and the share of a link, out of one record."""
+"""Checks of 13.report: efficiency on the same work, MFU, and the used share of a link, from one record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("efficiency", "mfu", "link")
 BOUND = 1e-3
-"""Relative: S²/2 in place of S(S + 1)/2 pairs is close enough, at thousands of tokens."""
+"""The allowed relative error. With thousands of tokens, S²/2 pairs instead of S(S + 1)/2 are within it."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A lab's result for one process and for a ring, and figures of two data sheets."""
+    """A lab's results for one process and for a ring, and figures from two data sheets."""
 
     tokens: tuple[int, int] = (8192, 8192)
     seconds: tuple[float, float] = (0.008, 0.0025)
@@ -47,7 +47,7 @@ class Record:
 
 
 def truth(run: Record) -> tuple[float, float, float]:
-    """Return (efficiency, mfu, link) of a record."""
+    """Return (efficiency, mfu, link) of a record, the right answer of this stage."""
     (one, ring), (one_s, ring_s) = (_pairs(S, run.causal) for S in run.tokens), run.seconds
     flops = ring * (12 if run.backward else 4) * run.heads * run.head_dim
     peak = run.peak_tflops * 1e12 / (2 if run.sparse else 1)
@@ -65,7 +65,7 @@ def _pairs(S: int, causal: bool) -> float:
 
 
 def _compare(subject: Any, rng: np.random.Generator, runs: Iterable[Record], name: str) -> None:
-    """Compare one of the three numbers on all records, with times and rates drawn around theirs."""
+    """Compare one of the three numbers with the right one, on records with changed times and rates."""
     place = NAMES.index(name)
 
     def read(answer: Any) -> float:
@@ -96,7 +96,7 @@ DEEP = Record(tokens=(4096, 16384), seconds=(0.0034, 0.016), causal=True, backwa
 
 
 def _check_efficiency(subject: Any, rng: np.random.Generator) -> None:
-    """Strong scaling, weak scaling, and between the two."""
+    """Check answers on strong scaling, weak scaling, and a scaling between the two."""
     between = Record(tokens=(4096, 8192), seconds=(0.0011, 0.0006), ranks=8, causal=True)
     _compare(subject, rng, (STRONG, WEAK, between), "efficiency")
 
@@ -110,12 +110,12 @@ def _check_link(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
-    """Figures as data sheets state them, beside others."""
+    """Check answers on records with sparse peaks and rates for both directions, as data sheets state them."""
     for name in ("mfu", "link"):
         runs = [
             replace(
                 DEEP,
-                heads=24,  # six to a K/V head: a peak that is doubled is off by four
+                heads=24,  # six query heads per K/V head, because a doubled peak is off by a factor of four
                 sparse=True,
                 directions=2,
                 peak_tflops=float(rng.uniform(50, 2000)),

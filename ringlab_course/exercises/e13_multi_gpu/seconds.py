@@ -1,4 +1,4 @@
-"""Checks of 13.seconds: one number for the seconds of all ranks in all rounds."""
+"""Checks of 13.seconds: one number for the times of all ranks in all rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray
 
 
 def seconds(times_s: Array, warmup: int) -> float:
-    """Return the median over counted rounds of the slowest rank's seconds: the truth of this stage."""
+    """Return the median over counted rounds of the slowest rank's seconds, the right answer of this stage."""
     return float(np.median(times_s[warmup:].max(axis=1)))
 
 
@@ -33,29 +33,27 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
 
 
 def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) -> Array:
-    """Return seconds of `rounds` × P, all different, with a disturbed round and slow rounds to warm up."""
+    """Return different seconds for `rounds` × P, with one disturbed round and slow rounds to warm up."""
     times_s = rng.uniform(1.0, 2.0) + rng.permutation(np.arange(rounds * P)).reshape(rounds, P) / (rounds * P)
-    times_s[rng.integers(warmup, rounds)] += 4.0  # the machine did something else
+    times_s[rng.integers(warmup, rounds)] += 4.0  # in this round the machine did something else too
     times_s[:warmup] += 2.0 + np.arange(warmup)[:, None]
     return times_s
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    """All ranks take equally long, so that only rounds matter."""
+    """Check answers on rounds in which all ranks take equally long, so that only rounds matter."""
     _compare(subject, [(np.repeat(rounds_of(rng, n, 1), P, axis=1), 0) for n, P in ((5, 1), (7, 3))])
 
 
 def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
-    """Each round has another slowest rank."""
+    """Check answers on rounds that each have another slowest rank."""
     turns = np.array([[1.0, 1.2, 2.0], [1.1, 2.1, 1.3], [2.2, 1.4, 1.05]]) * rng.uniform(0.5, 2.0)
     _compare(subject, [(turns, 0), (rounds_of(rng, 5, 4), 0)])
 
 
 def _check_warmup(subject: Any, rng: np.random.Generator) -> None:
     quick = rounds_of(rng, 7, 2, warmup=2)
-    quick[:2] = 0.5 + 0.1 * rng.random(
-        (2, 2)
-    )  # the first rounds are no slower than others: they do not count either
+    quick[:2] = 0.5 + 0.1 * rng.random((2, 2))  # rounds to warm up do not count even if they are quick
     _compare(subject, [(rounds_of(rng, 6, 2, warmup=3), 3), (rounds_of(rng, 9, 2, warmup=2), 2), (quick, 2)])
 
 

@@ -1,6 +1,6 @@
-"""Checks of 13.straggler: from a trace of all ranks, which rank or link holds a ring up, and in which step.
+"""Checks of 13.straggler: from a trace of all ranks, which rank or link delays the ring, and in which step.
 
-The traces come from ringlab's own ring on the cost simulator, with a fault put in.
+The traces come from ringlab's own ring on the cost simulator, with a fault added.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 Trace = dict[str, Any]
 EVERY = -1
-"""Stands for every step."""
+"""The step of a fault that occurs in every step."""
 TOKENS = 1024
-"""Per rank."""
+"""The tokens of each rank."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What holds a ring up: "compute" on `rank`, in `step` or EVERY; "link" out of `rank`; "sound", nothing."""
+    """A fault that delays a ring: "compute" on `rank` in `step`, "link" out of `rank`, or "sound", none."""
 
     what: str = "sound"
     rank: int = -1
@@ -45,35 +45,35 @@ class Fault:
 
     @property
     def answer(self) -> tuple[str, int, int]:
-        """Return what is right to say of it."""
+        """Return the right answer about this fault."""
         return self.what, self.rank, self.step
 
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A network whose link from one rank to the next takes `times` as long as it should."""
+    """A network in which the link from `rank` to the next rank takes `times` as long as it should."""
 
     network: Links
     rank: int
     times: float
 
     def bytes_per_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return bytes per second of each pair's link."""
+        """Return the bytes per second of the link of each pair."""
         slow = np.asarray(source) == self.rank
         return self.network.bytes_per_s(source, to) / np.where(slow, self.times, 1.0)
 
     def latency_s(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return the seconds that a link adds."""
+        """Return the latency of the link of each pair, in seconds."""
         return self.network.latency_s(source, to)
 
     def port(self, source: np.ndarray, to: np.ndarray) -> np.ndarray:
-        """Return the port that is used."""
+        """Return the port that the message of each pair uses."""
         return self.network.port(source, to)
 
 
 @cache
 def recording(P: int, layout: str) -> Recording:
-    """Return what the ranks of a causal ring do under a layout."""
+    """Return the recorded program of a causal ring under a layout."""
     sizes = Attention(1, 16, 16, 128, "bfloat16", causal=True)
     return simulate(sizes, getattr(layouts, layout)(P * TOKENS, P), hardware("a100")).recording
 
@@ -81,9 +81,10 @@ def recording(P: int, layout: str) -> Recording:
 def trace(
     fault: Fault, P: int, layout: str, hop: float, seed: int, clocks: np.ndarray | None = None
 ) -> Trace:
-    """Return the arrays that a learner gets of one run; a few percent of noise on every computation.
+    """Return the arrays of one run that a learner gets, with a few percent of noise on every computation.
 
-    hop: the time of a sound hop over that of a whole block. clocks: what each rank's clock says when all begin, 0 if None.
+    hop: the time of a sound hop, divided by that of a whole block. clocks: the time on each rank's clock when
+    the run begins, 0 if None.
     """
     made = recording(P, layout)
     seconds = made.clock(Network.free(P), jitter=0.02, seed=seed).seconds.reshape(P, P).copy()
@@ -125,7 +126,7 @@ NAMES = ("what", "rank", "step")
 
 
 def rates(given: Trace) -> Array:
-    """Return seconds per pair by (rank, step), over the median; NaN where nothing is computed."""
+    """Return the seconds per pair by (rank, step), divided by their median; NaN where nothing is computed."""
     seconds = given["end"] - given["begin"]
     rate = np.where(given["work"] > 0, seconds / np.maximum(given["work"], 1), np.nan)
     return np.asarray(rate / np.nanmedian(rate))
@@ -139,7 +140,7 @@ def _read(answer: Any) -> Answer:
 
 
 Patient = tuple[Fault, int, str, float]
-"""A fault, the number of ranks, the layout, and a sound hop over a whole block."""
+"""A fault, the number of ranks, the layout, and the time of a sound hop in times of a whole block."""
 
 
 def _compare(
@@ -149,7 +150,7 @@ def _compare(
 
     def asked() -> Iterator[Answered]:
         for fault, P, layout, hop in patients:
-            clocks = np.sort(rng.uniform(-drift, drift, P))  # rank 0's is behind all others
+            clocks = np.sort(rng.uniform(-drift, drift, P))  # the clock of rank 0 is behind all others
             given = trace(fault, P, layout, hop, int(rng.integers(2**31)), clocks)
             text = _told(given, P, layout)
             case = Answered(_read(subject.call(given)), fault.answer, names=NAMES, text=text)
@@ -171,7 +172,7 @@ def _told(given: Trace, P: int, layout: str) -> str:
 
 
 def _check_compute(subject: Any, rng: np.random.Generator) -> None:
-    """One rank always, one rank once, and nobody; even and uneven layouts."""
+    """Check answers on a rank that is slow in all steps or in one step, and on runs without a fault."""
     _compare(subject, [
         (Fault("compute", 2, EVERY, 2.0), 4, "zigzag", 0.5),
         (Fault("compute", 1, 2, 2.5), 4, "zigzag", 0.5),
@@ -183,7 +184,11 @@ def _check_compute(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_link(subject: Any, rng: np.random.Generator) -> None:
-    """A link that is exposed, one that hides, a late rank beside sound links, nothing at all; ends that post at other times."""
+    """Check answers on slow links and late ranks.
+
+    There is an exposed link, a hidden one, a late rank with sound links, and no fault. In the contiguous
+    layout, the two ends of a link post at different times.
+    """
     _compare(subject, [
         (Fault("link", 1, EVERY, 6.0), 4, "zigzag", 0.5),
         (Fault("link", 3, EVERY, 1.7), 4, "zigzag", 0.4),
@@ -196,7 +201,10 @@ def _check_link(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_clocks(subject: Any, rng: np.random.Generator) -> None:
-    """Clocks that differ by many times what a step takes: the slow link's sender is ahead of its receiver, then behind it."""
+    """Check answers with clocks that differ by many times the length of a step.
+
+    The sender of the slow link is first ahead of its receiver, then behind it.
+    """
     _compare(subject, [
         (Fault("link", 3, EVERY, 4.0), 4, "zigzag", 0.5),
         (Fault("link", 1, EVERY, 4.0), 4, "zigzag", 0.5),
@@ -206,7 +214,7 @@ def _check_clocks(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Other numbers of ranks, any rank, any link, any step."""
+    """Check answers on random ranks, links and steps on other numbers of ranks."""
     for P in (3, 6):
         rank, step = int(rng.integers(P)), int(rng.integers(P))
         times = float(rng.uniform(1.8, 4.0))

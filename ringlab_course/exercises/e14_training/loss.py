@@ -1,4 +1,4 @@
-"""Checks of 14.loss: each rank's share of a loss whose mean runs over the tokens of all ranks."""
+"""Checks of 14.loss: each rank's share of a loss that is a mean over the tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -32,24 +32,30 @@ class Problem:
 
     @cached_property
     def totals(self) -> list[float]:
-        """Return each rank's sum of −log p(label), float64."""
+        """Return each rank's sum of −log p(label) in float64."""
         pairs = zip(self.logits, self.labels, strict=True)
         return [_total(x.detach().double().numpy(), y.numpy()) for x, y in pairs]
 
     @cached_property
     def counts(self) -> list[int]:
-        """Return how many labels of each rank count."""
+        """Return how many labels count on each rank."""
         return [int((labels != IGNORE).sum()) for labels in self.labels]
 
     @property
     def bound(self) -> float:
-        """Return the relative error a float32 answer may have: each −log p is off by the rounding of its logits."""
+        """Return the allowed relative error of a float32 answer.
+
+        Each −log p is off by the rounding of its logits.
+        """
         size = max(float(x.detach().double().abs().max()) if x.numel() else 0.0 for x in self.logits)
         shares = [total / sum(self.counts) for total in self.totals if total]
         return 16 * float(np.finfo(np.float32).eps) * (1 + size) / min(1.0, *shares)
 
     def slope(self, rank: int) -> np.ndarray:
-        """Return the gradient of a rank's share with respect to its logits: (softmax − onehot) / N where a label counts."""
+        """Return the gradient of a rank's share with respect to its logits.
+
+        It is (softmax − onehot) / N for labels that count, and 0 for others.
+        """
         logits, labels = self.logits[rank].detach().double(), self.labels[rank]
         counted = labels != IGNORE
         right = torch.nn.functional.one_hot(labels.masked_fill(~counted, 0), VOCABULARY)
@@ -57,7 +63,7 @@ class Problem:
 
 
 Slope = tuple[Any, int, Problem, str]
-"""The gradient that came back, or None; the rank, the problem, and the case in words."""
+"""The gradient that came back or None, the rank, the problem, and the case in words."""
 
 
 def _total(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -70,7 +76,10 @@ def _total(logits: np.ndarray, labels: np.ndarray) -> float:
 def problem(
     rng: np.random.Generator, kept: Sequence[Sequence[int]], *, size: float = 2.0, narrow: bool = False
 ) -> Problem:
-    """Return a problem of one sequence whose rank r has (tokens, labels that count) kept[r]."""
+    """Return a problem of one sequence.
+
+    kept[r] is the number of rank r's tokens, and of its labels that count.
+    """
     logits, labels = [], []
     for length, valid in kept:
         drawn = random(rng, 1, length, VOCABULARY, size=size)
@@ -90,7 +99,8 @@ def _results(subject: Any, given: Problem) -> list[Any]:
     except Crashed as crash:
         if 0 in given.counts and re.search(r"DeadlockError|UnreceivedError|PeerDiedError", crash.message):
             sound = problem(np.random.default_rng(0), ((2, 1), (2, 2)))
-            subject.run_ring(2, sound.logits, sound.labels, gradient=True)  # a crash here has another cause
+            # a crash on this sound problem would show another cause
+            subject.run_ring(2, sound.logits, sound.labels, gradient=True)
             raise STAGE.misconception("leaves_early").failure(
                 f"{given.text}\n{crash.counterexample}"
             ) from None
@@ -111,7 +121,10 @@ def _answers(subject: Any, cases: Iterable[Problem], slopes: list[Slope]) -> Ite
 
 
 def _expect_slopes(slopes: Iterable[Slope]) -> None:
-    """Return None if the right gradient flows through each share; in bfloat16, if one flows."""
+    """Raise Failure unless the right gradient flows through each share.
+
+    In bfloat16, any gradient is enough.
+    """
     for slope, rank, given, text in slopes:
         if slope is None:
             raise STAGE.misconception("no_gradient").failure(text)
@@ -155,7 +168,10 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 logits are exact in float32, so only what is computed in bfloat16 can differ."""
+    """Check answers on bfloat16 logits.
+
+    They are exact in float32, so only computing in bfloat16 makes a difference.
+    """
     _verify_suspecting(
         subject, problem(rng, ((40, 33), (40, 21)), narrow=True), "narrow_loss", lambda error: error < ROUNDED
     )

@@ -1,4 +1,4 @@
-"""Checks of 14.shard: a rank's tokens, labels and positions, out of whole sequences."""
+"""Checks of 14.shard: a rank's tokens, labels and positions, taken from whole sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ NAMES = ("tokens", "labels", "positions")
 
 
 def truth(tokens: Any, counts: Any, own: Any) -> tuple[np.ndarray, ...]:
-    """Return a rank's tokens, labels and positions; a label is the next token, IGNORE at the end and where none counts."""
+    """Return a rank's tokens, labels and positions.
+
+    A label is the next token. It is IGNORE at the end of a sequence, and where the prediction does not count.
+    """
     tokens, counts, own = (np.asarray(x) for x in (tokens, counts, own))
     labels = np.full_like(tokens, IGNORE)
     labels[:, :-1] = tokens[:, 1:]

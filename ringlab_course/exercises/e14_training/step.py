@@ -1,4 +1,4 @@
-"""Checks of 14.step: one step of gradient descent on a sequence that is spread over ranks, against one process in float64."""
+"""Checks of 14.step: a step of gradient descent on a sequence over ranks, against one process in float64."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ VOCABULARY, WIDTH, RATE = 7, 8, 0.5
 WEIGHTS = ("embedding", "k", "out", "q", "v")
 NAMES = ("loss", *(f"update of {name}" for name in WEIGHTS))
 BOUND = 1e-5
-"""What is asked of the loss and of every update, relative. In float64 roundings stay below 1e-12 of them, in float32,
-where an update is what is left of weights ten times as large, below 5e-6."""
+"""The allowed relative error of the loss and of every update.
+
+Roundings cause less than 1e-12 in float64. They cause less than 5e-6 in float32, where an update is the
+difference of weights that are ten times as large.
+"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Whole sequences, which predictions of them count, the weights, and who owns which tokens."""
+    """Whole sequences, which of their predictions count, the weights, and the layout of tokens on ranks."""
 
     weights: Weights
     tokens: Tensor
@@ -50,7 +53,10 @@ class Problem:
 def problem(
     rng: np.random.Generator, layout: Layout, *, rows: int = 2, share: float = 0.7, narrow: bool = False
 ) -> Problem:
-    """Return a problem with random weights in float64, or float32 if `narrow`; some prediction always counts."""
+    """Return a problem with random weights in float64, or float32 if `narrow`.
+
+    At least one prediction counts.
+    """
     dtype = torch.float32 if narrow else torch.float64
     shapes = {"embedding": (VOCABULARY, WIDTH), **dict.fromkeys(("q", "k", "v", "out"), (WIDTH, WIDTH))}
     weights = {
@@ -64,7 +70,7 @@ def problem(
 
 
 def turn(x: Tensor, positions: Tensor) -> Tensor:
-    """Return x (B, L, D), the pair (x[i], x[i + D/2]) of each token turned by position · 100^(−2i/D)."""
+    """Return x (B, L, D) with the pair (x[i], x[i + D/2]) of each token rotated by position · 100^(−2i/D)."""
     half = x.shape[-1] // 2
     angles = positions[:, None] * 100.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -73,7 +79,7 @@ def turn(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def truth(given: Problem) -> tuple[np.ndarray, ...]:
-    """Return the loss and the updates of the weights, in the order of NAMES, of one process in float64."""
+    """Return the loss and the updates of the weights, in the order of NAMES, from one process in float64."""
     weights = {name: x.double().clone().requires_grad_() for name, x in given.weights.items()}
     places = torch.arange(given.layout.S)
     x = weights["embedding"][given.tokens]
@@ -90,7 +96,10 @@ def truth(given: Problem) -> tuple[np.ndarray, ...]:
 
 
 def _flushed(update: np.ndarray) -> np.ndarray:
-    """An update that is zero but for float64's roundings, as of q and k where a token sees itself alone, as zero."""
+    """Return the update with 0 in place of entries below 1e-12, which are roundings in float64.
+
+    The updates of q and k are such roundings if each token sees only itself.
+    """
     return np.where(np.abs(update) < 1e-12, 0.0, update)
 
 
@@ -101,7 +110,10 @@ def _run(subject: Any, given: Problem) -> Any:
 
 
 def _read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
-    """The loss and the updates that a rank returned. Raises: Failure where it is something else."""
+    """Return the loss and the updates from a rank's answer.
+
+    Raises: Failure if the answer has another form.
+    """
     loss, weights = expect_tuple(answer, ("loss", "weights"))
     if not isinstance(weights, dict) or set(weights) != set(WEIGHTS):
         raise Failure(f"The weights should be a dict with the names {', '.join(WEIGHTS)}, as they came.")
@@ -139,7 +151,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_uneven(subject: Any, rng: np.random.Generator) -> None:
-    """Ragged shards, a rank without tokens, and one whose tokens all do not count."""
+    """Check answers on ragged shards, a rank without tokens, and a rank none of whose tokens count."""
     given = problem(rng, layouts.contiguous(6, 2))
     given.counts[:, :3], given.counts[:, 3:] = True, False
     _verify(subject, given, problem(rng, layouts.zigzag(7, 3)), problem(rng, layouts.contiguous(2, 3)))
@@ -150,7 +162,10 @@ def _check_float32(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_shared(subject: Any, rng: np.random.Generator) -> None:
-    """Attention over a shared sequence sends K and V to the others; a rank that computes everything need not."""
+    """Check that each rank sends its K and V to the others.
+
+    A rank that computes the whole sequence need not do so.
+    """
     for P in (2, 3):
         given = problem(rng, layouts.zigzag(12 * P, P))
         run = _run(subject, given)

@@ -1,4 +1,4 @@
-"""Checks of 14.sum: the gradients of weights that all ranks hold."""
+"""Checks of 14.sum: the sum of the gradients of weights that all ranks hold."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ Gradients = list[torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """The weights, equal on all ranks, and every rank's gradients, None where its tokens did not touch a weight."""
+    """The weights, which are equal on all ranks, and each rank's gradients.
+
+    A gradient is None if the rank's tokens did not use the weight.
+    """
 
     weights: list[torch.Tensor]
     gradients: list[Gradients]
     text: str
 
     def sums(self) -> tuple[np.ndarray, ...]:
-        """Return the sum of all ranks' gradients, weight by weight, float64."""
+        """Return the sums of all ranks' gradients in float64, one for each weight."""
         return tuple(
             sum(
                 (oracle.float64(own[number]) for own in self.gradients if own[number] is not None),
@@ -44,7 +47,10 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Problem:
-    """Return random gradients; with `missing` each weight lacks one on some ranks, and one weight on all but one."""
+    """Return random gradients.
+
+    With `missing`, each weight lacks a gradient on some ranks, and the first weight has one on rank 0 only.
+    """
     weights = [random(rng, *shape) for shape in SHAPES]
     gradients: list[Gradients] = [[random(rng, *shape) for shape in SHAPES] for _ in range(P)]
     if missing:
@@ -56,7 +62,10 @@ def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Probl
 
 
 def _narrow(rng: np.random.Generator, P: int = 8) -> Problem:
-    """bfloat16: 256 on the first rank, −64 on the last, 1 on all others, in a drawn unit; in bfloat16 256 + 1 is 256."""
+    """Return bfloat16 gradients whose sum in bfloat16 is wrong, because 256 + 1 is rounded to 256.
+
+    In a drawn unit they are 256 on the first rank, −64 on the last rank and 1 on the others.
+    """
     weights = [random(rng, *shape).bfloat16() for shape in SHAPES]
     unit = 2.0 ** rng.integers(-30, 30)
     sizes = [256 * unit, *[unit] * (P - 2), -64 * unit]
@@ -116,7 +125,10 @@ def _check_none(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_messages(subject: Any, rng: np.random.Generator) -> None:
-    """all_reduce takes P − 1 exchanges; a ring of reduce-scatter and all-gather twice as many."""
+    """Check that a rank makes at most 2(P − 1) exchanges.
+
+    all_reduce makes P − 1 exchanges. A ring of reduce-scatter and all-gather makes twice as many.
+    """
     P = 3
     given = problem(rng, P)
     run = _run(subject, given)

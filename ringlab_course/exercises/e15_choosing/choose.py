@@ -1,4 +1,7 @@
-"""Checks of 15.choose: a report that ranks every schedule for a layer, a context and a machine, against the cost model."""
+"""Checks of 15.choose: a report that ranks all schedules for a layer, a context and a machine.
+
+The right answers come from the cost model.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ mistake = mistakes_of("15.choose")
 NAMES = ("bytes", "exposed_s", "reason", "place")
 KEYS = ("schedule", "ulysses", "bytes", "exposed_s", "reason")
 CLEAR = 1e-3
-"""How far apart, relative, what a check compares has to be, so that no rounding turns an order or a reason around."""
+"""The least relative difference of compared values, so that no rounding changes an order or a reason."""
 HIDDEN, EXPOSED, MEMORY, HEADS = (
     float(cost.REASONS.index(reason)) for reason in ("hidden", "exposed", "memory", "heads")
 )
-"""The numbers of the reasons."""
+"""The numbers that represent the reasons."""
 Machine = dict[str, float]
 NONE = -1.0
-"""Stands for None, which is no number."""
+"""The number that represents None in arrays."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Problem:
 
 
 def truth(given: Problem) -> tuple[np.ndarray, ...]:
-    """Return for each option, in the order of `candidates`: bytes, seconds, the reason's number, its place."""
+    """Return bytes, seconds, reason's number and place of each option, in the order of `candidates`."""
     c, machine = given.S // given.P, given.machine
     rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
     rows: dict[tuple[str, int], list[float]] = {key: [NONE, NONE, HEADS, NONE] for key in given.options}
@@ -82,7 +85,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
-    """The rows of a report, one for each option. Raises: Failure where it is something else."""
+    """Return the rows of a report, one for each option. Raises: Failure if the report has another form."""
     if not isinstance(answer, (list, tuple)) or not all(isinstance(row, dict) for row in answer):
         raise Failure(
             "The report should be a list of dicts, one for each option: is the `return` missing?",
@@ -116,7 +119,10 @@ def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
 
 
 def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
-    """Return a report in the form of `truth`. Raises: Failure if it has another form, or usable options are not first."""
+    """Return a report in the form of `truth`.
+
+    Raises: Failure if the report has another form, or if a usable option comes after an unusable one.
+    """
     rows = {(row["schedule"], row["ulysses"]): (place, row) for place, row in enumerate(_rows(answer, given))}
     columns = []
     unusable = [place for place, row in rows.values() if row["reason"] in ("memory", "heads")]
@@ -141,12 +147,12 @@ def read(answer: Any, given: Problem) -> tuple[np.ndarray, ...]:
 
 
 def _verify(subject: Any, cases: Sequence[Problem]) -> None:
-    """Compare; the counterexample of wrong reports lists the options whose rows are wrong."""
+    """Compare the reports with the right ones. The counterexample lists the options whose rows are wrong."""
     wrong = None
     for given in cases:
         try:
             report = read(subject.call(dict(given.layer), given.S, given.P, dict(given.machine)), given)
-        except Failure:  # what breaks off later only leaves fewer reports to tell mistakes apart
+        except Failure:  # a report that breaks off later only leaves fewer reports to compare
             if wrong is None:
                 raise
             break
@@ -161,7 +167,7 @@ def _verify(subject: Any, cases: Sequence[Problem]) -> None:
 def _differences(
     given: Problem, report: Sequence[np.ndarray], right: Sequence[np.ndarray]
 ) -> tuple[str, list[str]]:
-    """Return what of a report is wrong, and a line for each wrong row."""
+    """Return a message that names the wrong columns of a report, and a line for each wrong row."""
     lines, columns = [], set()
     for key, answer, should in zip(
         given.options, zip(*report, strict=True), zip(*right, strict=True), strict=True
@@ -178,14 +184,17 @@ def _differences(
 
 
 def _held(given: Problem, key: tuple[str, int]) -> str:
-    """Return what an option holds and what there is, in words."""
+    """Return in words the memory that an option needs and the memory that the machine has."""
     held = cost.way(sizes_of(given.layer), given.P, *key).held_bytes * (given.S // given.P)
     held_mb, memory_mb = apart(held / 1e6, given.machine["memory_bytes"] / 1e6, digits=4)
     return f"it holds {held_mb} MB, and the memory has {memory_mb} MB"
 
 
 def _compared(name: str, answer: Sequence[float], truth: Sequence[float]) -> str:
-    """Return both values, seconds with as many digits as tell them apart, at least four."""
+    """Return both values in words.
+
+    Seconds have at least four digits, and as many as distinguish the two values.
+    """
     pairs = ((_said(name, answer, digits), _said(name, truth, digits)) for digits in (4, 6, 9, 12))
     got, right = next((pair for pair in pairs if pair[0] != pair[1]), (f"{answer}", f"{truth}"))
     return f"{name} {got}, should be {right}"
@@ -213,12 +222,12 @@ def hop_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
 
 
 def block_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
-    """Return the seconds of the block beside a hop."""
+    """Return the seconds of the block that is computed beside a hop."""
     return way.block_flops * c**2 / F
 
 
 def is_clear(given: Problem) -> bool:
-    """Return whether neither an order nor a reason hangs on rounding."""
+    """Return whether every order and reason is independent of rounding."""
     c, machine = given.S // given.P, given.machine
     rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
     found = cost.ways(sizes_of(given.layer), given.P)
@@ -242,9 +251,10 @@ def _problem(
     memory: float = 1e18,
     flops: float = 1e12,
 ) -> Problem:
-    """Return a problem whose ring takes `ratio` times as long for a hop as for a block, before latency.
+    """Return a problem whose ring takes `ratio` times as long for a hop, without latency, as for a block.
 
-    latency: in blocks of the ring. flops: the rank's, a second; all seconds shrink as it grows.
+    latency: in times of a block of the ring. flops: the rank's FLOPs per second; all times shrink as it
+    grows.
     """
     layer = {"B": 1, "H": heads[0], "K": heads[1], "D": 64, "itemsize": 2}
     ring = cost.way(sizes_of(layer), P, "ring")
@@ -259,7 +269,7 @@ def _problem(
 
 
 def _drawn(rng: np.random.Generator, make: Callable[[float], Problem]) -> Problem:
-    """Return a problem of which nothing hangs on rounding; `make` gets a number from 0.9 to 1.1."""
+    """Return a problem in which nothing depends on rounding. `make` gets a number from 0.9 to 1.1."""
     for _ in range(200):
         given = make(float(rng.uniform(0.9, 1.1)))
         if is_clear(given):
@@ -268,7 +278,7 @@ def _drawn(rng: np.random.Generator, make: Callable[[float], Problem]) -> Proble
 
 
 def _check_seconds(subject: Any, rng: np.random.Generator) -> None:
-    """Two and four ranks, hops twice as long as blocks, as long as half of them, and no latency."""
+    """Check reports without latency, for hops that take half to three times as long as blocks."""
     asked = [((8, 4), 2, 256, 2.0), ((8, 8), 4, 1024, 0.5), ((8, 8), 4, 256, 3.0), ((8, 4), 4, 512, 1.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
@@ -279,20 +289,26 @@ def _check_latency(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_heads(subject: Any, rng: np.random.Generator) -> None:
-    """Heads that some rows cannot share: these options come last, with their reason."""
+    """Check reports for layers whose heads some rows of ranks cannot share.
+
+    These options come last, with a reason.
+    """
     asked = [((8, 2), 16, 256, 2.0), ((12, 4), 6, 256, 1.5), ((24, 8), 12, 128, 0.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip
 
 
 def _tight(given: Problem, schedule: str, ulysses: int, share: float) -> Problem:
-    """Return the problem with memory for `share` of what an option holds."""
+    """Return the problem with `share` times the memory that an option needs."""
     way = cost.way(sizes_of(given.layer), given.P, schedule, ulysses)
     held = share * way.held_bytes * (given.S // given.P)
     return replace(given, machine=given.machine | {"memory_bytes": held})
 
 
 def _check_room(subject: Any, rng: np.random.Generator) -> None:
-    """Memory for everything but the all-gather, for rings but no trade, for no schedule; then rows of more ranks than K/V heads."""
+    """Check reports for memory that is just too small for an option, or just large enough.
+
+    In the last cases, rows have more ranks than there are K/V heads.
+    """
     asked = [
         ("allgather", 1, 0.98),
         ("ulysses", 4, 0.98),
@@ -306,7 +322,7 @@ def _check_room(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Layers of real models on real ranks, memory that some options do not fit into."""
+    """Check reports for real models on 2 to 32 ranks, with memory that is too small for some options."""
 
     def make(_: float) -> Problem:
         K = int(rng.choice([4, 8, 16]))

@@ -1,4 +1,4 @@
-"""Checks of 15.decode: one new token against a K/V cache that is spread over the ranks, merged exactly."""
+"""Checks of 15.decode: one new token attends to a K/V cache that is spread over the ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 mistake = mistakes_of("15.decode")
 
 Parts = list[tuple[np.ndarray, np.ndarray]]
-"""Of each rank: out (B, H, 1, D) and lse (B, H, 1), float64."""
+"""For each rank, out (B, H, 1, D) and lse (B, H, 1) in float64."""
 ROUNDED = 2.0**-3
-"""An error below this may come of bfloat16's 8 bits in scores of some size; a larger one has another reason."""
+"""Errors below this may come from bfloat16's 8 bits in moderate scores. Larger errors have another cause."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One query, the same on all ranks, and the part of the cache that each rank has."""
+    """One query, the same on all ranks, and each rank's part of the cache."""
 
     q: Tensor
     ks: list[Tensor]
@@ -43,13 +43,13 @@ class Problem:
 
     @cached_property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (out, lse) of one process, float64."""
+        """Return (out, lse) of one process in float64."""
         ((out, lse),) = parts(self, [torch.cat(self.ks, dim=2)], [torch.cat(self.vs, dim=2)])
         return out, lse
 
     @property
     def bound(self) -> float:
-        """Return the relative error that a float32 answer may have; of bfloat16, its last rounding besides."""
+        """Return the allowed relative error of a float32 answer; for bfloat16, plus one rounding."""
         bound = rounding_bound(self.q, torch.cat(self.ks, dim=2), torch.cat(self.vs, dim=2), self.whole)
         return bound + (2.0**-8 if self.q.dtype == torch.bfloat16 else 0.0)
 
@@ -64,7 +64,7 @@ def problem(
     size: float = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> Problem:
-    """Return a problem whose rank r holds lengths[r] tokens; scores differ much between ranks."""
+    """Return a problem whose rank r holds lengths[r] tokens. Scores differ much between ranks."""
     H, K = heads
     q = (random(rng, B, H, 1, D) * size).to(dtype)
     ks = [(random(rng, B, K, n, D) * size).to(dtype) for n in lengths]
@@ -79,7 +79,7 @@ def parts(
     ks: Sequence[Tensor] | None = None,
     vs: Sequence[Tensor] | None = None,
 ) -> Parts:
-    """Return every rank's partial result; without keys, out is 0 and lse is −inf."""
+    """Return each rank's partial result. Without keys, out is 0 and lse is −inf."""
     q = oracle.float64(given.q)
     found = []
     for k, v in zip(given.ks if ks is None else ks, given.vs if vs is None else vs, strict=True):
@@ -97,7 +97,7 @@ def parts(
 
 
 def merged(found: Parts) -> np.ndarray:
-    """Return the exact merge of all ranks' partial results."""
+    """Return the exact merge of the partial results of all ranks."""
     top = np.max([lse for _, lse in found], axis=0)
     weights = [np.exp(lse - top)[..., None] for _, lse in found]
     total: np.ndarray = sum(w * out for w, (out, _) in zip(weights, found, strict=True)) / sum(weights)
@@ -119,7 +119,7 @@ def _answers(subject: Any, cases: Iterable[Problem]) -> Iterator[Answered]:
 
 
 def _read(results: Sequence[Any], given: Problem) -> Iterator[Answered]:
-    """Yield what every rank returned. Raises: Failure if it is no array of the right shape and dtype."""
+    """Yield each rank's answer. Raises: Failure if an answer is not an array of the right shape and dtype."""
     truth = given.whole[0]
     for rank, answer in enumerate(results):
         got = expect_array(answer, truth.shape, name="out")
@@ -151,12 +151,19 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """One token on two ranks, as in the first step of a generation, and empty ranks between others."""
+    """Check answers with empty ranks.
+
+    A single token on two ranks occurs in a generation's first step. Other cases have empty ranks between
+    others.
+    """
     _verify(subject, *(problem(rng, lengths, size=0.5) for lengths in ((1, 0), (0, 2), (3, 0, 2, 0))))
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """The bytes do not depend on the tokens, and the values are right; a partial result is B·H·(D + 1) numbers."""
+    """Check that the bytes do not grow with the tokens, and that values are right.
+
+    A rank's partial result is counted as B·H·(D + 2) numbers. Twice these bytes are allowed.
+    """
     P, (H, K) = 3, (4, 4)
     sent = []
     cases = [problem(rng, (n, n, n), (H, K)) for n in (4, 64)]
@@ -188,7 +195,10 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _verify_far_below(subject: Any, drawn: Problem) -> None:
-    """The problem with the signs of q and k turned so that every score is hundreds below 0; where a rank is empty its zero is the largest."""
+    """Check answers for scores far below 0, made by changing the signs of q and k.
+
+    Among such scores, a 0 from an empty rank would be the largest.
+    """
     given = Problem(
         -drawn.q.abs(), [k.abs() for k in drawn.ks], drawn.vs, f"{drawn.text}, all scores far below 0"
     )
@@ -197,13 +207,16 @@ def _verify_far_below(subject: Any, drawn: Problem) -> None:
     except Failure as failure:
         if (
             failure.misconception == "empty_is_not_a_number"
-        ):  # a check of its own finds that one on small scores
+        ):  # another check finds this mistake on small scores
             raise mistake("underflows").failure(failure.counterexample) from None
         raise
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """In float32 first: a merge that is wrong there too is not wrong for want of digits."""
+    """Check a bfloat16 merge, after a float32 merge.
+
+    A merge that is wrong in float32 too has another fault than too few digits.
+    """
     _verify(subject, problem(rng, (40,) * 8, (8, 2), B=2, D=16, size=3.0))
     given = problem(rng, (40,) * 8, (8, 2), B=2, D=16, size=3.0, dtype=torch.bfloat16)
     _verify_suspecting(subject, given, "narrow_merge", lambda error: error < ROUNDED)

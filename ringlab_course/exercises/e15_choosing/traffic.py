@@ -1,4 +1,4 @@
-"""Checks of 15.traffic: the bytes that a rank sends under each schedule, or that there is no such schedule."""
+"""Checks of 15.traffic: the bytes that a rank sends under each schedule, None if it is impossible."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 Layer = dict[str, int]
 Asked = tuple[Layer, int, int, str, int]
-"""layer, S, P, schedule, ulysses."""
+"""The arguments layer, S, P, schedule and ulysses."""
 DTYPES = {1: "float8", 2: "bfloat16", 4: "float32", 8: "float64"}
 NONE = -1.0
-"""Stands for None, which is no number of bytes."""
+"""The number that represents None, because it is not a number of bytes."""
 
 
 def sizes_of(layer: Layer) -> Attention:
-    """Return the layer as the cost model knows it."""
+    """Return the layer in the type of the cost model."""
     return Attention(layer["B"], layer["H"], layer["K"], layer["D"], DTYPES[layer["itemsize"]])
 
 
 def truth(layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarray:
-    """Return the cost model's bytes, NONE where it refuses."""
+    """Return the cost model's number of bytes, or NONE if the cost model refuses the schedule."""
     sizes = sizes_of(layer)
     if P % ulysses:
         return np.array([NONE])
@@ -44,7 +44,7 @@ def truth(layer: Layer, S: int, P: int, schedule: str, ulysses: int) -> np.ndarr
 
 
 def shareable(H: int, K: int, U: int) -> bool:
-    """Return whether U ranks can share the heads."""
+    """Return whether U ranks can share H query heads and K key/value heads."""
     return H % U == 0 and (K % U == 0 or U % K == 0)
 
 
@@ -75,7 +75,10 @@ def _verify(subject: Any, cases: Iterable[Asked]) -> None:
 
 
 def _never_refuses(answers: list[Answered]) -> bool:
-    """Whether all numbers are right, and a number stands wherever None should; what it is depends on how one rounds."""
+    """Return whether each answer that should be None is a number, and all other answers are right.
+
+    The number depends on how the learner's formula rounds.
+    """
     refused = [given for given in answers if given.truth[0] == NONE]
     right = all(given.answer[0] == given.truth[0] for given in answers if given.truth[0] != NONE)
     return bool(refused) and right and all(given.answer[0] > 0 for given in refused)
@@ -86,12 +89,12 @@ def _layer(H: int, K: int, *, B: int = 1, D: int = 8, itemsize: int = 2) -> Laye
 
 
 def _tokens(rng: np.random.Generator, P: int) -> int:
-    """Return a length of the sequence that hardly ever comes again, divisible by P."""
+    """Return a random sequence length divisible by P, which is unlikely to be drawn twice."""
     return int(rng.integers(1, 1_000_000)) * P
 
 
 def _check_ring(subject: Any, rng: np.random.Generator) -> None:
-    """Ring and all-gather, all heads and 8:1."""
+    """Check ring and all-gather, with one query head per K/V head, and with eight."""
     _verify(
         subject,
         [
@@ -110,7 +113,7 @@ def _check_ulysses(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
-    """More ranks than K/V heads, and heads that cannot be shared."""
+    """Check answers on more ranks than K/V heads, and heads that the ranks cannot share."""
     asked = [(16, 2, 8), (16, 1, 4), (16, 16, 3), (12, 4, 6), (24, 3, 6), (8, 8, 16)]
     _verify(
         subject,
@@ -119,7 +122,11 @@ def _check_few_heads(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_hybrid(subject: Any, rng: np.random.Generator) -> None:
-    """Rows and columns, with as many K/V heads as ranks of a row, with more, with fewer; rows that do not fill the ranks; one row."""
+    """Check answers for hybrids, which put U ranks into each row.
+
+    There are as many K/V heads as ranks in a row, more, or fewer. In one case U does not divide the ranks,
+    and in one case a single row holds all ranks.
+    """
     asked = [
         (8, 8, 8, 2),
         (8, 4, 4, 2),

@@ -1,6 +1,6 @@
-"""Checks of 16.chart: what a chart says is tried on the patient; only the name of the fault is looked up.
+"""Checks of 16.chart: the statements of a chart are tried on the patient; the name of the fault is compared.
 
-The patients are ringlab's own programs and run here, in the judge: a submission only says what it found.
+The patients are ringlab's own programs and run in the judge's process. A submission only returns its charts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FORMS = (
     "`fault` and `check` are names, `case` is a dict of examine's arguments, `matters` is a list of names."
 )
 LAYOUTS = ("contiguous", "striped", "zigzag")
-"""Those that the exercise names: another registered layout changes no right answer."""
+"""The layouts that the exercise names. Another registered layout changes no right answer."""
 CHANGES: dict[str, tuple[Any, ...]] = {"layout": LAYOUTS, "causal": (True, False), "dtype": DTYPES}
-"""What of a case may be changed while ranks and tokens stay."""
+"""The fields of a case that may change while ranks and tokens stay the same, with their values."""
 KEY = {
     "ash": "blind rows",
     "birch": "lost sum",
@@ -51,7 +51,7 @@ TAKEN_FOR = (
     ("larch", "bf16 result"),
     ("larch", "delta of the block"),
 )
-"""Patients, and faults that each is easily taken for."""
+"""Patients, with faults that are easily taken for theirs."""
 MISTAKES = (
     mistake("shows_nothing"),
     mistake("not_the_smallest"),
@@ -69,7 +69,10 @@ _NAMED = {each.name: each for each in MISTAKES}
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """What a learner wrote down about one patient; `found`: what its source showed, if that was another fault."""
+    """A learner's chart of one patient.
+
+    `found` is the fault that the source showed, if it is not the one in the chart.
+    """
 
     fault: str
     check: str
@@ -85,10 +88,10 @@ def well(name: str, case: Case) -> bool:
 
 
 def read(name: str, answer: Any) -> Chart:
-    """Return the chart that `answer` is. Raises: Failure that says what is missing or unknown in it."""
+    """Return the chart in `answer`. Raises: Failure for a missing field or an unknown value."""
     try:
         return _read(name, answer)
-    except (TypeError, ValueError, RecursionError):  # lists or arrays where names should be
+    except (TypeError, ValueError, RecursionError):  # a list or an array where a name should be
         raise Failure(
             f"A field of the chart has the wrong form. {FORMS}", f"{name}: {_short(answer)}"
         ) from None
@@ -133,13 +136,13 @@ def _case(name: str, given: Any) -> Case:
 
 
 def expect_ill(name: str, case: Case) -> None:
-    """Return if the patient is ill on the case. Raises: Failure."""
+    """Raise Failure if the patient is well on the case."""
     if well(name, case):
         raise _NAMED["shows_nothing"].failure(f"{name} is well on {case}")
 
 
 def expect_smallest(name: str, case: Case) -> None:
-    """Return if with fewer ranks or tokens, and no more of the other, the patient is well. Raises: Failure."""
+    """Raise Failure if the patient is ill with fewer ranks or tokens, and not more of the other."""
     sizes = [(r, t) for r in range(1, case.ranks + 1) for t in range(1, case.tokens + 1)]
     for ranks, tokens in sorted(sizes, key=lambda size: size[0] * size[1])[:-1]:
         smaller = dataclasses.replace(case, ranks=ranks, tokens=tokens)
@@ -150,7 +153,7 @@ def expect_smallest(name: str, case: Case) -> None:
 
 
 def curing(name: str, case: Case) -> set[str]:
-    """Return what of the case, changed alone, makes the patient well."""
+    """Return the fields of the case that make the patient well if one of them is changed alone."""
     others = {
         what: [dataclasses.replace(case, **{what: value}) for value in values]
         for what, values in CHANGES.items()
@@ -159,7 +162,7 @@ def curing(name: str, case: Case) -> set[str]:
 
 
 def expect_matters(name: str, case: Case, matters: Sequence[str]) -> None:
-    """Return if `matters` is what makes the patient well if changed. Raises: Failure."""
+    """Raise Failure unless `matters` are the fields that make the patient well if one of them is changed."""
     right = curing(name, case)
     if more := set(matters) - right:
         raise _NAMED["matters_too_much"].failure(f"{name} on {case}: {', '.join(sorted(more))}")
@@ -168,9 +171,9 @@ def expect_matters(name: str, case: Case, matters: Sequence[str]) -> None:
 
 
 def examined(name: str, answer: Any) -> Chart:
-    """Return the chart that `answer` is, once all that it says of the patient was tried, but for the fault's name.
+    """Return the chart in `answer`, after trying everything except the fault's name on the patient.
 
-    Raises: Failure with the first thing that does not hold.
+    Raises: Failure for the first statement that does not hold.
     """
     chart = read(name, answer)
     expect_ill(name, chart.case)

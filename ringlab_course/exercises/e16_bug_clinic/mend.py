@@ -1,7 +1,7 @@
 """Checks and hints of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
 
-A mend counts if the same submission's chart of the patient is right, and if it is the patient's own program with a few
-lines changed.
+A mend counts if the chart of the patient in the same submission is right, and if the mend is the patient's
+own program with a few changed lines.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ OF_ANY_PATIENT = (
     "as_it_was", "assumes_equal_lengths", "asks_everybody", "not_diagnosed", "another_program", "by_another_name",
 )  # fmt: skip
 NEAR = 2.5e-5
-"""Relative: four times as much tells mistakes apart, and is more than the order of sums makes in float32."""
+"""The relative error that results may have when they are compared with those of a known mistake.
+
+Answers within four times this error count as alike. That is more than the order of float32 sums changes, and
+less than mistakes differ.
+"""
 
 
 @cache
 def mistakes(name: str) -> dict[str, Misconception]:
-    """Return the mistakes that can be made in mending this patient, by name; some texts speak of any patient."""
+    """Return the mistakes in mending this patient, by name. The texts of some mistakes fit any patient."""
     any_patient = [mistakes_of("16")(each) for each in OF_ANY_PATIENT]
     told = [replace(each, message=each.message.format(patient=name)) for each in any_patient]
     own = [each for each in misconceptions_of(f"16.{name}") if each.name not in OF_ANY_PATIENT]
@@ -93,14 +97,14 @@ HINTS = {
         r"step $t$: $(K, V)_{(r - t) \bmod P}$, in the scores, in $dQ$, and on its way to $r + 1$",
     ),
 }
-"""By patient: a question, a direction, a line of mathematics."""
+"""The hints for each patient: a question, a direction, a line of mathematics."""
 
 
 ONWARD = "In this ring everything goes to the next rank: `ring.origin` relies on that."
 
 
 def _plain(rng: np.random.Generator) -> list[Run]:
-    """Equal shards, the smallest first: every layout, 1 to 4 ranks."""
+    """Return runs with equal shards in every layout on 1 to 4 ranks. Runs are in order of size."""
     seed = int(rng.integers(1 << 30))
     runs = [
         Run(P, P * L, layout, causal, H=1, K=1, D=4, seed=seed + P)
@@ -113,7 +117,7 @@ def _plain(rng: np.random.Generator) -> list[Run]:
 
 
 def _hard(rng: np.random.Generator) -> list[Run]:
-    """Eight ranks, lengths that do not divide, ranks without a token, other dtypes, scores of every size."""
+    """Return runs with eight ranks, uneven lengths, empty ranks, other dtypes, scores of any size."""
     seed = int(rng.integers(1 << 30))
     run = partial(Run, H=2, K=2, D=8, causal=True)
     return [
@@ -129,7 +133,7 @@ def _hard(rng: np.random.Generator) -> list[Run]:
 
 
 def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = None) -> tuple[Results, Any]:
-    """Return what every rank of the learner's program returned, as tensors of the right shapes, and the outcome."""
+    """Return the results of all ranks of the learner's program, checked for their shapes, and the outcome."""
     given = shards_of(run)
     shared = {"positions": given.positions, "causal": run.causal}
     try:
@@ -141,7 +145,7 @@ def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = N
         if len(set(given.layout.lengths)) == 1 or not re.search(r"MismatchError|size of tensor|shape", told):
             raise
         if not _right_on_equal_shards(subject, patient):
-            raise  # what it meets is not the block that it takes it for, whatever the lengths
+            raise  # the program takes a block for another one, even if all lengths are equal
         raise mistakes(patient.name)["assumes_equal_lengths"].failure(
             f"{run}\n{crash.counterexample}"
         ) from None
@@ -167,7 +171,10 @@ def _right_on_equal_shards(subject: Any, patient: Patient) -> bool:
 def _verify(
     subject: Any, patient: Patient, runs: Iterable[Run], faults: Callable[[], Faults | None] = lambda: None
 ) -> None:
-    """Return if every run is right. Raises: Failure of the first one that is wrong; all are run, to tell mistakes apart."""
+    """Raise the Failure of the first wrong run.
+
+    All runs are made, because together they distinguish mistakes.
+    """
     first: Failure | None = None
     try:
         for run in runs:
@@ -182,14 +189,14 @@ def _verify(
 
 
 def _wide(results: Sequence[Any]) -> list[Any]:
-    """The results that are known to float32: in bfloat16 a right result is rounded too."""
+    """Return the results without those in bfloat16, in which even a right result is rounded."""
     return [
         tuple(part for part in result if torch.as_tensor(part).dtype != torch.bfloat16) for result in results
     ]
 
 
 def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
-    """Return what is wrong with these results, None if nothing is."""
+    """Return the Failure that describes the wrong results, or None if all results are right."""
     found = errors_of(run, patient.returns, results)
     ill = {name: each for name, each in found.items() if not each.ok}
     if not ill:
@@ -207,10 +214,10 @@ def _wrong(patient: Patient, run: Run, results: Results) -> Failure | None:
 
 
 def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
-    """Return if the submission's own chart of the patient holds. Raises: Failure.
+    """Raise Failure unless the submission's own chart of the patient holds.
 
-    by_name: its fault, or what was found to be the fault, has to be the right one too. That is for hidden
-    checks only: a visible one would give the name away.
+    by_name: whether the chart's fault, or the fault that it says was found, must be right too. That is for
+    hidden checks only, because a visible check would reveal the name.
     """
     try:
         chart = e16_charts.examined(name, subject.other("chart").call(name))
@@ -221,9 +228,10 @@ def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
 
 
 def _own_program(subject: Any, patient: Patient) -> tuple[Any, Failure | None]:
-    """Return the subject that counts: the patient's own program with a few lines changed, from its text alone.
+    """Return the subject that counts: its text alone, the patient's own program with a few changed lines.
 
-    Where the text is another program, the subject as it is, and the failure that says so once its values are known.
+    If the text is another program, return the subject itself and the failure to raise once the values are
+    known.
     """
     texts = subject.texts(TO_MEND)
     told = {name: _another_program(texts.get(name, ""), PATIENTS[name]) for name in TO_MEND}
@@ -233,7 +241,7 @@ def _own_program(subject: Any, patient: Patient) -> tuple[Any, Failure | None]:
 
 
 def _another_program(text: str, patient: Patient) -> str:
-    """Return what makes this text another program than the patient's with a few lines changed; "" if nothing does."""
+    """Return the reason why this text is more than the patient's program with a few changed lines, or ""."""
     try:
         found, ours = _definition(text), _definition(patient.source)
     except (SyntaxError, ValueError, RecursionError, IndexError):
@@ -260,16 +268,22 @@ def _another_program(text: str, patient: Patient) -> str:
 
 
 MOST_LOST, MOST_NEW = 6, 6
-"""Lines of a patient that may go, and that may come, without comments, layout and what can never run."""
+"""How many lines of a patient may be removed and added, without comments, layout and unreachable lines."""
 MOST_GROWN = 75
-"""Nodes that the syntax tree of a patient may gain: the mends that are known gain 52 at most, a ring in one line 143."""
+"""How many nodes a patient's syntax tree may gain.
+
+Known mends gain at most 52, a ring in one line gains 143.
+"""
 LONGEST = 115
-"""Characters of a line of a patient's source: new lines together may not be longer than so many of these."""
+"""The length of a line of a patient's source. New lines may have MOST_NEW times as many characters."""
 _BUILTINS = frozenset({
     "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "int", "isinstance", "iter", "len", "list",
     "map", "max", "min", "next", "print", "range", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip", "Exception", "ValueError", "AssertionError",
 })  # fmt: skip
-"""The builtins that a mend may use: none that runs text, or reaches what the program was not given."""
+"""The builtins that a mend may use.
+
+None of them runs text or reaches anything that the program was not given.
+"""
 _MODULES = (math, torch)
 _METHODS = frozenset(
     name
@@ -280,7 +294,10 @@ _METHODS = frozenset(
 
 
 def _definition(text: str) -> ast.FunctionDef:
-    """Return the function that `text` defines, without docstring and annotations. Raises: ValueError, SyntaxError."""
+    """Return the function that `text` defines, without docstring and annotations.
+
+    Raises: ValueError, SyntaxError.
+    """
     (node,) = ast.parse(text).body
     if not isinstance(node, ast.FunctionDef):
         raise ValueError
@@ -294,7 +311,10 @@ def _definition(text: str) -> ast.FunctionDef:
 
 
 def _lines(node: ast.FunctionDef) -> list[str]:
-    """Return the lines of a function's body that can be reached: nothing is below a `return` that is always run."""
+    """Return the reachable lines of a function's body.
+
+    Lines after a `return` that always runs are unreachable.
+    """
     for part in ast.walk(node):
         for block in (getattr(part, name, None) for name in ("body", "orelse", "finalbody")):
             if isinstance(block, list):
@@ -307,7 +327,7 @@ _LAST = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def _strange(theirs: ast.FunctionDef, ours: ast.FunctionDef) -> set[str]:
-    """Return what a mend uses that neither the patient nor its helpers have, and what no mend may use."""
+    """Return the names in a mend that the patient and its helpers lack, and those that no mend may use."""
     own = {*vars(bedside), *_BUILTINS, *_named(ours, ast.Name)}
     known = {name for name in own if not name.startswith("_")} | _given(theirs)
     methods = _METHODS | _named(ours, ast.Attribute)
@@ -327,7 +347,7 @@ def _named(node: ast.AST, kind: type[ast.Name] | type[ast.Attribute]) -> set[str
 
 
 def _given(node: ast.FunctionDef) -> set[str]:
-    """Return the names that a function gives a value of its own: arguments, targets, functions inside it."""
+    """Return the names that a function assigns: arguments, targets of assignments, inner functions."""
     given = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
@@ -340,7 +360,7 @@ def _given(node: ast.FunctionDef) -> set[str]:
 
 
 def _forbidden(node: ast.FunctionDef) -> set[str]:
-    """Return what could change more than the function's own names: imports of other modules, globals, values in attributes."""
+    """Return what changes more than the function's own names: imports, globals, assignments to attributes."""
     modules = {module.__name__ for module in _MODULES}
     found = set()
     for part in ast.walk(node):
@@ -360,7 +380,7 @@ def _forbidden(node: ast.FunctionDef) -> set[str]:
 
 
 def _expect_wide_sums(subject: Any, patient: Patient, seed: int) -> None:
-    """Return if larch's gradients of bfloat16 inputs have the dtype of lse. Raises: Failure."""
+    """Raise Failure unless larch's gradients of bfloat16 inputs have the dtype of lse."""
     given = Run(2, 4, "contiguous", True, H=1, K=1, D=4, dtype="bfloat16", seed=seed)
     results, wide = _results(subject, patient, given)[0], shards_of(given).lses[0].dtype
     for name, part in zip(patient.returns, results[0], strict=True):
@@ -395,7 +415,7 @@ def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
 
 def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
-        subject, _ = _own_program(subject, patient)  # another program earns nothing by its values
+        subject, _ = _own_program(subject, patient)  # another program already fails the check of values
         for P, S, layout in (
             (1, 3, "contiguous"),
             (2, 4, "contiguous"),
@@ -426,7 +446,7 @@ def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
 
 
 def _sent_before(name: str, run: Run, rank: int) -> int:
-    """Return what `rank` sent before anybody mended the patient, 0 if it broke off."""
+    """Return the bytes that `rank` sent before the patient was mended, or 0 if the run broke off."""
     given, patient = shards_of(run), PATIENTS[name]
     arguments = given.of(patient.returns)
 
@@ -449,7 +469,7 @@ def _stage(name: str) -> Stage:
         title=f"{name.capitalize()}, mended",
         kind="ring",
         helpers=("chart",),
-        waits=False,  # each looks at its own patient's chart
+        waits=False,  # each stage needs only its own patient's chart
         hints=HINTS[name],
         misconceptions=tuple(mistakes(name).values()),
         checks=(

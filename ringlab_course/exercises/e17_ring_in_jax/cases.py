@@ -1,6 +1,6 @@
 """The inputs of exercise 17, their truth with derived bounds, and rings with mistakes in float64 NumPy.
 
-In bfloat16 a result may be off by one rounding, and the types on the wire are checked.
+In bfloat16 a result may be off by one rounding, and the types of messages are checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Parts = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """q, k, v and cotangents in the order of the text, and which positions each device owns."""
+    """q, k, v and cotangents in the order of the text, and the positions that each device owns."""
 
     q: Tensor
     k: Tensor
@@ -64,28 +64,28 @@ class Case:
 
     @cached_property
     def visible(self) -> np.ndarray:
-        """Return (S, S): True where a query sees a key."""
+        """Return a mask (S, S) that is True where a query sees a key."""
         index = np.arange(self.positions.size)
         return sees(self.window)(index, index)
 
     @cached_property
     def true(self) -> tuple[np.ndarray, ...]:
-        """Return out, lse, dq, dk and dv of the oracle, float64."""
+        """Return the oracle's out, lse, dq, dk and dv in float64."""
         out, lse = oracle.attention(self.q, self.k, self.v, mask=self.visible)
         return out, lse, *self.gradients(self.dlse.numpy())
 
     def gradients(self, dlse: np.ndarray, dout: Tensor | np.ndarray | None = None) -> Parts:
-        """Return the oracle's dq, dk and dv with this cotangent of lse, and of out if one is given."""
+        """Return the oracle's dq, dk and dv for this cotangent of lse, and another one of out if given."""
         dout = self.dout if dout is None else dout
         return tuple(
             oracle.gradients(self.q, self.k, self.v, dout, mask=self.visible, dlse=oracle.float64(dlse))
         )
 
     def bound(self, gradients: bool) -> float:
-        """Return the largest relative error allowed, that of the part which may have most.
+        """Return the allowed relative error, which is the largest one allowed for any of the results.
 
-        `tolerance` knows of dout alone. Gradients are linear in (dout, dlse): what dlse adds may err by twice what the
-        plainest implementation errs there, and by what storing lse in float32 moves it.
+        `tolerance` takes only dout into account. Gradients are linear in (dout, dlse). The part from dlse may
+        have twice the error of the plainest implementation, plus the change from storing lse in float32.
         """
         parts = (self.q, self.k, self.v, self.dout)
         held = tolerance.bounds(*parts, mask=Mask(window=self.window))
@@ -103,7 +103,7 @@ class Case:
         return max(held.values())
 
     def _plain_of_lse(self) -> list[np.ndarray]:
-        """Gradients of Σ dlse · lse by autograd, in the dtype of q."""
+        """Return the gradients of Σ dlse · lse by autograd, in the dtype of q."""
         leaves = [x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v)]
         with torch.enable_grad():
             scores = leaves[0] @ leaves[1].mT * self.q.shape[-1] ** -0.5
@@ -112,7 +112,7 @@ class Case:
         return [oracle.float64(x) for x in torch.autograd.grad(loss, leaves)]
 
     def dealt(self, x: np.ndarray, axis: int = 2) -> np.ndarray:
-        """Return x, in the order of the text, in the order in which devices own it."""
+        """Return x, which is in the order of the text, in the order in which devices own it."""
         return np.take(x, self.positions.ravel(), axis=axis)
 
     def in_order(self, x: np.ndarray) -> np.ndarray:
@@ -120,11 +120,11 @@ class Case:
         return np.take(x, np.argsort(self.positions.ravel()), axis=2)
 
     def given(self) -> list[np.ndarray]:
-        """Return q, k and v as they are handed out, float32."""
+        """Return q, k and v as the learner's program gets them, in float32."""
         return [self.dealt(x.float().numpy()) for x in (self.q, self.k, self.v)]
 
     def cotangents(self) -> list[np.ndarray]:
-        """Return dout and dlse as they are handed out, float32."""
+        """Return dout and dlse as the learner's program gets them, in float32."""
         return [self.dealt(x.float().numpy()) for x in (self.dout, self.dlse)]
 
 
@@ -137,7 +137,7 @@ def case(
     size: float = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> Case:
-    """Return a problem of one sequence and two heads on this layout, or on these positions."""
+    """Return a problem of one sequence and two heads on this layout or on these positions."""
     if isinstance(deal, Layout):
         name, deal = name or deal.name, np.stack([deal.positions(rank) for rank in range(deal.P)])
     shape = (1, 2, deal.size, D)
@@ -151,12 +151,12 @@ def case(
 
 
 def shuffled(rng: np.random.Generator, P: int, L: int) -> np.ndarray:
-    """Return positions dealt at random, each device's in order."""
+    """Return positions dealt at random. Each device has its positions in ascending order."""
     return np.sort(rng.permutation(P * L).reshape(P, L), axis=1)
 
 
 def sees(window: int | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a function of positions of queries and keys: the causal mask, with a window if there is one."""
+    """Return a function of the positions of queries and keys that makes the causal mask or a window."""
 
     def mask(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         age = queries[:, None] - keys
@@ -166,7 +166,7 @@ def sees(window: int | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 
 
 def furthest(positions: np.ndarray, window: int | None) -> int:
-    """Return how many hops the block makes that goes furthest to a device that needs it."""
+    """Return the most hops that a block makes to reach a device that needs it."""
     P, mask = len(positions), sees(window)
     return max(
         step for step in range(P) for rank in range(P)
@@ -182,10 +182,10 @@ def walk(
     believed: Callable[[int, int, int], int] = lambda rank, step, P: (rank - step) % P,
     mask: Callable[[Case, int, int], np.ndarray] | None = None,
 ) -> Parts:
-    """Return (out, lse) of a ring in float64, dealt: `here` says whose block is there, None a block of zeros.
+    """Return (out, lse) of a ring in float64, in the order of devices.
 
-    believed: whose positions the mask is made of. mask: of this rank's queries and that origin's keys, if not
-    the right one.
+    here: whose block is on a rank in a step, None for a block of zeros. believed: the rank whose positions
+    make the mask. mask: the mask of a rank's queries and an origin's keys, None for the right one.
     """
     q, k, v = (np.split(oracle.float64(x), given.ranks, axis=2) for x in given.given())
     outs, lses = [], []
@@ -215,7 +215,10 @@ def walk(
 def look(
     subject: Any, given: Case, named: dict[str, Misconception], *, gradients: bool = False, run: bool = True
 ) -> Examined:
-    """Return what came of the learner's program. Raises: Failure where it has no answer, named where it can be."""
+    """Return the outcome of the learner's program.
+
+    Raises: Failure if it has none, with the name of a known mistake.
+    """
     keywords = {} if given.window is None else {"window": given.window}
     dtype = str(given.q.dtype).removeprefix("torch.")
     try:
@@ -259,7 +262,7 @@ def answers(
 
 
 def _of_the_forward(answer: Parts, truth: Parts, given: Case) -> None:
-    """Raises: Failure where out and lse are wrong: the gradients are then, too, and for no reason of their own."""
+    """Raise Failure if out and lse are wrong, because then the gradients are wrong for the same reason."""
     try:
         compare_with(answer, truth, bound=given.bound(True), names=FORWARD, case=given.text)
     except Failure as failure:
@@ -272,13 +275,13 @@ def _of_the_forward(answer: Parts, truth: Parts, given: Case) -> None:
 def verify(
     subject: Any, cases: Sequence[Case], mistakes: Sequence[Misconception], *, gradients: bool = False
 ) -> None:
-    """Raise the Failure of the first wrong answer, by the name of the mistake that explains all."""
+    """Raise the Failure of the first wrong answer, with the name of a mistake that explains all answers."""
     named = {each.name: each for each in mistakes}
     compare_emulated(answers(subject, cases, named, gradients=gradients), mistakes)
 
 
 def expect_values(found: Examined, given: Case, *, gradients: bool = False) -> None:
-    """Raises: Failure where the values of the very run whose cost is counted are wrong."""
+    """Raise Failure if a run whose cost is counted has wrong values."""
     names = ALL if gradients else FORWARD
     truth = tuple(map(given.dealt, given.true[: len(names)]))
     rounded = given.ranks * ROUNDING if given.q.dtype == torch.bfloat16 else 0.0
@@ -296,12 +299,12 @@ RAISED = {
     "TracerIntegerConversionError": "numpy_by_tracer",
     "TracerArrayConversionError": "numpy_by_tracer",
 }
-"""What JAX raises while it writes a program down, and the mistake behind it."""
+"""Errors that JAX raises while it traces a program, and the mistake behind each of them."""
 TRACED = {
     "asks_by_if": mistake("asks_by_if"),
     "numpy_by_tracer": mistake("numpy_by_tracer"),
 }
-"""What is told where JAX stops while it writes a program down, in any stage."""
+"""The mistakes that make JAX stop while it traces a program, in any stage."""
 NOT_RUN = {
     "branch": mistake("branch"),
     "turns": mistake("turns"),
@@ -310,23 +313,26 @@ NOT_RUN = {
 
 L = 4
 ROUNDING = float(torch.finfo(torch.bfloat16).eps) / 2
-"""2⁻⁸: the most by which storing a number in bfloat16, 8 significant bits, moves it, relative to itself."""
+"""The largest relative change, 2⁻⁸, that storing a number in bfloat16, with 8 significant bits, makes."""
 
 
 def narrow_case(rng: np.random.Generator, P: int) -> Case:
-    """Return a zig-zag problem with q, k, v and dout in bfloat16; its truth is made of the rounded numbers."""
+    """Return a zig-zag problem with q, k, v and dout in bfloat16.
+
+    Its truth is computed from the rounded numbers.
+    """
     return case(rng, zigzag(L * P, P), dtype=torch.bfloat16)
 
 
 def verify_narrow(
     subject: Any, given: Case, named: dict[str, Misconception], *, gradients: bool = False
 ) -> None:
-    """Raise the Failure of results that have another type than they should, or were rounded more often than once."""
+    """Raise Failure for results that have the wrong type or were rounded more than once."""
     found = look(subject, given, named, gradients=gradients)
     names = ALL if gradients else FORWARD
     _expect_types(found, names, given)
     truth = tuple(map(given.dealt, given.true[: len(names)]))
-    # What is rounded at each of P stops is off by as much at most; more than that is another mistake.
+    # Rounding at each of P stops changes a result by P roundings at most. A larger error is another mistake.
     compare_with(found.results, truth, bound=given.ranks * ROUNDING, names=names, case=given.text)
     parts = {"q": given.q.float(), "k": given.k.float(), "v": given.v.float(), "dout": given.dout.float()}
     exact = replace(given, **parts).bound(gradients)
@@ -340,19 +346,20 @@ def verify_narrow(
 
 
 def roundings(got: np.ndarray, right: np.ndarray, exact: float) -> float:
-    """Return by how many roundings to bfloat16 the worst number is off, beyond what float32 may be.
+    """Return the error of the worst number in roundings to bfloat16, without the error that float32 may have.
 
-    A program that computes g in float32 has ĝ, |ĝ − g| ≤ e = exact · max |g|, where `exact` is the bound of the same
-    numbers as float32. Rounded once, at the end, it is off by 2⁻⁸ |ĝ| more: by 2⁻⁸ |g| + e in all, but for 2⁻⁸ e. So the result is
-    1 at most, and FACTOR of it are allowed, as everywhere. A sum that is rounded on its way is off by 2⁻⁸ of what it was
-    *there*: where terms cancel that is many times 2⁻⁸ |g|.
+    A program that computes g in float32 has a result ĝ with |ĝ − g| ≤ e = exact · max |g|. Here `exact` is
+    the bound of the same numbers in float32. Rounding ĝ once, at the end, adds an error of 2⁻⁸ |ĝ|. Together
+    that is 2⁻⁸ |g| + e, if 2⁻⁸ e is neglected. So the returned number is 1 at most, and FACTOR is allowed, as
+    in all checks. A sum that is rounded before its end has an error of 2⁻⁸ times an intermediate sum. If
+    terms cancel, that is many times 2⁻⁸ |g|.
     """
     beyond = np.maximum(np.abs(got - right) - exact * np.abs(right).max(), 0)
     return float((beyond / np.maximum(ROUNDING * np.abs(right), np.finfo(np.float64).tiny)).max())
 
 
 def _expect_types(found: Examined, names: tuple[str, ...], given: Case) -> None:
-    """Raises: Failure where out or lse is not float32, or a gradient not of the type of q, k and v."""
+    """Raise Failure unless out and lse are float32 and gradients have the type of q, k and v."""
     for name, dtype in zip(names, found.dtypes, strict=False):
         if name in FORWARD and dtype != "float32":
             raise Failure(f"{name} should be float32, whatever q is.", f"{given.text}: {dtype}")
@@ -364,7 +371,7 @@ def _expect_types(found: Examined, names: tuple[str, ...], given: Case) -> None:
 
 
 def expect_told(found: Examined, given: Case) -> None:
-    """Raises: Failure where numbers travel in a type that is neither bfloat16 nor float32, or nobody can say in which."""
+    """Raise Failure if a message has another type than bfloat16 and float32, or an unknown type."""
     told = f"{given.text}: {', '.join(sorted(found.types)) or 'nothing'} on the wire"
     if found.untold:
         raise Failure(

@@ -1,4 +1,4 @@
-"""Checks of 17.couriers: a backward ring by custom_vjp, what is on its wire, and what a device holds."""
+"""Checks of 17.couriers: a backward ring by custom_vjp, the types of its messages, and a device's memory."""
 
 from __future__ import annotations
 
@@ -28,19 +28,28 @@ mistake = mistakes_of("17.couriers")
 
 L = 4
 MORE = 1.25
-"""How many times the scratch memory of 4 devices may be needed on 8: couriers need the same, what keeps blocks half as much again or more."""
+"""The allowed ratio of scratch memory on 8 devices to that on 4. Couriers need the same memory on both.
+
+A program that keeps blocks needs at least half as much again.
+"""
 MORE_BLOCKS = 0.5
-"""And how much more it may be for each further device, in blocks of K: who keeps one needs 1 more, however much is held beside."""
+"""The allowed growth of scratch memory for each further device, in blocks of K.
+
+A program that keeps blocks needs at least 1 more.
+"""
 Home = Callable[[int, int, int], int | None]
 
 
 def _gradients(given: Case, dlse: np.ndarray) -> Parts:
-    """All five results with this cotangent of lse, dealt."""
+    """Return all five results for this cotangent of lse, in the order of devices."""
     return tuple(map(given.dealt, (*given.true[:2], *given.gradients(dlse))))
 
 
 def _sent_home(home: Home) -> Callable[[Case], Parts]:
-    """Return a backward in which what device `rank` adds in a step ends up with device home(rank, step, P), or nowhere."""
+    """Return a wrong backward.
+
+    What device `rank` adds in a step ends on device home(rank, step, P), or nowhere.
+    """
 
     def imitate(given: Case) -> Parts:
         P = given.ranks
@@ -59,7 +68,7 @@ def _sent_home(home: Home) -> Callable[[Case], Parts]:
 
 
 def _terms(given: Case) -> Callable[[slice, slice], np.ndarray]:
-    """Return a function of queries and keys, dealt: what they add to dk and dv."""
+    """Return a function of slices of queries and keys that returns what these queries add to dk and dv."""
     q, k, v, dout, dlse = (x.astype(np.float64) for x in (*given.given(), *given.cotangents()))
     scale, order = q.shape[-1] ** -0.5, given.positions.ravel()
     out, lse = (given.dealt(x) for x in given.true[:2])
@@ -98,7 +107,7 @@ IMITATED = (
     mistake("against_the_blocks", _sent_home(lambda rank, step, P: (rank + step + 2) % P)),
     mistake("stays_where_it_was_computed", _sent_home(lambda rank, step, P: (rank + 1) % P)),
 )
-"""Mistakes that can be made in two ways come twice."""
+"""All mistakes with imitations. A mistake that can be made in two ways is listed twice."""
 
 
 def _verify(subject: Any, *cases: Case) -> None:
@@ -130,7 +139,7 @@ def _check_ring(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_held(subject: Any, rng: np.random.Generator) -> None:
-    """The same tokens on each device, 4 devices and 8."""
+    """Check the memory of a device on 4 and on 8 devices, with the same tokens on each device."""
     cases = [case(rng, zigzag(L * P, P)) for P in (4, 8)]
     few, many = (look(subject, given, NAMED, gradients=True) for given in cases)
     block = cases[0].given()[1].nbytes / 4
@@ -141,13 +150,17 @@ def _check_held(subject: Any, rng: np.random.Generator) -> None:
     example = (
         f"{L} tokens on each device: {few.scratch:,} bytes of scratch with P=4, {many.scratch:,} with P=8"
     )
-    hops = many.blocks / 2  # of K and V; 7 forward, 7 backward, and 8 of the couriers are a ring's
+    hops = many.blocks / 2  # of K and V; a ring makes 7 hops forward, 7 backward, and 8 with couriers
     name = "keeps_what_came_by" if hops <= 14 else "keeps_the_blocks" if hops < 22 else "writes_out_the_turns"
     raise NAMED[name].failure(f"{example}, {many.blocks:g} blocks sent")
 
 
 def _check_wire(subject: Any, rng: np.random.Generator) -> None:
-    """Who brings what it computes straight home sends a courier P − 1 times; nobody less, as P − 1 others wait for it."""
+    """Check the types of messages.
+
+    A program that sends each term directly to its owner sends couriers P − 1 times. No right program sends
+    fewer, because P − 1 other devices wait for their terms.
+    """
     given = narrow_case(rng, 8)
     found = look(subject, given, NAMED, gradients=True)
     expect_told(found, given)
@@ -167,7 +180,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Three devices, positions dealt at random."""
+    """Check results on three devices with positions dealt at random."""
     _verify(subject, case(rng, shuffled(rng, 3, L), "dealt at random"))
 
 

@@ -1,4 +1,4 @@
-"""Checks of 17.forward: the ring in shard_map, with any layout, and what the compiler makes it send."""
+"""Checks of 17.forward: the ring in shard_map with any layout, and the messages of the compiled program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
 
 
 def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], Parts]:
-    """Return a ring whose lse is right, and whose out is this mean of the outs of blocks."""
+    """Return a wrong ring: its lse is right, and its out is a mean, by `of`, of the outs of single blocks."""
 
     def imitate(given: Case) -> Parts:
         alone = [walk(given, steps=lambda given, step=step: (step,))[0] for step in range(given.ranks)]
@@ -49,7 +49,7 @@ def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], 
 
 
 def _half_and_half(outs: list[np.ndarray]) -> np.ndarray:
-    """The mean of what was there and what came, at every step."""
+    """Return the result of averaging the old and the new out with equal weights in every step."""
     return reduce(lambda one, other: (one + other) / 2, outs)
 
 
@@ -89,7 +89,7 @@ IMITATED = (
     *MISTAKES,
     mistake("averages_blocks", _averaged(lambda outs: np.mean(outs, axis=0))),
 )
-"""Mistakes that can be made in two ways come twice."""
+"""All mistakes with imitations. A mistake that can be made in two ways is listed twice."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
@@ -101,7 +101,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _count(subject: Any, given: Case) -> Examined:
-    """Return what came of the program. Raises: Failure where it sends more than K and V, P − 1 times."""
+    """Return the outcome of the program. Raises: Failure if it sends more than K and V, P − 1 times each."""
     found = look(subject, given, NAMED)
     P, enough = given.ranks, 2 * (given.ranks - 1)
     example = (
@@ -128,7 +128,7 @@ def _count(subject: Any, given: Case) -> Examined:
 
 
 def _check_messages(subject: Any, rng: np.random.Generator) -> None:
-    """On the devices of two other checks, so that nothing is compiled for this one alone."""
+    """Count messages on the devices of two other checks, so that nothing is compiled for this check alone."""
     for deal in (zigzag(L * 4, 4), contiguous(L * 3, 3)):
         _count(subject, case(rng, deal))
 
@@ -149,7 +149,10 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Eight devices, positions dealt at random, scores of some hundreds; by a ring, be it of a hop too many."""
+    """Check answers on eight devices with positions dealt at random and scores of some hundreds.
+
+    The program must be a ring, which may make one hop too many.
+    """
     given = case(rng, shuffled(rng, 8, L), "dealt at random, large scores", size=8.0)
     found = look(subject, given, NAMED)
     if any(np.isnan(part).any() for part in found.results):

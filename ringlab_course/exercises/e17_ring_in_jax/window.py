@@ -1,4 +1,4 @@
-"""Checks of 17.window: a sliding window in global positions, and no hop that nobody needs."""
+"""Checks of 17.window: a sliding window in global positions, and no hop that no device needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
 
 
 def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], Parts]:
-    """Return a ring whose mask is made of ages of keys and the window."""
+    """Return a ring with the mask `seen(ages of keys, window)`."""
 
     def mask(given: Case, rank: int, origin: int) -> np.ndarray:
         return seen(given.positions[rank][:, None] - given.positions[origin], given.window or 0)
@@ -42,9 +42,12 @@ def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], P
 
 
 def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
-    """The window by places inside of blocks, causality by positions. Raises: ValueError where that hides nothing."""
+    """Return a mask with the window by places inside blocks and causality by positions.
+
+    Raises: ValueError if the window is as long as a block, so that it hides nothing.
+    """
     if given.length <= (given.window or 0):
-        raise ValueError("a window that no block ends")
+        raise ValueError("a window as long as a block hides nothing inside of blocks")
     return _by_places(given, rank, origin)
 
 
@@ -58,12 +61,12 @@ def _no_later_key(given: Case, rank: int, origin: int) -> np.ndarray:
 
 
 def _needed(given: Case) -> range:
-    """The steps that some device needs."""
+    """Return the steps that at least one device needs."""
     return range(furthest(given.positions, given.window) + 1)
 
 
 def _not_after_the_window(given: Case, rank: int, origin: int) -> np.ndarray:
-    """Hide keys that are too old, and no later ones."""
+    """Return a mask that hides keys that are too old, but not later keys."""
     return given.positions[rank][:, None] - given.positions[origin] < (given.window or 0)
 
 
@@ -73,7 +76,7 @@ def of_contiguous(given: Case) -> range:
 
 
 def _of_the_first(given: Case) -> range:
-    """The steps that device 0 needs."""
+    """Return the steps that device 0 needs."""
     mask = sees(given.window)
     needed = [
         s for s in range(given.ranks) if mask(given.positions[0], given.positions[-s % given.ranks]).any()
@@ -86,7 +89,7 @@ def _fewer(given: Case) -> range:
 
 
 def _skips(given: Case) -> Parts:
-    """A ring that hops only in steps that some device needs, so that its blocks lag behind the steps."""
+    """Return a ring that hops only in steps that some device needs, so that its blocks come too late."""
     P, mask, hops = given.ranks, sees(given.window), {0: 0}
     for step in range(1, P):
         rows = given.positions, np.roll(given.positions, step, axis=0)
@@ -116,11 +119,11 @@ IMITATED = (
     mistake("no_window", _ring(mask=_no_later_key, steps=_needed)),
     mistake("window_inside_blocks", _ring(mask=_by_places, steps=_needed)),
 )
-"""Mistakes that can be made in two ways come twice."""
+"""All mistakes with imitations. A mistake that can be made in two ways is listed twice."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """A window that reaches into the second block before; and near chunks on far devices.
+    """Check answers for a window that reaches two blocks back, and for near chunks on distant devices.
 
     In the second layout all mistakes differ from each other.
     """
@@ -130,7 +133,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _count(subject: Any, given: Case, otherwise: str = "") -> None:
-    """Raises: Failure where blocks travel that nobody needs; `otherwise` names a mistake where others cannot be."""
+    """Raise Failure if blocks travel that no device needs.
+
+    otherwise: the mistake to report if no other mistake is possible.
+    """
     found, needed = look(subject, given, NAMED), furthest(given.positions, given.window)
     example = f"{given.text}: {found.messages} messages of a device, {found.blocks:g} blocks; {2 * needed} are enough"
     if found.others:
@@ -152,7 +158,7 @@ def _check_sends(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _edges(rng: np.random.Generator) -> list[Case]:
-    """A window that ends at a block's edge; and a layout that is not contiguous and needs few hops."""
+    """Return a window that ends at a block's edge, and a layout that is not contiguous but needs few hops."""
     turned = np.roll(np.arange(L * 4).reshape(4, L), 1, axis=0)
     return [
         case(rng, contiguous(L * 4, 4), window=L + 1),
@@ -161,23 +167,24 @@ def _edges(rng: np.random.Generator) -> list[Case]:
 
 
 def _cyclic(rng: np.random.Generator) -> Case:
-    """Two chunks a device, far from each other: between its first and its last token lies all that others own.
+    """Return a case with two distant chunks on each device, so that all other tokens lie between the two.
 
-    The later chunk comes first, so that neither the ends of a row nor its first and last entry say what is near.
+    The later chunk comes first. So neither the range of a device's positions nor its first and last entry
+    shows which tokens are near.
     """
     chunks = np.arange(L * 4).reshape(2, 4, 2)
     return case(rng, np.concatenate([chunks[1], chunks[0]], axis=1), "block-cyclic", window=2)
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Windows that end at a block's edge, and chunks on one device that are far from each other."""
+    """Check answers on windows that end at a block's edge, and devices with two distant chunks."""
     verify(subject, [*_edges(rng), _cyclic(rng)], IMITATED)
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     for given in _edges(rng):
         _count(subject, given)
-    # An answer that is a hop off anywhere has failed above.
+    # An answer that makes a wrong number of hops in other cases has failed above.
     _count(subject, _cyclic(rng), "hull_of_the_positions")
 
 

@@ -1,4 +1,4 @@
-"""Checks of 18.bounds: the bounds of packed documents, from the position of each token in its document."""
+"""Checks of 18.bounds: the bounds of packed documents, from each token's position in its document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = tuple[np.ndarray, np.ndarray]
 
 
 def truth(position_ids: Any) -> Answer:
-    """Return (cu_seqlens, documents): a document begins wherever a position is 0."""
+    """Return (cu_seqlens, documents). A document begins wherever a position is 0."""
     begins = np.asarray(position_ids) == 0
     return np.append(np.flatnonzero(begins), len(begins)), np.cumsum(begins) - 1
 
@@ -38,7 +38,10 @@ def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int
 
 
 def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
-    """The learner's cu_seqlens, flat and whole, and the case with it. Raises: Failure."""
+    """Return the learner's cu_seqlens, and the text of the case with them.
+
+    Raises: Failure unless cu_seqlens are one-dimensional int32.
+    """
     if hasattr(cu, "shape") and len(cu.shape) == 1:
         cu = expect_array(cu, cu.shape, name="cu_seqlens")
     else:
@@ -52,7 +55,10 @@ def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
 
 
 def _marks(cu: np.ndarray, S: int) -> np.ndarray:
-    """How often each of 0 … S is among the bounds, so that bounds of any number can be compared; others as one more."""
+    """Return how often each of 0 … S is among the bounds, and the number of other bounds.
+
+    In this form, bounds of any number can be compared.
+    """
     inside = cu[(cu >= 0) & (cu <= S)]
     return np.append(np.bincount(inside, minlength=S + 1), len(cu) - len(inside))
 
@@ -63,7 +69,7 @@ def _listed(numbers: Any) -> str:
 
 
 def _drawn(rng: np.random.Generator, count: int, most: int) -> list[int]:
-    """Different lengths of two tokens or more."""
+    """Return different lengths of at least two tokens."""
     return [int(n) for n in rng.permutation(np.arange(2, most))[:count]]
 
 
@@ -73,14 +79,17 @@ def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
-    """Documents of one token: alone, one after the other, at both ends; and a row of nothing else."""
+    """Check answers on documents of one token.
+
+    They are alone, one after the other, at both ends of a row, or fill a row.
+    """
     (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
     ones = [1] * int(rng.integers(2, 100))
     compare_all(_cases(subject, rng, [[a, 1, b], [1, 1, c, 1, 1], ones]))
 
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
-    """Hundreds of documents, of one token to some hundreds."""
+    """Check answers on a row of hundreds of documents, from one token to some hundreds of tokens long."""
     lengths = [int(n) for n in rng.geometric(0.02, 300)]
     compare_all(_cases(subject, rng, [lengths]))
 

@@ -1,4 +1,4 @@
-"""Exercise 18, packed batches: bounds from position ids, a shard's labels and positions, the ring, weights of the loss."""
+"""Exercise 18, packed batches: bounds from position ids, a packed shard, the ring, weights of the loss."""
 
 from __future__ import annotations
 

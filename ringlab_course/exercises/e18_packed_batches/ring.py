@@ -1,4 +1,4 @@
-"""Checks of 18.ring: ring attention over packed documents, which computes a block only if some row sees some key of it."""
+"""Checks of 18.ring: ring attention over packed documents that computes only blocks that a row sees."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ringlab_course.exercises.e18_packed_batches.shard import bounds, document_o
 
 
 def visible(rank: int, origin: int, positions: Sequence[Any], cu: np.ndarray) -> np.ndarray:
-    """Return True where a key of `origin` lies in the document of a query of `rank`, at or before the query."""
+    """Return True where a key of `origin` is in the document of a query of `rank`, at or before the query."""
     queries, keys, of = np.asarray(positions[rank])[:, None], np.asarray(positions[origin]), document_of(cu)
     return (of[queries] == of[keys]) & (queries >= keys)
 
 
 def truth(rank: int, case: Shards) -> State:
-    """Return what a rank should return: the (out, lse) of its queries over what they see of all blocks."""
+    """Return the right (out, lse) of a rank: its queries over the keys that they see in all blocks."""
     cu, positions = case.keywords["cu_seqlens"].numpy(), case.positions
     assert positions is not None
     seen = [visible(rank, origin, positions, cu) for origin in range(case.world_size)]
@@ -44,7 +44,7 @@ ON_THE_WIRE = tuple(
         "does_not_unpack", "leaves_the_ring", "never_waits",
     )
 )  # fmt: skip
-"""The mistakes of any ring, in the words of exercise 05."""
+"""Mistakes that any ring can make, with the descriptions of exercise 05."""
 NAMED = {each.name: each for each in (*misconceptions_of("18.ring"), *ON_THE_WIRE)}
 
 
@@ -87,12 +87,12 @@ def _answers(results: Sequence[Any], case: Shards) -> Iterator[Answered]:
 
 
 def _verify(subject: Any, cases: Iterable[Shards]) -> None:
-    """Compare (out, lse) of every rank with the oracle's, the smallest case first."""
+    """Compare each rank's (out, lse) with the oracle's. Cases are in order of size."""
     compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """One rank; documents that lie within shards, and across their borders."""
+    """Check answers on one rank, documents inside shards, and documents across the borders of shards."""
     a, b, c = lengths_of(rng, 3, 7)
     packed = ([a, b], 1), ([a, a], 2), ([a, b, c], 2), ([b, c, a, 2], 3)
     _verify(subject, [_case(rng, lengths, layouts.contiguous, P) for lengths, P in packed])
@@ -105,7 +105,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Documents of one token and of none, fewer tokens than ranks, eight ranks."""
+    """Check answers on documents of one token and of none, fewer tokens than ranks, and eight ranks."""
     a, b, c = lengths_of(rng, 3, 9)
     packed = (
         ([1, 1], layouts.contiguous, 3), ([a, 0, 1, b], layouts.zigzag, 3), ([0, 1, 1, c, 0], layouts.striped, 2),
@@ -115,7 +115,10 @@ def _check_edges(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _right(subject: Any, case: Shards) -> Any:
-    """The trace of a run whose values are right: only of such a run are messages and work counted."""
+    """Return the trace of a run after comparing its values.
+
+    Messages and work count only if values are right.
+    """
     outcome = _run(subject, case)
     for each in _answers(outcome.results, case):
         if relative_error(each.answer, each.truth) > 1e-4:
@@ -135,13 +138,13 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
 
 
 LONG = ([700, 836], layouts.zigzag, 2, 4, 4, 64)
-"""Documents, layout, ranks, heads and head dim of a run whose computation takes long."""
+"""The documents, layout, ranks, heads and head dim of a run whose computation takes long."""
 
 
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
-    """Each rank computes with the blocks of which it sees a key, and with no other.
+    """Check that each rank computes with the blocks of which it sees a key, and with no other block.
 
-    The last case takes so long that the judge sees whether the work is done where the ring says that it computes.
+    The last case takes so long that the judge sees whether the work is done where the ring reports it.
     """
     a, b = lengths_of(rng, 2, 6)
     for each in (([a] * 3, layouts.contiguous, 3), ([a, b, a, b], layouts.contiguous, 4), LONG):

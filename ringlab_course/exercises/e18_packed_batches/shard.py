@@ -1,4 +1,4 @@
-"""Checks of 18.shard: a rank's tokens, labels and positions, out of a packed row."""
+"""Checks of 18.shard: a rank's tokens, labels and positions, taken from a packed row."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ NAMES = ("tokens", "labels", "positions")
 
 
 def document_of(cu: np.ndarray) -> np.ndarray:
-    """Return the document of every token of the row."""
+    """Return the number of the document of every token in the row."""
     return np.repeat(np.arange(len(cu) - 1), np.diff(cu))
 
 
 def truth(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
     """Return a rank's tokens, labels and positions.
 
-    A label is the next token of the same document, IGNORE at its last token. Positions count in the document.
+    A label is the next token of the same document, or IGNORE at the document's last token. Positions are
+    counted from the start of the document.
     """
     tokens, cu, own = (np.asarray(x, np.int64) for x in (tokens, cu_seqlens, own))
     labels = np.append(tokens[1:], IGNORE)
@@ -37,7 +38,7 @@ def truth(tokens: Any, cu_seqlens: Any, own: Any) -> tuple[np.ndarray, ...]:
 
 
 def bounds(lengths: Sequence[int]) -> torch.Tensor:
-    """Return the cu_seqlens of documents of these lengths, int32."""
+    """Return the cu_seqlens, int32, of documents of these lengths."""
     return torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
 
 
@@ -48,7 +49,10 @@ def _cases(
     *,
     turned: bool = False,
 ) -> Iterator[Answered]:
-    """`turned`: ranks store their tokens from the last to the first."""
+    """Yield the answers for all ranks of packed rows.
+
+    With `turned`, ranks store their tokens in reverse order.
+    """
     for lengths, make, P in packed:
         layout, cu = make(sum(lengths), P), bounds(lengths)
         tokens = torch.from_numpy(rng.permutation(layout.S) + rng.integers(100_000))  # no token comes twice
@@ -62,12 +66,12 @@ def _cases(
 
 
 def lengths_of(rng: np.random.Generator, count: int, most: int) -> list[int]:
-    """Return different lengths of two tokens or more."""
+    """Return different lengths of at least two tokens."""
     return [int(n) for n in rng.permutation(np.arange(2, most))[:count]]
 
 
 def _check_labels(subject: Any, rng: np.random.Generator) -> None:
-    """One rank, then documents that a contiguous cut divides."""
+    """Check answers on a single rank, then on ranks whose contiguous shards divide documents."""
     packed = [(lengths_of(rng, 2, 6), layouts.contiguous, 1), (lengths_of(rng, 3, 7), layouts.contiguous, 2)]
     compare_all(_cases(subject, rng, [*packed, (lengths_of(rng, 4, 9), layouts.contiguous, 3)]))
 
@@ -79,7 +83,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Empty documents, documents of one token, ranks without tokens."""
+    """Check answers on empty documents, documents of one token, and ranks without tokens."""
     a, b, c = lengths_of(rng, 3, 9)
     packed = [
         ([1], layouts.contiguous, 2),

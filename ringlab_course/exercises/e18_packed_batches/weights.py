@@ -17,12 +17,12 @@ from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.wrong_answers import misconceptions_of
 
 BOUND = 1e-6
-"""Relative: weights are quotients of small whole numbers, and may be float32."""
+"""The allowed relative error. Weights are quotients of small whole numbers, and may be float32."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The documents of every rank's tokens, and which tokens count; n documents in all."""
+    """The document of each token on every rank, which tokens count, and the number n of all documents."""
 
     documents: list[torch.Tensor]
     counted: list[torch.Tensor]
@@ -30,7 +30,7 @@ class Problem:
     text: str
 
     def counts(self) -> np.ndarray:
-        """Return how many tokens of each document count, on all ranks together."""
+        """Return how many tokens of each document count on all ranks together."""
         total = np.zeros(self.n)
         for own, counts in zip(self.documents, self.counted, strict=True):
             np.add.at(total, own[counts].numpy(), 1)
@@ -38,7 +38,7 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, share: float = 0.7) -> Problem:
-    """Return a problem whose rank r holds held[r][d] tokens of document d; of each document some token counts."""
+    """Return a problem. Rank r holds held[r][d] tokens of document d, of which at least one counts."""
     documents = [torch.from_numpy(np.repeat(np.arange(n), own)) for own in held]
     counted = [torch.from_numpy(rng.random(len(own)) < share) for own in documents]
     for document in range(n):
@@ -52,7 +52,7 @@ def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, sha
 
 
 def truth(rank: int, given: Problem) -> np.ndarray:
-    """Return the weights of a rank's tokens: of each document the mean over its tokens, of these means the mean."""
+    """Return the weights of a rank's tokens in a mean over documents of the means over their tokens."""
     counts, own = given.counts(), given.documents[rank].numpy()
     return given.counted[rank].numpy() / (np.maximum(counts, 1)[own] * np.count_nonzero(counts))
 
@@ -84,26 +84,26 @@ def _verify(subject: Any, *cases: Problem) -> None:
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
-    """Tokens of each document on each rank, one or more."""
+    """Return the numbers of tokens of each document on each rank, which are at least one."""
     return [[int(n) for n in row] for row in rng.integers(1, 6, shape)]
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """One rank; then whole documents, on one rank each."""
+    """Check answers on one rank, then whole documents that are on one rank each."""
     a, b, c = (int(n) for n in rng.permutation(np.arange(2, 8))[:3])
     alone = problem(rng, [[a, b, 1]], 3)
     _verify(subject, alone, problem(rng, [[a, b, 0], [0, 0, c]], 3))
 
 
 def _check_shared(subject: Any, rng: np.random.Generator) -> None:
-    """Documents of which several ranks hold tokens."""
+    """Check answers on documents that have tokens on several ranks."""
     some = _drawn(rng, (3, 4))
-    some[0][3] = some[2][0] = 0  # documents that not all ranks share
+    some[0][3] = some[2][0] = 0  # these documents are not on all ranks
     _verify(subject, problem(rng, _drawn(rng, (2, 2)), 2), problem(rng, some, 4))
 
 
 def _check_none(subject: Any, rng: np.random.Generator) -> None:
-    """Documents of which nothing counts, empty documents, ranks without tokens."""
+    """Check answers on documents in which no token counts, empty documents, and ranks without tokens."""
     given = problem(rng, [[*_drawn(rng, (1, 3))[0], 0], [0, 0, 0, 0], [2, 3, 0, 0]], 4)
     for own, counts in zip(given.documents, given.counted, strict=True):
         counts[own == 1] = False
@@ -111,7 +111,11 @@ def _check_none(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_messages(subject: Any, rng: np.random.Generator) -> None:
-    """One reduction: all_reduce makes P − 1 exchanges of all n numbers, reduce-scatter and all-gather twice as many of n / P."""
+    """Check that there is one reduction for all documents.
+
+    all_reduce makes P − 1 exchanges of all n numbers. Reduce-scatter and all-gather make twice as many
+    exchanges, of n / P numbers.
+    """
     P, n = 3, 6
     given = problem(rng, _drawn(rng, (P, n)), n)
     run = _run(subject, given)

@@ -1,4 +1,4 @@
-"""Exercise 19, serving: pages on ranks, merging partials, decode with divided heads, prefill of a chunk, and what should travel."""
+"""Exercise 19, serving: pages on ranks, merged partials, decode, prefill of a chunk, what should travel."""
 
 from __future__ import annotations
 

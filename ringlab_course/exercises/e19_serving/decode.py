@@ -1,4 +1,4 @@
-"""Checks of 19.decode: one new token, query heads shared among the ranks, and a cache whose tokens lie on all of them."""
+"""Checks of 19.decode: one new token, with query heads and the tokens of the cache divided among ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ringlab_course.checking.numbers import attend, random, rounding_bound
 from ringlab_course.checking.wrong_answers import misconceptions_of
 
 _PARTNER = re.compile(r"sends float\S+? .*? to rank (\d+) .*?; rank \d+ expects .*? from rank \1 ")
-"""In the report of ranks that wait for each other: one that sends to a rank and expects its message from the same."""
+"""Matches, in the report of waiting ranks, a rank that sends to the rank from which it expects a message."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The query heads (B, H/P, 1, D) of every rank, and the keys and values (B, K, L, D) that it holds."""
+    """The query heads (B, H/P, 1, D) of each rank, and the keys and values (B, K, L, D) on each rank."""
 
     qs: list[torch.Tensor]
     ks: list[torch.Tensor]
@@ -45,13 +45,13 @@ class Problem:
         return tuple(np.concatenate([oracle.float64(x) for x in xs], axis) for xs, axis in zip((self.qs, self.ks, self.vs), (1, 2, 2), strict=True))  # type: ignore[return-value]  # fmt: skip
 
     def own(self, rank: int, out: np.ndarray) -> np.ndarray:
-        """Return a rank's heads of an output of all."""
+        """Return a rank's heads, taken from the output of all heads."""
         heads = self.qs[0].shape[1]
         return out[:, rank * heads : (rank + 1) * heads]
 
 
 def problem(rng: np.random.Generator, held: Sequence[int], H: int, K: int, D: int = 4, B: int = 1) -> Problem:
-    """Return a problem whose rank r holds held[r] tokens; H query heads in all."""
+    """Return a problem with H query heads in all, whose rank r holds held[r] tokens."""
     P = len(held)
     qs = [random(rng, B, H // P, 1, D) for _ in range(P)]
     ks, vs = ([random(rng, B, K, L, D) for L in held] for _ in range(2))
@@ -59,7 +59,7 @@ def problem(rng: np.random.Generator, held: Sequence[int], H: int, K: int, D: in
 
 
 def truth(rank: int, given: Problem) -> np.ndarray:
-    """Return what a rank should return: its heads over the tokens of all ranks."""
+    """Return the right output of a rank: its heads, attending to the tokens of all ranks."""
     return given.own(rank, attend(*given.whole())[0])
 
 
@@ -94,7 +94,7 @@ def _verify(subject: Any, cases: Iterable[Problem]) -> None:
 
 
 def _drawn(rng: np.random.Generator, P: int, most: int = 9) -> list[int]:
-    """Tokens of every rank, two or more, all different."""
+    """Return a number of tokens for each rank, at least two and all different."""
     return [int(n) for n in rng.permutation(np.arange(2, max(most, P + 3)))[:P]]
 
 
@@ -104,19 +104,19 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_groups(subject: Any, rng: np.random.Generator) -> None:
-    """Fewer K/V heads than query heads, more ranks than K/V heads, a batch."""
+    """Check answers on fewer K/V heads than query heads, more ranks than K/V heads, and a batch."""
     sizes = ((2, 8, 4, 1), (4, 8, 2, 1), (4, 4, 1, 2))
     _verify(subject, [problem(rng, _drawn(rng, P), H, K, B=B) for P, H, K, B in sizes])
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """Ranks that hold no token yet, as at the beginning of every sequence."""
+    """Check answers on ranks that hold no token yet, as at the beginning of every sequence."""
     few = int(rng.integers(1, 5))
     _verify(subject, [problem(rng, [few, 0], 2, 2), problem(rng, [1, few, 0, 0], 4, 2)])
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """Its queries to all others, and to each of them the partial of that rank's heads."""
+    """Check that a rank sends each other rank its own queries and the partial of the other rank's heads."""
     for held in ([3, 4, 2, 5], [30, 41, 22, 50]):
         P, H, D = 4, 8, 8
         given = problem(rng, held, H, 2, D)

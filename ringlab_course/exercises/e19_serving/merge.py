@@ -16,7 +16,7 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("out", "lse")
 BOUND = 2e-6
-"""Relative: a float32 sum of some partials of numbers near 1."""
+"""The allowed relative error: that of a float32 sum of a few partials of numbers near 1."""
 Answer = tuple[np.ndarray, np.ndarray]
 
 
@@ -39,7 +39,7 @@ def _answers(subject: Any, cases: Iterable[tuple[str, Answer]]) -> Iterator[Answ
             raise STAGE.misconception("nan_without_keys" if empty else "overflows").failure(text)
         size = np.abs(lses[np.isfinite(lses)]).max(
             initial=1.0
-        )  # an lse of this size is rounded by its share of it
+        )  # the rounding error of an lse is proportional to its size
         yield Answered(got, right, BOUND * max(1.0, float(size)), names=NAMES, text=text)
 
 
@@ -49,7 +49,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
-    """Ranks without a key that a row sees, for some rows; and rows that see no key at all."""
+    """Check answers for rows that see no key on some ranks, and for rows that see no key on any rank."""
     outs, lses = _partials(rng, 4)
     lses[1, 0], lses[3] = -np.inf, -np.inf
     nothing = _partials(rng, 3)
@@ -60,7 +60,7 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """lse of some hundreds, whose exponentials overflow, or are all zero."""
+    """Check answers on lse of some hundreds, whose exponentials overflow or are all zero."""
     cases = []
     for lift in (300.0, -300.0):
         outs, lses = _partials(rng, 3)

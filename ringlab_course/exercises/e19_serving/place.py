@@ -1,4 +1,4 @@
-"""Checks of 19.place: the rank and the slot of every token of a cache that is dealt to ranks."""
+"""Checks of 19.place: the rank and the slot of each token in a cache that is dealt to ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = tuple[np.ndarray, np.ndarray]
 
 
 def truth(tokens: Any, interleave: int, P: int) -> Answer:
-    """Return the rank and the slot of every token."""
+    """Return the rank and the slot of each token."""
     t = np.asarray(tokens, np.int64)
     return t // interleave % P, t // (interleave * P) * interleave + t % interleave
 
@@ -34,7 +34,7 @@ def _answers(subject: Any, cases: Sequence[tuple[np.ndarray, int, int]]) -> Iter
 
 
 def _check_first(subject: Any, rng: np.random.Generator) -> None:
-    """The first tokens of a sequence, in order, for more than one turn around the ranks."""
+    """Check answers on the first tokens of a sequence, in order, for more than one turn around the ranks."""
     dealt = [(1, 2), (2, 2), (4, 3), (int(rng.integers(3, 9)), 2)]
     drawn = [
         (np.arange(2 * interleave * P + int(rng.integers(1, 500))), interleave, P) for interleave, P in dealt
@@ -43,7 +43,7 @@ def _check_first(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Any tokens, in any order, far into the sequence; one rank; no token."""
+    """Check answers on tokens far into the sequence in any order, a single rank, and no token."""
     drawn = [
         (rng.integers(0, 1 << 20, 40), int(rng.integers(1, 70)), int(rng.integers(2, 70))) for _ in range(4)
     ]

@@ -1,4 +1,4 @@
-"""Checks of 19.prefill: a chunk of a prompt attends to the cached prefix and to itself, both spread over the ranks."""
+"""Checks of 19.prefill: a chunk of a prompt attends to itself and to a cached prefix that ranks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringlab_course.exercises.e19_serving.place import truth as place
 
 @dataclass(frozen=True)
 class Problem:
-    """What every rank holds: of the chunk q, k, v and their positions, of the prefix cached k, v and their positions."""
+    """Each rank's q, k, v and positions of the chunk, and its k, v and positions of the cached prefix."""
 
     qs: list[torch.Tensor]
     ks: list[torch.Tensor]
@@ -39,7 +39,7 @@ class Problem:
         return len(self.qs)
 
     def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the k, v and positions of all ranks, prefix and chunk."""
+        """Return the keys, values and positions of all ranks, first of the prefix and then of the chunk."""
         k, v = (torch.cat([*old, *new], dim=2).double().numpy() for old, new in ((self.cached_ks, self.ks), (self.cached_vs, self.vs)))  # fmt: skip
         return k, v, torch.cat([*self.cached, *self.positions]).numpy()
 
@@ -47,7 +47,7 @@ class Problem:
 def problem(
     rng: np.random.Generator, prefix: int, layout: Layout, H: int = 1, K: int = 1, D: int = 4, page: int = 2
 ) -> Problem:
-    """Return a problem: a chunk under `layout` after `prefix` cached tokens, in pages of `page` tokens."""
+    """Return a problem: a chunk under `layout` after `prefix` cached tokens, which are in pages of `page`."""
     P, positions, cached = layout.P, [], []
     ranks, _ = place(np.arange(prefix), page, P)
     for rank in range(P):
@@ -99,13 +99,13 @@ def _verify(subject: Any, cases: Iterable[Problem]) -> None:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """No prefix, one rank, then both."""
+    """Check answers on chunks without a prefix, on a single rank, and with a prefix on several ranks."""
     made = ((0, 4, 1), (0, 4, 2), (3, 2, 1), (4, 4, 2), (9, 6, 3))
     _verify(subject, [problem(rng, prefix, layouts.contiguous(n, P)) for prefix, n, P in made])
 
 
 def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
-    """Zig-zag and striped chunks, shared heads, large pages."""
+    """Check answers on zig-zag and striped chunks, shared heads and large pages."""
     prefix = int(rng.integers(5, 12))
     made = [
         problem(rng, prefix, layouts.zigzag(8, 2)),
@@ -115,13 +115,13 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """A chunk of fewer tokens than ranks; a prefix that lies on some ranks only."""
+    """Check answers on a chunk of fewer tokens than ranks, and a prefix that is on some ranks only."""
     made = ((1, layouts.contiguous(1, 3)), (3, layouts.zigzag(5, 4)), (0, layouts.striped(2, 3)))
     _verify(subject, [problem(rng, prefix, layout, 2, 1, page=3) for prefix, layout in made])
 
 
 def _check_messages(subject: Any, rng: np.random.Generator) -> None:
-    """Prefix and chunk of a rank in one block: P − 1 exchanges with the next rank, each block once."""
+    """Check that a rank's prefix and chunk travel as one block, in P − 1 exchanges with the next rank."""
     for prefix, layout in ((8, layouts.contiguous(8, 4)), (9, layouts.zigzag(7, 3))):
         given = problem(rng, prefix, layout, 2, 1)
         outcome = _run(subject, given)

@@ -1,4 +1,4 @@
-"""Checks of 19.travel: the bytes of a prefill of which keys and values travel, or queries and their partials."""
+"""Checks of 19.travel: the bytes of a prefill in which keys and values travel, or queries and partials."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("keys and values", "queries")
 Asked = tuple[int, int, int, int, int, int, int]
-"""prefix, new, P, H, K, D, itemsize."""
+"""The arguments prefix, new, P, H, K, D and itemsize."""
 
 
 def truth(prefix: int, new: int, P: int, H: int, K: int, D: int, itemsize: int) -> np.ndarray:
-    """Return the bytes that a rank sends if keys and values travel, and if queries and their partials do."""
+    """Return the bytes that a rank sends if keys and values travel, and if queries and partials travel."""
     keys = (prefix + new) // P * 2 * K * D * itemsize
     partials = H * (D + 1) * max(itemsize, 4)
     rows = new // P * (H * D * itemsize + partials)
@@ -47,7 +47,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """One rank, float64, no prefix, a real model."""
+    """Check answers for one rank, float64, no prefix, and sizes of a real model."""
     prefix, new, _, H, K, D, _ = _drawn(rng, 2)
     one = prefix, new, 1, H, K, D, 2
     _, new, P, H, K, D, _ = _drawn(rng, 2)

@@ -1,4 +1,4 @@
-"""Checks of 20.chunk: linear attention of one chunk with decay, from the state that enters to the state that leaves."""
+"""Checks of 20.chunk: linear attention of one chunk with decay, from entering to leaving state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 NAMES = ("out", "state")
 BOUND = 1e-9
-"""Relative: inputs are float64, sums have some dozens of terms."""
+"""The allowed relative error. Inputs are float64, and sums have some dozens of terms."""
 Answer = tuple[np.ndarray, np.ndarray]
 
 
 def truth(q: Any, k: Any, v: Any, decay: Any, state: Any) -> Answer:
-    """Return (out, state) of inputs (H, L, ·), token by token."""
+    """Return (out, state) for inputs (H, L, ·), computed token by token."""
     q, k, v, g, S = (np.asarray(x, np.float64) for x in (q, k, v, decay, state))
     out = np.zeros(v.shape)
     for t in range(q.shape[1]):
@@ -42,7 +42,7 @@ def inputs(
     decay: float = 0.5,
     empty: bool = False,
 ) -> Inputs:
-    """Return q, k, v, decay and state in float64; decays are drawn between −2 · `decay` and 0."""
+    """Return q, k, v, decay and state in float64. Decays are drawn between −2 · `decay` and 0."""
     shapes = (H, L, D), (H, L, D), (H, L, Dv)
     q, k, v = (torch.from_numpy(rng.standard_normal(shape)) for shape in shapes)
     g = torch.from_numpy(-2 * decay * rng.random((H, L)))
@@ -65,7 +65,7 @@ def _verify(subject: Any, cases: Iterable[tuple[str, Inputs]]) -> None:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """No decay and no state first; then one after the other."""
+    """Check answers on chunks without decay and state, with one of the two, and with both."""
     _verify(
         subject,
         [
@@ -79,7 +79,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_strong(subject: Any, rng: np.random.Generator) -> None:
-    """Decays that forget everything, so that e to the negative sum overflows; weak ones between them."""
+    """Check answers on strong decays with weak ones between them.
+
+    Strong decays forget everything, so that e to the negative of their sum overflows.
+    """
     cases: list[tuple[str, Inputs]] = []
     for L, strong, text in ((6, -400.0, "−400"), (40, -400.0, "−400"), (7, -np.inf, "−∞")):
         q, k, v, g, state = inputs(rng, L)
@@ -89,7 +92,7 @@ def _check_strong(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """No token, one token."""
+    """Check answers on chunks of no token and of one token."""
     _verify(subject, [("decay and state", inputs(rng, L)) for L in (0, 1)])
 
 

@@ -1,4 +1,4 @@
-"""Exercise 20, rings beyond softmax: a chunk of linear attention, what tokens do to a state, the scan over ranks, the layer."""
+"""Exercise 20, rings beyond softmax: a chunk of linear attention, transitions, the scan, the layer."""
 
 from __future__ import annotations
 

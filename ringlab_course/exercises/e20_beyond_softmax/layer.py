@@ -1,4 +1,4 @@
-"""Checks of 20.layer: linear attention with the gated delta rule over ranks, each of which holds a stretch of tokens."""
+"""Checks of 20.layer: linear attention with the gated delta rule, over ranks with one stretch each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = 1e-8
 
 @dataclass(frozen=True)
 class Problem:
-    """The tokens of every rank, in order: lists with one (H, L, ·) a rank."""
+    """The tokens of all ranks in order, as lists with one (H, L, ·) per rank."""
 
     qs: list[torch.Tensor]
     ks: list[torch.Tensor]
@@ -41,7 +41,7 @@ class Problem:
         return f"P={len(self.qs)}, {', '.join(map(str, self.lengths))} tokens on the ranks"
 
     def outs(self) -> list[np.ndarray]:
-        """Return every rank's outputs: one pass over all tokens, from a state of zeros."""
+        """Return each rank's outputs, from one pass over all tokens that begins with a state of zeros."""
         state = np.zeros((*self.ks[0].shape[::2], self.vs[0].shape[-1]))
         found = []
         for own in zip(*self.per_rank, strict=True):
@@ -58,7 +58,10 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, lengths: Sequence[int], H: int = 2, D: int = 3, Dv: int = 2) -> Problem:
-    """Return random tokens in float64; keys have length 1, decays forget a tenth at most."""
+    """Return random tokens in float64.
+
+    Keys have length 1, and a decay forgets at most a tenth of the state.
+    """
 
     def drawn(n: int) -> list[torch.Tensor]:
         return [torch.from_numpy(rng.standard_normal((H, L, n))) for L in lengths]
@@ -85,7 +88,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Stretches of different lengths, empty ones among them."""
+    """Check answers on stretches of different lengths, some of them empty."""
     _verify(subject, problem(rng, [2, 5, 3]), problem(rng, [4, 0, 3]), problem(rng, [0, 1, 0, 2, 1], H=1))
 
 
@@ -93,7 +96,7 @@ SHORT, LONG = 2, 40
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """A rank sends as many bytes of a long sequence as of a short one."""
+    """Check that a rank sends no more bytes for a long sequence than for a short one."""
     P, sent = 4, {}
     for length in (SHORT, LONG):
         given = problem(rng, [length] * P, H=2, D=4, Dv=4)

@@ -1,4 +1,4 @@
-"""Checks of 20.scan: the state that enters each rank, by few messages in few rounds."""
+"""Checks of 20.scan: the state that enters each rank, computed with few messages in few rounds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ringlab_course.checking.wrong_answers import misconceptions_of
 
 BOUND = 1e-9
 HOP = 0.5
-"""Seconds of a message on the virtual clock."""
+"""The duration of a message on the virtual clock, in seconds."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the tokens of every rank do to a state: S' = A S + B."""
+    """The transition S' = A S + B that each rank's tokens make."""
 
     As: list[torch.Tensor]
     Bs: list[torch.Tensor]
@@ -32,7 +32,7 @@ class Problem:
         return f"P={len(self.As)}"
 
     def entering(self, rank: int) -> np.ndarray:
-        """Return the state that enters a rank: what all ranks before it make of zeros."""
+        """Return the state that enters a rank: all earlier ranks' tokens, applied to a state of zeros."""
         state = np.zeros(self.Bs[0].shape)
         for A, B in zip(self.As[:rank], self.Bs[:rank], strict=True):
             state = A.numpy() @ state + B.numpy()
@@ -40,14 +40,14 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, P: int, H: int = 1, D: int = 3, Dv: int = 2) -> Problem:
-    """Return random transitions, near a rotation, so that no rank is forgotten."""
+    """Return random transitions that are near rotations, so that no rank is forgotten."""
     As = [np.linalg.qr(rng.standard_normal((H, D, D)))[0] * rng.uniform(0.7, 1.0) for _ in range(P)]
     Bs = [rng.standard_normal((H, D, Dv)) for _ in range(P)]
     return Problem([torch.from_numpy(x) for x in As], [torch.from_numpy(x) for x in Bs])
 
 
 def rounds_of(P: int) -> int:
-    """Return the rounds of a doubling scan: the logarithm of P to the base 2, rounded up."""
+    """Return the number of rounds of a doubling scan: the logarithm of P to the base 2, rounded up."""
     return (P - 1).bit_length()
 
 
@@ -78,21 +78,24 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_any(subject: Any, rng: np.random.Generator) -> None:
-    """Numbers of ranks that are no power of two; and a rank whose tokens forget everything."""
+    """Check answers on numbers of ranks that are no power of two.
+
+    In one case, the tokens of a rank forget everything.
+    """
     cases = [problem(rng, P, H=2) for P in (3, 5, 6, 7)]
     cases[-1].As[int(rng.integers(1, 4))].zero_()
     compare_all(each for case in cases for each in _answers(_run(subject, case).results, case))
 
 
 def _right(subject: Any, given: Problem) -> Any:
-    """The trace of a run whose values are right: only of such a run are messages counted."""
+    """Return the trace of a run after comparing its values. Messages count only if values are right."""
     outcome = _run(subject, given)
     compare_all(_answers(outcome.results, given))
     return outcome.trace
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    """On the virtual clock a message takes ½ s: as many rounds as doublings."""
+    """Check that there are as many rounds as doublings. On the virtual clock, a message takes ½ s."""
     for P in (8, 7, 4):
         given = problem(rng, P)
         trace = _right(subject, given)
@@ -106,8 +109,8 @@ def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """At most one (A, B) in each round."""
-    for P in (8, 4):  # of 4 ranks, one round too many sends as often as an all-gather
+    """Check that a rank sends at most one (A, B) in each round."""
+    for P in (8, 4):  # with 4 ranks, one round too many sends as much as an all-gather
         given = problem(rng, P, D=4)
         trace, one = _right(subject, given), given.As[0].nbytes + given.Bs[0].nbytes
         for rank in range(P):

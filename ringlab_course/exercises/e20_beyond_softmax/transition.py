@@ -1,4 +1,4 @@
-"""Checks of 20.transition: what some tokens do to any state, under the gated delta rule."""
+"""Checks of 20.transition: the effect of a few tokens on any state, under the gated delta rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def truth(k: Any, v: Any, decay: Any, beta: Any) -> Answer:
-    """Return (A, B) with S' = A S + B for inputs (H, L, ·)."""
+    """Return (A, B) for inputs (H, L, ·), so that the new state is S' = A S + B."""
     k, v, g, b = (np.asarray(x, np.float64) for x in (k, v, decay, beta))
     H, L, D = k.shape
     A, B = np.tile(np.eye(D), (H, 1, 1)), np.zeros((H, D, v.shape[-1]))
@@ -34,7 +34,7 @@ def truth(k: Any, v: Any, decay: Any, beta: Any) -> Answer:
 def inputs(
     rng: np.random.Generator, L: int, *, H: int = 2, D: int = 3, Dv: int = 2, plain: bool = False
 ) -> Inputs:
-    """Return k of length 1, v, decay and beta in float64; `plain`: no decay."""
+    """Return k of length 1, v, decay and beta in float64. With `plain` there is no decay."""
     k, v = (torch.from_numpy(rng.standard_normal((H, L, n))) for n in (D, Dv))
     g = torch.from_numpy(-rng.random((H, L))) * (not plain)
     return k / k.norm(dim=-1, keepdim=True), v, g, torch.from_numpy(0.2 + 0.7 * rng.random((H, L)))
@@ -53,7 +53,10 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """No token leaves every state as it is; a decay of −inf leaves nothing of what was."""
+    """Check the transition of no token, which leaves states unchanged, and a decay of −∞.
+
+    The decay removes the old state.
+    """
     k, v, g, beta = inputs(rng, 4)
     g[:, 2] = -torch.inf
     H, D, Dv = (int(n) for n in rng.integers(1, 20, 3))

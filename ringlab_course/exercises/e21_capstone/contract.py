@@ -1,4 +1,4 @@
-"""Exercise 21, the capstone: a whole ring attention of the learner's own, held to the conformance suite."""
+"""Exercise 21, the capstone: the learner's own complete ring attention, judged by the conformance suite."""
 
 from __future__ import annotations
 

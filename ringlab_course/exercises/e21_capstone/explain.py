@@ -1,4 +1,4 @@
-"""From the suite's finding to the learner's message: the mistake by its name, and the smallest run that shows it."""
+"""From the suite's finding to the learner's message: the named mistake, and the smallest run to show it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Wrong:
     """A wrong answer whose runs can be compared with the learner's.
 
-    `adapted` gives a ring of another exercise the arguments of this stage's; `causal` is the mask that it can be run with,
-    None if either.
+    adapted: gives a ring of another exercise the arguments of this stage. causal: the mask with which the
+    wrong answer can be run, or None for both masks.
     """
 
     answer: WrongAnswer
@@ -42,13 +42,13 @@ class Wrong:
         return str(self.answer.misconception)
 
     def runs_with(self, run: Run) -> bool:
-        """Return whether it can be run with the mask of this run."""
+        """Return whether the wrong answer can be run with the mask of this run."""
         return self.causal in (None, run.causal)
 
 
 @lru_cache(maxsize=4096)
 def _made(wrong: Wrong, names: tuple[str, ...], run: Run) -> Ran:
-    """Return what comes of a run of a wrong answer."""
+    """Return the outcome of a run of a wrong answer."""
     stage = load_stage("21.backward" if names == BACKWARD else "21.forward")
     own = load_stage(wrong.answer.stage)
     space = namespace_of(wrong.answer.source, f"<{wrong.answer.submission}>")
@@ -59,9 +59,9 @@ def _made(wrong: Wrong, names: tuple[str, ...], run: Run) -> Ran:
 
 
 def wrong_rings(names: tuple[str, ...], own: Collection[str], borrowed: Collection[str]) -> list[Wrong]:
-    """Return the wrong answers of these mistakes: edits of the stage itself, and those of exercise 05 or 09.
+    """Return the wrong answers with these mistakes: edits of this stage, and answers of exercise 05 or 09.
 
-    What is borrowed is the ring without stretches that learners have written before; it meets the same runs.
+    The borrowed answers are rings without stretches, which learners wrote earlier. They make the same runs.
     """
     lenders: list[tuple[str, Adapt, bool | None]]
     if names == BACKWARD:
@@ -95,7 +95,7 @@ def _without_a_window(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answered(ran: Ran, names: tuple[str, ...]) -> list[Answered]:
-    """Return what every rank answered in a run beside what it should have, as mistakes are compared with it."""
+    """Return each rank's answer in a run beside the right one, in the form in which mistakes are compared."""
     run = ran.run
     true, bounds = expected(run.plain)
     found = []
@@ -123,7 +123,7 @@ BY_FINDING = {
     "wrong shape": "takes_any_length",
     "peak memory": "keeps_every_block",
 }
-"""What a failure of the suite's check means where nothing says more."""
+"""The mistake that a failed check of the suite shows, if nothing else explains the failure."""
 SMALL = tuple(
     Run(P, S, layout, causal, H=2, K=2, D=4)
     for P, S, layout, causal in (
@@ -137,7 +137,7 @@ SMALL = tuple(
         (4, 8, "zigzag", False),
     )
 )
-"""The runs that tell mistakes apart, the smallest first; heads are of groups in `GROUPED`."""
+"""The runs that distinguish mistakes, in order of size. Runs with grouped heads are in `GROUPED`."""
 GROUPED = (
     Run(2, 4, "contiguous", False, H=4, K=2, D=4),
     Run(2, 4, "contiguous", True, H=4, K=2, D=4),
@@ -147,15 +147,15 @@ GROUPED = (
 
 @dataclass(frozen=True)
 class Explainer:
-    """Explains what the suite found about one of the two rings."""
+    """Explains the suite's findings about a learner's forward or backward ring."""
 
     named: Mapping[str, Misconception]
     compared: Callable[[], list[Wrong]]
     of_groups: Collection[str]
-    """The mistakes that show where query heads share K/V heads alone."""
+    """The mistakes that show only if query heads share K/V heads."""
 
     def failure(self, learners: Learners, finding: Finding) -> Failure:
-        """Return what to tell of a check that failed: the mistake, if it is one that is known."""
+        """Return the failure that explains a failed check, with the name of the mistake if it is known."""
         ran = _troubled(learners, finding)
         example = _example(finding)
         if ran is not None:
@@ -180,7 +180,10 @@ class Explainer:
         return Failure(what, example)
 
     def _by_values(self, learners: Learners) -> tuple[Failure | None, bool]:
-        """The failure of a known mistake that gives the same values in all small runs; whether these are right."""
+        """Return the failure of a known mistake, or None, and whether the values of all small runs are right.
+
+        The mistake is the one that gives the same values as the learner's ring in all small runs.
+        """
         small_are_right = True
         for runs, of_groups in ((GROUPED, True), (SMALL, False)):
             wanted = [run for run in runs if run.causal or learners.names != BACKWARD]
@@ -197,7 +200,7 @@ class Explainer:
 
 
 def _fits(wrong: Wrong, rans: Sequence[Ran], names: tuple[str, ...]) -> bool:
-    """Return whether the wrong answer gives the same in every run that it can be run with."""
+    """Return whether the wrong answer gives the same values in all runs that it can make."""
     like = [ran for ran in rans if wrong.runs_with(ran.run)]
     return bool(like) and all(_alike(ran, _made(wrong, names, ran.run), names) for ran in like)
 
@@ -210,7 +213,7 @@ def _alike(ran: Ran, other: Ran, names: tuple[str, ...]) -> bool:
 
 
 def _troubled(learners: Learners, finding: Finding) -> Ran | None:
-    """The run without a fault that broke off, if the finding is about that."""
+    """Return the run without a fault that broke off, or None if the finding is about something else."""
     for ran in learners.rans.values():
         if (
             ran.run in learners.crashes
@@ -234,7 +237,7 @@ def _ragged(run: Run) -> bool:
 
 
 def _by_evidence(learners: Learners, finding: Finding) -> str | None:
-    """What the suite's own figures say."""
+    """Return the mistake that the suite's own figures show, or None."""
     if finding.name == "rounds":
         return "gathers_everything" if "no neighbour" in finding.evidence else "too_many_messages"
     if finding.name != "bytes":
@@ -247,7 +250,7 @@ def _by_evidence(learners: Learners, finding: Finding) -> str | None:
 
 
 def _beyond(ran: Ran, names: tuple[str, ...]) -> float:
-    """How many K/V blocks more than needed a rank has sent."""
+    """Return how many more K/V blocks a rank sent than needed."""
     run, meters = ran.run, ran.forward or ran.backward
     if not meters or run.P == 1:
         return 0.0
@@ -258,7 +261,7 @@ def _beyond(ran: Ran, names: tuple[str, ...]) -> float:
 
 
 def _by_nan(learners: Learners, finding: Finding) -> str | None:
-    """Which runs hold a NaN, or an infinity that is none, of those that the finding is about."""
+    """Return the mistake that the runs with NaN, or with +∞, have in common, or None."""
     broken = [ran for ran in learners.rans.values() if _broken(ran)]
     if not broken or finding.name in BY_FINDING:
         return None
@@ -270,7 +273,7 @@ def _by_nan(learners: Learners, finding: Finding) -> str | None:
 
 
 def _by_kind(learners: Learners, finding: Finding) -> str | None:
-    """What values say that are wrong in some kinds of runs only."""
+    """Return the mistake that explains why values are wrong only in some kinds of runs, or None."""
     wrong = [ran.run for ran in learners.rans.values() if not ran.run.fault and is_wrong(ran)]
     if wrong and all(run.values == "negative" or run.values == "falling" for run in wrong):
         return "finite_mask"
@@ -286,5 +289,5 @@ def _broken(ran: Ran) -> bool:
 
 
 def is_wrong(ran: Ran) -> bool:
-    """Return whether a run ended, with a value beyond its bound."""
+    """Return whether a run ended with a value beyond its bound."""
     return ran.trouble is None and any(not each.ok for each in measure(ran, tuple(ran.arrays)))

@@ -1,4 +1,4 @@
-"""Stages 21.owned, 21.block and 21.merge: who owns which token, one block, and two partial results."""
+"""Stages 21.owned, 21.block and 21.merge: the owner of each token, one block, and two partial results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWNERS: dict[str, Callable[[int, int], np.ndarray]] = {
     "striped": lambda S, P: np.arange(S) % P,
     "zigzag": lambda S, P: np.minimum(_piece(S, 2 * P), 2 * P - 1 - _piece(S, 2 * P)),
 }
-"""The layouts that 21.owned asks for: the rank of every token."""
+"""The rank of every token in each of the layouts that 21.owned asks for."""
 
 
 def _piece(S: int, pieces: int) -> np.ndarray:
@@ -35,13 +35,13 @@ def _piece(S: int, pieces: int) -> np.ndarray:
 
 
 def owned(layout: str, S: int, P: int) -> list[np.ndarray]:
-    """Return the right positions of every rank."""
+    """Return the right positions of each rank."""
     owner = OWNERS[layout](S, P)
     return [np.flatnonzero(owner == rank) for rank in range(P)]
 
 
 def visible(rows: Any, keys: Any, causal: bool) -> np.ndarray:
-    """Return what queries at `rows` see of keys at `keys`."""
+    """Return a mask of the keys at `keys` that queries at `rows` see."""
     q, k = np.asarray(rows), np.asarray(keys)
     return q[:, None] >= k[None, :] if causal else np.ones((len(q), len(k)), dtype=bool)
 
@@ -88,7 +88,7 @@ def _deal(subject: Any, cases: Iterable[tuple[str, int, int]]) -> None:
 
 
 def _rising(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Return numbers of tokens per piece, the smallest first; two gradings hardly draw the same."""
+    """Return numbers of tokens per piece in ascending order, which two gradings hardly ever share."""
     return np.sort(rng.integers(1, 500, count)) + np.arange(count)
 
 
@@ -98,7 +98,7 @@ def _check_even(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
-    """Lengths that leave a rest, fewer tokens than ranks, and none."""
+    """Check answers on lengths with a remainder, fewer tokens than ranks, and no tokens."""
     sizes = [
         (2 * P * int(n) + rest, P)
         for P, rest, n in zip((2, 2, 3, 3, 4), (1, 3, 1, 5, 3), _rising(rng, 5), strict=True)
@@ -126,7 +126,10 @@ def _block(
     scale: float | None = None,
     lower: float = 0.0,
 ) -> tuple[Any, ...]:
-    """The arguments of `attend_block` for queries and keys at these positions; `lower` is taken off all scores."""
+    """Return the arguments of `attend_block` for queries and keys at these positions.
+
+    `lower` reduces all scores.
+    """
     q = random(rng, 1, H, len(rows), D, size=size)
     k, v = (random(rng, 1, K, len(keys), D) for _ in range(2))
     if lower:
@@ -170,7 +173,7 @@ def _attend(subject: Any, cases: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _check_block(subject: Any, rng: np.random.Generator) -> None:
-    """Full and causal, positions that interleave or begin anywhere, a scale of its own."""
+    """Check answers with full and causal masks, interleaved or arbitrary positions, and given scales."""
     _attend(
         subject,
         [
@@ -204,11 +207,14 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    """Scores of hundreds and thousands, and scores below what some write for −∞."""
+    """Check answers for scores of hundreds and thousands.
+
+    Further scores are below the numbers that some programs use for −∞.
+    """
     for size in (100.0, 1000.0):
         answered = _attended(subject, _block(rng, (1, 2), (0, 2, 3), True, D=4, size=size))
         lse = expect_array(answered.answer[1], answered.truth[1].shape, name="lse")
-        if np.isneginf(lse).any():  # every query here sees a key: its sum of exponentials fell to zero
+        if np.isneginf(lse).any():  # every query here sees a key, so the sum of exponentials underflowed
             raise BLOCK_STAGE.misconception("overflows").failure(answered.text)
         compare_all([answered])
     for lower in (2e3, 1.6e4):
@@ -222,7 +228,11 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
-    """bfloat16 inputs are exact in float32, so only what is computed in bfloat16 can differ; float64 stays."""
+    """Check the dtypes of results and of the computation.
+
+    bfloat16 inputs are exact in float32, so only computing in bfloat16 makes a difference. For float64
+    inputs, results are float64.
+    """
     inputs = _block(rng, range(8), range(12), False, H=2, K=1, D=16)
     narrow = (*(x.bfloat16() for x in inputs[:3]), *inputs[3:])
     for given, dtype in (
@@ -235,7 +245,7 @@ def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
         if found != [str(dtype).removeprefix("torch.")] * 2:
             told = f"q, k, v {given[0].dtype}: out is {found[0]}, lse {found[1]}".replace("torch.", "")
             raise BLOCK_STAGE.misconception(name).failure(told)
-    _attend(subject, [inputs])  # what is wrong in float32 too is not for want of digits
+    _attend(subject, [inputs])  # an answer that is wrong in float32 too has another mistake
     try:
         _attend(subject, [narrow])
     except Failure as failure:
@@ -243,7 +253,7 @@ def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _partials(rng: np.random.Generator, *lses: Sequence[float]) -> tuple[torch.Tensor, ...]:
-    """(out, lse, new_out, new_lse) with these lse; where lse is −inf, out is 0."""
+    """Return random (out, lse, new_out, new_lse) with these lse. out is 0 where lse is −inf."""
     found: list[torch.Tensor] = []
     for values in lses:
         lse = torch.tensor([[values]], dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""Stages 21.forward and 21.backward: the conformance suite's checks, and the questions that it leaves to an exercise.
+"""Stages 21.forward and 21.backward: checks of the conformance suite, and further checks.
+
 Common mistakes are listed by where they show: in values, in messages, in behaviour.
 """
 
@@ -49,7 +50,7 @@ AS_IN_09 = (
     "narrow_couriers", "no_mask", "local_mask", "assumes_contiguous", "strictly_before", "sees_the_future", "origin_plus_step",
     "never_uses_the_visitor", "sends_own_block_again",
 )  # fmt: skip
-"""Mistakes in values whose texts, and whose wrong rings, stand in exercises 05 and 09."""
+"""Mistakes in values whose descriptions and wrong rings are in exercises 05 and 09."""
 SHARED = (
     mistake("does_not_unpack"),
     mistake("assumes_equal_lengths"),
@@ -111,7 +112,10 @@ EXPLAINERS = {
 
 
 def asks(names: tuple[str, ...], *checks: str, **claimed: Any) -> Verify:
-    """Return a check of the ring that returns `names`: the suite's checks of these names, on inputs of its own."""
+    """Return a check of the ring that returns `names`.
+
+    It runs the suite's checks of these names on new inputs.
+    """
     return _of(names, named(*checks), **claimed)
 
 
@@ -127,16 +131,17 @@ def _of(names: tuple[str, ...], selected: Sequence[SuiteCheck], **claimed: Any) 
 
 
 def _expect_right(rans: Iterable[Ran]) -> None:
-    """Raises: Failure where the values of a run are wrong whose messages or memory were counted."""
+    """Raise Failure if a run whose messages or memory were counted has wrong values."""
     for ran in rans:
         if not ran.run.fault and is_wrong(ran):
             raise Failure("The values are wrong in the very run whose cost is counted.", str(ran.run))
 
 
 def memory(names: tuple[str, ...]) -> Verify:
-    """Return the suite's check of memory, on blocks that stand out from what an operating system counts besides.
+    """Return the suite's check of memory, on blocks that are large compared with other memory of a process.
 
-    What fails is run again: chance, as an import in a process's first call, only ever adds memory.
+    A failed check is run again, because chance, such as an import in a process's first call, only ever adds
+    memory.
     """
     check = _of(names, [wide_runs(check) for check in named("peak memory")], ranks=(4, 8))
 
@@ -152,7 +157,7 @@ def memory(names: tuple[str, ...]) -> Verify:
 
 
 def bytes_to_the_last(names: tuple[str, ...]) -> Verify:
-    """Return the suite's check of bytes, and one of its own: exact bytes where shards differ in length."""
+    """Return the suite's check of bytes, followed by one of exact bytes for shards of different lengths."""
     suite = asks(names, "bytes", ranks=(4,), dtypes=("float32", "bfloat16"))
 
     def run(subject: Any, rng: np.random.Generator) -> None:
@@ -176,7 +181,7 @@ def bytes_to_the_last(names: tuple[str, ...]) -> Verify:
 
 
 def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> None:
-    """K and V of what passes through make P − 1 hops, their gradients P."""
+    """Raise Failure unless the bytes are those of K and V in P − 1 hops, and of their gradients in P hops."""
     vectors = 2 * run.B * run.K * run.D * 4
     passing = [len(positions_of(run)[(rank - step) % run.P]) for step in range(run.P)]
     right = vectors * (sum(passing[:-1]) + (sum(passing) if names == BACKWARD else 0))
@@ -191,12 +196,12 @@ def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> Non
 
 
 def hidden_tiles(names: tuple[str, ...]) -> Verify:
-    """Return the check that pairs of runs that hide from each other are not computed.
+    """Return the check that pairs of stretches in which all keys are hidden are not computed.
 
-    NaN there must touch nothing; and contiguous, the rank that sees one block must have less to do than the one
-    that sees them all, whatever becomes of the NaN. The suite counts products of matrices for this, in the process
-    that makes them; the notebook does so too, and counts elements where there are none. A worker's word is no proof,
-    so in the judge values and the processor's time tell.
+    Hidden keys are NaN, which must reach no result. In the contiguous layout, the rank that sees one block
+    must also have less work than the rank that sees all blocks. In the notebook, products of matrices are
+    counted in the process that computes them, as in the suite, or elements if there are no products. The
+    judge cannot rely on a worker's counts, so it uses the values and the processor's time.
     """
 
     def run(subject: Any, rng: np.random.Generator) -> None:
@@ -215,17 +220,27 @@ WORK = {
     InProcessSubject.effort: Run(4, 256, "contiguous", causal=True, D=4),
     "seconds of processor time": Run(4, 1024, "contiguous", causal=True, H=16, K=4, D=64),
 }
-"""The runs whose ranks are compared, by what is counted. Products are exact; elements, where a ring has no products of
-matrices, and time count all else that a rank does, so there tiles are large: 64 × 64 × 4 elements beside some dozen for
-each of 64 × 4 numbers; 16 heads of 256 × 256, beside some microseconds for each of 256 tokens."""
+"""The run in which the work of ranks is compared, for each way of counting work.
+
+Products of matrices are counted exactly. Elements, which are counted for a ring without such products, and
+time include all other work of a rank. So the tiles are large there: 64 × 64 × 4 elements, beside some dozen
+for each of 64 × 4 numbers; or 16 heads of 256 × 256, beside some microseconds for each of 256 tokens.
+"""
 MOST = 0.8
-"""Of the last rank's work, what the first may have. It has 1 block to the last one's 4, and whatever else a step costs: 0.25
-in products, 0.3 to 0.6 in time, on a busy machine too. Whoever computes hidden tiles has the same on both: 1 and more."""
+"""The largest work that the first rank may have, as a part of the last rank's.
+
+The first rank has 1 block, the last rank has 4, and a step has other costs. The measured part is 0.25 in
+products and 0.3 to 0.6 in time, even on a busy machine. A ring that computes hidden tiles has the same work
+on both ranks, so the part is 1 or more.
+"""
 TRIES = 3
 
 
 def _expect_less_work(learners: Learners, seed: int) -> None:
-    """Compare the first rank with the last in one run. What disturbs one of them once does not do so three times."""
+    """Compare the work of the first and the last rank in one run.
+
+    The run is repeated up to three times, because chance hardly disturbs a rank in all of them.
+    """
     run = replace(WORK[learners.subject.effort], seed=seed)
     by_clock = learners.subject.effort != InProcessSubject.effort
     least = (
@@ -236,7 +251,7 @@ def _expect_less_work(learners: Learners, seed: int) -> None:
         ran, efforts = learners.efforts(run)
         _expect_right([ran])
         if efforts[-1] <= least:
-            return  # it computes where nobody counts, in NumPy say: then the values alone tell
+            return  # the work is not counted, as in NumPy, so only values can show hidden tiles
         shares.append(efforts[0] / efforts[-1])
         if shares[-1] <= MOST:
             return
@@ -249,7 +264,10 @@ def _expect_less_work(learners: Learners, seed: int) -> None:
 
 
 def _hiding(run: Run) -> list[tuple[int, np.ndarray, list[np.ndarray]]]:
-    """Each rank's stretches of rows, with the keys of each other rank's stretches that lie wholly after them."""
+    """Return (rank, rows, keys) for each stretch of a rank's rows.
+
+    keys: for each other rank, the keys in its stretches that lie wholly after these rows.
+    """
     owned = [own.numpy() for own in positions_of(run)]
     cuts = [np.split(np.arange(len(own)), np.flatnonzero(np.diff(own) != 1) + 1) for own in owned]
     found = []

@@ -1,8 +1,9 @@
-"""The conformance suite's runs made by a learner's functions, wherever they run: in the notebook, or in the judge's workers.
+"""The conformance suite's runs, made by a learner's functions in the notebook or in the judge's workers.
 
-The suite plans the runs, holds what comes of them to its bounds and writes the evidence. What a run
-sent is what the transport saw, in the judge the judge itself. Only a rank's process could tell what
-lies in whose memory and which products of matrices it made: nothing here asks a worker for that.
+The suite plans the runs, compares results with its bounds and writes the evidence. The transport reports the
+bytes that a run sends; in the judge, the transport is the judge itself. Only a rank's own process could
+report which tensors share memory, or which products of matrices it computed. So nothing here asks a worker
+for these.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from ringlab_course.exercises.e21_capstone.parts import OWNERS
 
 FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 WIDE, TOKENS = 8192, 16
-"""Head dim and tokens per rank where memory is looked at: a K/V block of 1 MiB, beside which pages are little."""
+"""The head dim and the tokens per rank for measuring memory.
+
+A K/V block has 1 MiB, which is large compared with pages.
+"""
 
 
 def named(*names: str) -> tuple[Check, ...]:
-    """Return the suite's checks of these names."""
+    """Return the suite's checks with these names."""
     return checks.chosen(names)
 
 
 def claims(names: tuple[str, ...], **changes: Any) -> Claims:
-    """Return what a learner's ring claims: everything, on these layouts and numbers of ranks."""
+    """Return the claims of a learner's ring: all features, on these layouts and numbers of ranks."""
     plain = Claims(
         name="your functions", over="ring", layouts=tuple(OWNERS), causal=(False, True),
         dtypes=("float32", "bfloat16", "float64"), ranks=(1, 2, 3, 4), grouped=True, ragged=True,
@@ -52,8 +56,8 @@ def claims(names: tuple[str, ...], **changes: Any) -> Claims:
 class Learners:
     """A learner's ring function as a source of runs.
 
-    names: what it returns, FORWARD or BACKWARD; a backward is given the true out and lse, so that it is
-    judged by itself. rans and crashes: what came of the runs so far.
+    names: the results, FORWARD or BACKWARD. A backward gets the true out and lse, so that it is judged on its
+    own. rans and crashes: the outcomes of the runs so far.
     """
 
     subject: Any
@@ -64,15 +68,18 @@ class Learners:
     skipped: set[Run] = field(default_factory=set)
 
     def claims(self) -> Claims | Trouble:
-        """Return what is claimed of the function."""
+        """Return the claims about the function."""
         return self.claimed
 
     def skip(self, run: Run) -> None:
-        """Let a run go that nobody waits for any more."""
+        """Skip a run whose outcome is no longer needed."""
         self.skipped.add(run)
 
     def made(self, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield what came of each run that was not skipped. Raises: what is no answer to a run at all."""
+        """Yield the outcome of each run that was not skipped.
+
+        Raises: Failure if an answer has the wrong form.
+        """
         for run in runs:
             if run in self.skipped:
                 continue
@@ -81,7 +88,7 @@ class Learners:
             yield self.rans[run]
 
     def failing(self, selected: Sequence[Check], seed: int) -> Finding | None:
-        """Return what the first of these checks finds that does not hold; None where all hold."""
+        """Return the finding of the first of these checks that fails, or None if all of them hold."""
         for each in selected:
             for finding in check_source(self, [each], seed=seed).findings:
                 if not finding.ok:
@@ -110,7 +117,7 @@ class Learners:
         )
 
     def efforts(self, run: Run) -> tuple[Ran, list[float]]:
-        """Return what came of one run, and how much each rank computes in it, in whatever the subject counts."""
+        """Return the outcome of one run, and the work of each rank in the unit that the subject counts."""
         outcome, efforts = self.subject.efforts(run.P, *shards_of(run, self.names), **_keywords(run))
         return self._joined(run, outcome), efforts
 
@@ -130,7 +137,7 @@ class Learners:
         return part
 
     def _arrays(self, run: Run, rank: int, result: Any) -> dict[str, Any]:
-        """The rank's results by name. Raises: Failure where they are no such arrays."""
+        """Return a rank's results by name. Raises: Failure if they are not arrays of the right shapes."""
         length = len(_held(run)[rank])
         query, key = (run.B, run.H, length, run.D), (run.B, run.K, length, run.D)
         shapes = {"out": query, "lse": query[:3], "dq": query, "dk": key, "dv": key}
@@ -152,19 +159,22 @@ def _keywords(run: Run) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def inputs(run: Run) -> tuple[torch.Tensor, ...]:
-    """Return q, k, v and dout of a run, whole, for reading only."""
+    """Return the whole q, k, v and dout of a run, which must not be changed."""
     return drawn.inputs(run)
 
 
 def shards_of(run: Run, names: tuple[str, ...]) -> list[list[torch.Tensor]]:
-    """Return each argument's shards, one per rank: q, k, v, or dout, q, k, v, out, lse."""
+    """Return the shards of each argument, one per rank: of q, k, v, or of dout, q, k, v, out, lse."""
     q, k, v, dout = inputs(run)
     whole = [q, k, v] if names == FORWARD else [dout, q, k, v, *given(run)]
     return [[x.index_select(2, own) for own in _held(run)] for x in whole]
 
 
 def _held(run: Run) -> list[torch.Tensor]:
-    """The positions of the tokens in each rank's shards: under the fault of a wrong shape rank 1 lacks its last one."""
+    """Return the positions of the tokens in each rank's shards.
+
+    With the fault "wrong shape", rank 1 lacks its last token.
+    """
     owned = positions_of(run)
     if run.fault == "wrong shape":
         owned[1] = owned[1][:-1]
@@ -173,14 +183,14 @@ def _held(run: Run) -> list[torch.Tensor]:
 
 @lru_cache(maxsize=32)
 def given(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the true (out, lse) of a run, out as a forward stores it, lse in the state's dtype."""
+    """Return the true (out, lse) of a run, with out in q's dtype and lse in the dtype of the state."""
     q, k, v, _ = inputs(run)
     out, lse = (torch.from_numpy(x) for x in oracle.attention(q, k, v, causal=run.causal, scale=run.scale))
     return out.to(q.dtype), lse.to(torch.promote_types(q.dtype, torch.float32))
 
 
 def wide_runs(check: Check) -> Check:
-    """Return the suite's check of memory on blocks that stand out from what an operating system counts besides."""
+    """Return the suite's check of memory, on blocks that are large beside other memory of a process."""
 
     def wide(plan: Any) -> list[Run]:
         return [replace(run, S=TOKENS * run.P, D=WIDE, H=1, K=1, causal=False) for run in check.runs(plan)]
@@ -189,7 +199,7 @@ def wide_runs(check: Check) -> Check:
 
 
 def _faults(run: Run) -> Faults | None:
-    """The suite's faults, as those of a network that the judge can make."""
+    """Return the suite's fault as a fault of a network that the judge can make."""
     if run.fault.startswith("dies"):
         return Faults(kill=(1, min(1, run.P - 2) if run.fault == "dies" else 0))
     if run.fault == "stalls":

@@ -89,6 +89,7 @@ FOUND = KillMatrix(("ash", "elm"), tuple(CHECKS), {"ash": CHECKS, "elm": CHECKS}
 WRONG = {
     name: error_curves.curves(name, (1, 4), rows=8) for name in ("sound", "bf16 lse", "bf16 accumulator")
 }
+OVERFLOWS = {"all": {probe: [0.1, np.inf] for probe in error_curves.PROBES} | {"repeat": [0.0, 0.0]}}
 ROUNDED = rounding.Steps("sum", "additions", "sum", [255.0, 256.0, 257.0], [255.0, 256.0, 256.0])
 
 
@@ -157,6 +158,7 @@ SAYS = {
     "bits": (named(rounding, "bits", 100.4), ("keeps 100.5",)),
     "a sum that stands still": (named(rounding, "steps", [ROUNDED]), ("ends at 257, the one kept in bfloat16 at 256",)),
     "faults": (of(error_curves, (1, 4), WRONG, figure="fault_figure", words="describe_faults"), ("bf16 accumulator: plain",)),
+    "faults that overflow": (of(error_curves, (1, 4), OVERFLOWS, figure="fault_figure", words="describe_faults"), ("all: plain 1e-01 to inf",)),
     "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
     "pairs": (of(packed_view, DEALT[:2], DOCUMENTS), ()),
     "mistaken": (named(packed_view, "mistaken", SHOULD, SEEN), ("17 are and 0 are lost; 19 pairs are seen that should not be. Wrong queries: 3, 4, 5, 6, 7.",)),
