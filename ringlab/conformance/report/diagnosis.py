@@ -48,7 +48,7 @@ class _Finding(Protocol):
 
 
 def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
-    """Return sentences on the first fault, a right way to call the target, right results, and other faults."""
+    """Return sentences on the first fault, a right way to call the target, right results, other faults."""
     left = sum(each.evidence in NOT_RUN for each in findings)
     found = [
         first(findings),

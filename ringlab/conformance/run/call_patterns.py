@@ -67,7 +67,7 @@ def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, .
 
 
 def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -> Tensors:
-    """Return the results of a forward and of its backward, if the target has one; `dout` replaces the run's."""
+    """Return the results of a forward and, if the target has one, its backward; `dout` replaces the run's."""
     leaves = _leaves(shards, "qkv" if part.run.backward else "")
     out, lse = part.attend(leaves)
     if not part.run.backward:
@@ -111,7 +111,7 @@ def _through_lse(part: _Part) -> Tensors:
 
 
 def _retained(part: _Part) -> Tensors:
-    """Return the gradients of a second backward of one forward (`retain_graph=True`), as with several losses."""
+    """Return the gradients of a forward's second backward (`retain_graph=True`), as with several losses."""
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, lse = part.attend(leaves)

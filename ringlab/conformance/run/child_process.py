@@ -1,4 +1,4 @@
-"""The process that imports and runs a target: `python -m ringlab.conformance.run.child_process FOLDER PARENT`.
+"""The process that imports and runs a target: `-m ringlab.conformance.run.child_process FOLDER PARENT`.
 
 The parent reads the results in the folder, and kills this process when a time limit is hit.
 """

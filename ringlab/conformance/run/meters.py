@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 _NUMBERS = 2
-"""The most integers for each rank in a message that is not counted: the numbers of its queries and of its keys."""
+"""The most integers for each rank in an uncounted message: the numbers of its queries and of its keys."""
 
 
 _SENDS = ("send", "isend")
