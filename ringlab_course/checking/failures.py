@@ -50,7 +50,10 @@ class Crashed(Failure):
 
 
 def own_lines(error: BaseException) -> str:
-    """Return the last three lines of the learner's own code in the traceback of `error`, and the error."""
+    """Return the last three lines of the learner's own code in the traceback of `error`, and the error.
+
+    Lines of ringlab, of the standard library and of installed packages are left out.
+    """
     lines = []
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code

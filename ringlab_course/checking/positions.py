@@ -92,6 +92,8 @@ def judge(
     """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
 
     Two mistakes often give the same answer in one case; all cases together distinguish them.
+
+    Raises: Failure.
     """
     answered: list[Question] = []
     wrong = None

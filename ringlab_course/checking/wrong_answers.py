@@ -104,7 +104,7 @@ def mistakes_of(where: str) -> Callable[..., Misconception]:
 
     `where` is a stage, such as "05.forward", or an exercise, such as "05". The message is the text of the
     first entry of `where` that names the misconception and has a text. If there is none, it is the first such
-    text of the exercise. If there is none either, the function raises CourseError when it is called.
+    text of the exercise. Raises: CourseError when the returned function is called, if there is none either.
     """
     texts: dict[str, str] = {}
     for entry in sorted(entries(where[:2]), key=lambda entry: not entry.fields["stage"].startswith(where)):
