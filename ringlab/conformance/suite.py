@@ -302,7 +302,7 @@ class _Suite:
         if self.opened is None or not failed:
             return False
         self.result.right_if = guesses.right_if(self.plan.claims, partial(self._guessing, self.opened))
-        self.opened = None  # once is enough
+        self.opened = None  # the guesses are made only once
         return bool(self.result.right_if)
 
     def _guessing(self, opened: Opened) -> AbstractContextManager[Guessing]:

@@ -174,9 +174,7 @@ class _LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        if (
-            torch.is_grad_enabled()
-        ):  # a second derivative would silently ignore the saved tensors
+        if torch.is_grad_enabled():  # a second derivative would silently ignore the saved tensors
             raise BackendError("a first derivative of linear attention", "create_graph=True")
         q, k, v, decay, beta, *entering = ctx.saved_tensors
         tokens, call = Tokens(q, k, v, decay, beta), ctx.call

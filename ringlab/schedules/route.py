@@ -27,7 +27,7 @@ def circulate(
 ) -> Iterator[tuple[int, Tensors]]:
     """Yield (owner, tensors) at each stop: `own` first, then the arriving tensors.
 
-    The next hop is posted before each of them is yielded.
+    The next hop is posted before the tensors of a stop are yielded.
     """
     ring, buffers = call.ring, BlockBuffers(call)
     owner, here = ring.rank, own

@@ -14,7 +14,8 @@ from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 LARGEST = 100_000
-"""Numbers of an answer that imitations are compared with: on larger ones, as where memory is counted, they take minutes."""
+"""The most numbers in an answer that is explained. On larger answers, as in checks of memory, imitations take
+minutes."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def compare_exactly(cases: Iterable[Case], names: Sequence[str], read: Callable[
     try:
         for case in cases:
             seen.append(case)
-    except Failure as failure:  # what breaks off only leaves fewer cases to tell mistakes apart
+    except Failure as failure:  # the cases so far may still explain a wrong answer
         broken = failure
     first = next((case for case in seen if case.answer != case.truth), None)
     if first is None:

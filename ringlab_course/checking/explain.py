@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
 LARGEST = 100_000
-"""Numbers of an answer that are compared: larger ones, as where memory is counted, would take minutes."""
+"""The most numbers in an answer that is explained. Larger answers (checks of memory) would take minutes."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ def _read(answer: Any, failure: Failure) -> Any:
 
 
 def _answer(subject: InProcessSubject, call: Call) -> Any:
-    method = "call" if call.method == "measure" else call.method  # the answer is enough
+    method = "call" if call.method == "measure" else call.method  # only the answer is needed here
     try:
         return getattr(subject, method)(*call.args, **call.keywords)
     except Failure as failure:

@@ -171,7 +171,7 @@ BROKEN_RULES = {
     "a receive buffer that is also sent": "one_buffer",
     "written while it was sent": "writes_what_is_sent",
 }
-"""The mistake behind each rule of exchange, by what the transport says when it is broken."""
+"""The mistake that breaks a rule of exchange, by the transport's words about the broken rule."""
 
 
 def broken_rule(crash: Crashed) -> str | None:

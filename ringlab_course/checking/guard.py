@@ -31,7 +31,7 @@ Prints = dict[str, tuple[object, ...]]
 _HOOKS = ("__torch_dispatch__", "__torch_function__")
 """Methods of meters that PyTorch calls on its own."""
 _BY_OPERATOR = ("decompose", "redispatch")
-"""Methods of PyTorch's operators that run a kernel of theirs."""
+"""The methods of PyTorch's operators that run one of the operator's kernels."""
 
 
 class _NoCollection:

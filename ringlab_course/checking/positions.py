@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
 
 LONGEST = 12
-"""At most this many positions stand in a counterexample."""
+"""The most positions that a counterexample shows."""
 
 
 def expect_shares(answer: Any, P: int) -> list[np.ndarray]:
@@ -145,7 +145,8 @@ def first_difference(shares: Sequence[np.ndarray], truth: Sequence[np.ndarray], 
     for rank, (got, expected) in enumerate(zip(shares, truth, strict=True)):
         if not np.array_equal(got, expected):
             lacks, extra = np.setdiff1d(expected, got), np.setdiff1d(got, expected)
-            if listed(got) == listed(expected) and lacks.size + extra.size:  # they differ later
+            # The shares may differ only in positions after those that `listed` shows.
+            if listed(got) == listed(expected) and lacks.size + extra.size:
                 parts = (("lacks", lacks), ("should not own", extra))
                 differ = " and ".join(f"{verb} {listed(some)}" for verb, some in parts if some.size)
                 return f"{case}: rank {rank} {differ}"
@@ -168,7 +169,7 @@ def _positions(part: Any, rank: int) -> np.ndarray:
 
 
 MISTAKES = {each.name: each for stage in ("05.causal", "05.forward") for each in misconceptions_of(stage)}
-"""The mistakes that any ring can show in what it sends and in how it breaks off, and others of exercise 05."""
+"""The misconceptions of exercise 05. Those about messages and about failing ranks may occur in any ring."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ REMEDY = (
     "pip install triton" if sys.platform == "linux" else "use Linux, or a Linux virtual machine or container"
 )
 MODULES = {"jax": ("jax", "jaxlib")}
-"""Extras of pyproject.toml that lessons ask for, and the modules each of them brings."""
+"""The extras of pyproject.toml that lessons require, and the modules that each extra installs."""
 
 
 class Stop(Exception):

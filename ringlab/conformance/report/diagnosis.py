@@ -127,9 +127,9 @@ def _first(failed: Sequence[_Finding]) -> str:
 
 
 def beside(findings: Sequence[_Finding]) -> str:
-    """Return sentences on the right results beside the fault of `first`, or "".
+    """Return sentences on the results that are right in spite of the fault of `first`, or "".
 
-    They also name the ranks on which other results are wrong.
+    The sentences also name the ranks on which other results are wrong.
     """
     located = wrong_values(findings)
     if located is None:

@@ -59,7 +59,7 @@ def described(error: BaseException) -> Trouble:
 
 
 def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | None:
-    """Return the trouble of the rank that failed first, because others often report only its end."""
+    """Return the trouble of the rank that failed first; others often report only that this rank ended."""
     troubles = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
     order = sorted(troubles, key=lambda rank: (troubles[rank].kind == RAISED, rank != first, rank))

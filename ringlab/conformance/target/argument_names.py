@@ -15,7 +15,7 @@ PLAIN = frozenset(
 """The arguments of a plain call besides q, k and v; those for packed documents are passed only if they are
 required."""
 GRADIENTS_OF = frozenset({"dout", "out", "lse"})
-"""Further arguments that `gradients` may take."""
+"""The arguments that `gradients` may take in addition to those of a plain call."""
 THROUGH = ("sliding_window", "softcap", "s_aux")
 """Arguments that a function with `**kwargs` gets too, because code that ignores them would compute another
 attention."""

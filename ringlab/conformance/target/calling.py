@@ -67,9 +67,10 @@ _BINDING = re.compile(
 
 
 def _came_of_binding(error: TypeError) -> bool:
-    """Return whether the error is about the arguments of this call.
+    """Return whether the error says that the arguments of this call do not fit.
 
-    It is if all functions that have run since then pass on all their arguments.
+    An error in such words may also be about a later call. It is about this call if every function in the
+    traceback takes `*args` and `**kwargs`, and so only passes arguments on.
     """
     passing_on = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     frames = error.__traceback__.tb_next if error.__traceback__ else None
