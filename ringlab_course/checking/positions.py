@@ -252,7 +252,7 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
 
 
 def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
-    """Raise the Failure of the first rank whose (out, lse) are wrong, named if a mistake explains all ranks."""
+    """Raise the Failure of the first rank whose (out, lse) are wrong, named if one mistake explains all."""
     compare_all(answered_ranks(case, results), misconceptions)
 
 
