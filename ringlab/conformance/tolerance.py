@@ -132,7 +132,7 @@ def plainest(
     """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
 
     Only the sum in lse is in the state's dtype (at least float32), as everywhere in ringlab.
-order: the permutation of the keys in which they are summed.
+    order: the permutation of the keys in which they are summed.
     """
     options = _oracle_options(q, k, **scoring)
     order = torch.arange(k.shape[-2], device=k.device) if order is None else order
