@@ -1,6 +1,6 @@
 """ringlab's own attention as targets: `ringlab check ringlab.conformance.self_targets:ring`, or `:allgather`.
 
-Add `--transport gloo`, or another one between processes, for real processes.
+Add `--transport gloo`, or another transport between processes, for real processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringlab.conformance.target.claims import Target
 def of(**options: Any) -> Target:
     """Return ring_attention with these options as a target on every layout.
 
-    An all-gather and Ulysses do not promise a ring, and the ranks of Ulysses share out the heads.
+    An all-gather and Ulysses do not promise a ring, and the ranks of Ulysses divide the heads.
     """
     named = ", ".join(f"{key}={value}" for key, value in options.items())
     chosen = options.get("schedule", "ring")

@@ -1,7 +1,8 @@
-"""Right rings in ten styles, which the suite must accept: Ulysses, both directions, queries that travel, and others.
+"""Right rings in ten styles that the suite must accept, such as Ulysses, and queries that travel.
 
-`ringlab check ringlab.conformance.styles:travelling_queries` checks one. `styles.md` holds them, as edits of the plain
-ring or names of ringlab's own schedules, with what each does not promise.
+`ringlab check ringlab.conformance.styles:travelling_queries` checks one of them. `styles.md` contains the
+styles, as edits of the plain ring or names of ringlab's own schedules, with the promises that each style does
+not keep.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ FILE = Path(__file__).with_suffix(".md")
 
 @dataclass(frozen=True)
 class Style:
-    """A right ring: what it does differently from the plain ring, and what it does not promise.
+    """A right ring: its difference from the plain ring, and the promises that it does not keep.
 
-    lacks: which promise of a ring it does not keep, and why; "" if it keeps them all. allow: checks that may fail for
-    that reason. schedule: of ringlab's own, in place of an edit. dtypes, ranks: those that it claims, if not the usual ones.
+    lacks: the promise of a ring that the style does not keep, and the reason; "" if it keeps all. allow: the
+    checks that may fail for that reason. schedule: one of ringlab's own schedules, which replaces an edit.
+    dtypes, ranks: those that the style claims, if they are not the usual ones.
 
     >>> STYLES["both_directions"].allow
     ('rounds',)
@@ -57,7 +59,7 @@ class Style:
 
 
 def read(source: Path | str) -> list[Style]:
-    r"""Return the styles of a file, or of a text. Raises: EditError for one that is invalid.
+    r"""Return the styles in a file or a text. Raises: EditError for an invalid file.
 
     >>> [style.hunks for style in read("## mine\nschedule ring\n\nblocks travel")]
     ['']

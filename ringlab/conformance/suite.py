@@ -1,4 +1,4 @@
-"""`check`: all checks of a target, whose runs are planned, made once each, and judged as they arrive."""
+"""`check`: all checks of a target; their runs are planned, made once each, and judged as they arrive."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ringlab.conformance.run.virtual import InThisProcess
 from ringlab.errors import BackendError
 
 LIMIT = 30.0
-"""Seconds for the import of a target, and for each run."""
+"""The seconds for the import of a target, and for each run."""
 AGAIN = 2
 """How many times the runs of a check are repeated if a busy machine alone could explain its verdict."""
 _IN_A_ROW = 2
-"""How many runs may hang one after the other; each costs the time limit."""
-_EXPLAINED = 3  # at most this many checks get a smaller counterexample
+"""The number of runs that may hang one after the other; each of them costs the time limit."""
+_EXPLAINED = 3  # the most checks that get a smaller counterexample
 Opened = Callable[[], AbstractContextManager[Guessing]]
 
 
@@ -54,10 +54,13 @@ def check(
     """Return the findings about `target`: a function, a `Target`, or "package.module:name".
 
     claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
-    fail_fast: stop at the first check that fails. limit: seconds for each run; a longer run has hung. transport: "virtual", or one of
-    `ringlab.launch`, for targets over ringlab's Comm; targets over torch.distributed run on processes.
-    isolate: make the runs in child processes; otherwise in this one, on virtual ranks, where a run that hangs cannot be stopped.
-    progress: called with each finding.
+    fail_fast: whether to stop at the first check that fails.
+    limit: seconds for each run; a longer run counts as hung.
+    transport: "virtual", or a transport of `ringlab.launch`, for targets over ringlab's Comm; targets over
+    torch.distributed run on processes.
+    isolate: whether to make the runs in child processes; otherwise they are made in this process on virtual
+    ranks, where a run that hangs cannot be stopped.
+    progress: a function that is called with each finding.
 
     Raises: BackendError for an unknown check, or a limit that is not above 0.
 
@@ -94,7 +97,8 @@ def report_on(
 ) -> Report:
     """Return the findings about the target of `spec`, whose runs `source` makes; see `check`.
 
-    opened: returns another source of the same target, for guesses (see `guesses.right_if`); none are made if it is None.
+    opened: returns another source of the same target for guesses (see `guesses.right_if`); without it, no
+    guesses are made.
     Raises: BackendError for an unknown check.
     """
     name = spec.what if isinstance(spec.what, str) else ""
@@ -103,12 +107,12 @@ def report_on(
 
 
 def check_source(source: Source, among: Sequence[Check], *, seed: int = 0) -> Report:
-    """Return the findings of the quick checks `among` these about the target whose runs `source` makes."""
+    """Return the findings of the quick checks in `among` about the target whose runs `source` makes."""
     return _Suite(source, _quick(among), Report("", "", VIRTUAL, True, seed, LIMIT)).run()
 
 
 def selected(only: Sequence[str], quick: bool) -> tuple[Check, ...]:
-    """Return the checks named in `only`; if none are, all, or with `quick` those of the quick tier.
+    """Return the checks named in `only`; if it is empty, all checks, or with `quick` those of the quick tier.
 
     Raises: BackendError for an unknown check.
     """
@@ -121,7 +125,7 @@ def _quick(among: Sequence[Check]) -> tuple[Check, ...]:
 
 
 class _Suite:
-    """One check of one target from the first run to the last finding."""
+    """One check of one target, from the first run to the last finding."""
 
     plan: Plan
 
@@ -144,9 +148,9 @@ class _Suite:
         self.again, self.tries = dict[str, list[Run]](), Counter[str]()
 
     def run(self) -> Report:
-        """Return the report, stage by stage."""
+        """Return the report after all stages."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the ranks compute on the other cores meanwhile
+        torch.set_num_threads(1)  # the ranks compute on the other cores in the meantime
         start = time.monotonic()
         try:
             if self._reads_the_claims():
@@ -164,9 +168,9 @@ class _Suite:
         return self.result
 
     def _reads_the_claims(self) -> bool:
-        """Import the target; return whether it states its claims."""
+        """Import the target, and return whether its claims are valid."""
         start = time.monotonic()
-        # Autograd's first use imports for a second. Child processes are importing now, too.
+        # Autograd's first use takes a second for imports. Do it now, while child processes import the target.
         truth_of(Run(1, 2, ANY_LAYOUT, causal=True, D=2))
         claims, result = self.source.claims(), self.result
         took, asks = time.monotonic() - start, "the target can be imported"
@@ -182,7 +186,7 @@ class _Suite:
         return True
 
     def _plan_the_runs(self) -> None:
-        """Plan the runs of each check that applies. Raises: BackendError for a target that allows an unknown check to fail."""
+        """Plan the runs of each check that applies. Raises: BackendError for an unknown check in `allow`."""
         claims = self.plan.claims
         if unknown := sorted({*dict(claims.allow)} - {*checks.names()}):
             raise BackendError(f"allow= of checks among {', '.join(checks.names())}", ", ".join(unknown))
@@ -199,7 +203,7 @@ class _Suite:
     def _make_and_judge(self) -> None:
         """Make each run once, and judge each check as soon as its verdict is certain."""
         runs = dict.fromkeys(run for planned in self.planned.values() for run in planned)
-        hung: list[Ran] = []  # in a row, with no fault that others could wait for
+        hung: list[Ran] = []  # hung runs in a row, without a fault that other ranks could wait for
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
             if ran.trouble is not None and ran.trouble.uncallable and _is_plain(ran.run):
@@ -219,7 +223,7 @@ class _Suite:
                 break
 
     def _make_again(self) -> None:
-        """Make the runs that the checks in `again` wait for, and judge these checks by all of their runs."""
+        """Make the runs that the checks in `again` wait for, and judge these checks by all their runs."""
         if self.result.right_if:
             return
         for each in self.selected:
@@ -233,7 +237,7 @@ class _Suite:
         self._not_run(NOT_ASKED if self.result.right_if else STOPPED if self._stops() else "not run")
 
     def _look_for_smaller(self) -> None:
-        """Find smaller counterexamples for wrong values, and where they are, in a few more runs unless runs hang."""
+        """Find smaller counterexamples and places of wrong values by a few more runs, unless runs hang."""
         if self.result.right_if or not self.findings[LOADS].ok:
             return
         checked = [each for each in self.selected if each.name in self.counters][:_EXPLAINED]
@@ -247,7 +251,7 @@ class _Suite:
             self.findings[each.name] = replace(self.findings[each.name], counterexample=text, where=where)
 
     def _judge(self, each: Check, ran: Ran) -> None:
-        """Judge a check if all its runs are made, or if the latest one, `ran`, settles the verdict."""
+        """Judge a check if all its runs are made, or if the latest run, `ran`, settles the verdict."""
         planned = self.planned[each.name]
         rans = [self.done[run] for run in planned if run in self.done]
         failed = next((ran for ran in rans if ran.trouble is not None), None)
@@ -259,7 +263,7 @@ class _Suite:
             not each.tolerant
             and (settled := each.settled_by(self.plan, ran)) is not None
             and is_gross(ran, each.names)
-        ):  # a wrong claim of dtypes may explain an error as small as rounding; a later run may show a larger one
+        ):  # a small error may come from a wrong claim of dtypes; a later run may show a larger error
             verdict = settled
             self._let_go(each.name)
         elif len(rans) == len(planned):
@@ -284,30 +288,36 @@ class _Suite:
         )  # fmt: skip
 
     def _cannot_call(self, trouble: Trouble) -> None:
-        """End with one error: all other calls would fail in the same way."""
+        """End the check with one error, because all other calls would fail in the same way."""
         found = self.findings[LOADS]
         self._found(replace(found, asks="the target can be called", ok=False, evidence=str(trouble)))
         self._not_run(NOT_CALLED)
 
     def _is_called_wrongly(self) -> bool:
-        """Whether a plain check has failed and another way to call the target is right, which explains all other failures."""
+        """Return whether a plain check has failed and another way to call the target is right.
+
+        A wrong way to call the target explains all other failures.
+        """
         failed = any(name in guesses.PLAIN and not found.ok for name, found in self.findings.items())
         if self.opened is None or not failed:
             return False
         self.result.right_if = guesses.right_if(self.plan.claims, partial(self._guessing, self.opened))
-        self.opened = None  # once is enough
+        self.opened = None  # the guesses are made only once
         return bool(self.result.right_if)
 
     def _guessing(self, opened: Opened) -> AbstractContextManager[Guessing]:
         if self._stops() and self.result.transport == VIRTUAL and isinstance(self.source, Guessing):
             return nullcontext(self.source)
-        return opened()  # a launch of processes would make its other runs first, skipped or not
+        return opened()  # a launch of processes would first make its other runs, whether skipped or not
 
     def _stops(self) -> bool:
         return self.fail_fast and not all(found.ok for found in self.findings.values())
 
     def _give_up(self, hung: Sequence[Ran]) -> None:
-        """After several hangs in a row, fail every check that waits for runs on as many ranks, or all if runs on two numbers of ranks hung."""
+        """After several hangs in a row, fail every check that waits for runs with the same number of ranks.
+
+        If runs with two numbers of ranks hung, fail all checks that are not decided.
+        """
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
         where = f"P = {', '.join(map(str, numbers))}"
@@ -319,7 +329,7 @@ class _Suite:
                 self._let_go(each.name)
 
     def _let_go(self, name: str) -> None:
-        """Skip the remaining runs of a check, except those that an undecided check needs."""
+        """Skip the remaining runs of a check, except those that another undecided check needs."""
         awaited = {
             run for other in self._undecided() if other.name != name for run in self.planned[other.name]
         }
@@ -340,11 +350,11 @@ class _Suite:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether the call of a run has no arguments that only some targets take."""
+    """Return whether the call of a run has no arguments that only some targets take."""
     return not any(getattr(run, field) for field in GIVEN)
 
 
 def _of_arguments(run: Run) -> Run:
-    """The run, reduced to the fields that decide which arguments its call has."""
+    """Return the run reduced to the fields that determine the arguments of its call."""
     fields = {field: getattr(run, field) for field in (*GIVEN, "causal", "scale", "S", "dropout_seed")}
     return Run(1, layout=ANY_LAYOUT, **fields)

@@ -1,46 +1,52 @@
-r"""The largest allowed error: derived from the plainest implementation, never guessed.
+r"""The largest allowed error, derived from the plainest implementation and never guessed.
 
-The rule: on the same input, in the same dtype, an error against the float64 oracle may be at most
-twice that of the plainest implementation (softmax(scale · q kᵀ) v with every tensor materialised in
-that dtype, gradients by autograd). Its error is the largest over a few orders in which it can sum the
-keys, so that luck does not decide; and there is a floor for inputs on which it is exact.
+The rule: on the same input, in the same dtype, an error against the float64 oracle may be at most twice that
+of the plainest implementation (softmax(scale · q kᵀ) v with every tensor materialised in that dtype,
+gradients by autograd). The error of the plainest implementation is the largest one over a few orders of
+summing the keys, so that it does not depend on luck. In addition, there is a floor for inputs on which the
+plainest implementation is exact.
 
-The floor, with ε the unit of last place at 1 of the dtype and ε' that of the running state (float32,
+The floor, where ε is the unit of last place at 1 of the dtype, and ε' that of the running state (float32, or
 float64 for float64 inputs):
 
-1. One unit of last place at the result's scale: ε · max |truth|. The result has to be stored.
-2. What storing the state does. Storing `out`: a backward pass is given out, lse and delta = Σ_d dO·out.
-   If rounding moves each entry of out by at most ε/2 of itself, delta_i has a standard deviation below
-   ε r_i / (2√3), r_i = √(Σ_d (dO·out)²). The floor allows ε r_i, over three of these. A change of delta
-   is a change of −dlse, so the oracle gives its effect on dq and dk.
-   Storing lse: it is rounded by at most ε'|lse_i|/2, which scales row i of p = e^(s−lse), and a
-   partial's weight in a merge, by as much. That moves out_i by as much of itself, and the gradients
-   as scaling dO_i would; the oracle says how far.
-   Summing delta: the plainest implementation takes delta from the same dO·v_j from which it subtracts delta,
-   so errors cancel where one key has all the weight: a rounding η_j of dO·v_j enters as η_j − Σ_l p_l η_l,
-   and such a row's dS is exactly 0. A delta from a stored out does not cancel: the rounding enters as
-   η_j − η, with η from summing delta itself. The difference, Σ_l p_l η_l − η, is a change of delta again: by two sums of D products where p is 1. After d
-   of D products (of v's head dim), in any order, the square of a partial sum is in the mean d/D (1 − d/D) r² + (d/D)² delta²,
-   and over all d that is D (r² + 2 delta²) / 6. Each partial sum is rounded by a deviation below ε'/(2√3)
-   of it; both sums together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three
-   of them.
-3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, ρ = scale · max √(Σ_d (q_d k_d)²),
-   n = max(D, S) as rows are summed over S keys too; and lse moves by δ.
-4. The oracle's own rounding, which matters to float64 inputs only: the oracle and the plainest
-   implementation may round alike, and their difference would hide the error. So the oracle's own rounding
-   is added. With δ from part 3, p moves
-   by at most 2δ of itself, out by 2δ max|v|, dv by 2δ max|dO| c with c the largest sum of a column of
-   p; dS by 4δ p |dO||v|, dq by that times scale |k|, dk by that times scale |q| c.
+1. One unit of last place at the result's scale, ε · max |truth|, because the result has to be stored.
+2. The effect of storing the state.
+   Storing `out`: a backward pass gets out, lse and delta = Σ_d dO·out. If rounding moves each entry of out by
+   at most ε/2 of itself, delta_i has a standard deviation below ε r_i / (2√3), where r_i = √(Σ_d (dO·out)²).
+   The floor allows ε r_i, which is more than three standard deviations. A change of delta is a change of
+   −dlse, so the oracle gives its effect on dq and dk.
+   Storing lse: rounding moves it by at most ε'|lse_i|/2. This is the relative change of row i of p =
+   e^(s−lse), and of a partial's weight in a merge. out_i has the same relative change, and the gradients
+   change as if dO_i were scaled by it, so the oracle gives the change.
+   Summing delta: the plainest implementation computes delta from the same dO·v_j from which it subtracts
+   delta. So errors cancel if one key has all the weight: a rounding η_j of dO·v_j enters as η_j − Σ_l p_l
+   η_l, and the dS of such a row is exactly 0. With a delta from a stored out, errors do not cancel: the
+   rounding enters as η_j − η, where η comes from summing delta itself. The difference, Σ_l p_l η_l − η, is
+   again a change of delta, by two sums of D products where p is 1. After d of D products (D is v's head dim),
+   in any order, the mean square of a partial sum is d/D (1 − d/D) r² + (d/D)² delta². Over all d this adds up
+   to D (r² + 2 delta²) / 6. Each partial sum is rounded by a relative deviation below ε'/(2√3), and both sums
+   together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three of these
+   deviations.
+3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, where ρ = scale · max √(Σ_d (q_d
+   k_d)²), and n = max(D, S) because rows are summed over S keys too. lse also moves by δ.
+4. The oracle's own rounding, which matters only for float64 inputs: the oracle and the plainest
+   implementation may round alike, and their difference would hide the error. So the oracle's own rounding is
+   added. With δ from part 3, p moves by at most 2δ of itself, out by 2δ max|v|, and dv by 2δ max|dO| c, where
+   c is the largest sum of a column of p. dS moves by 4δ p |dO||v|, dq by that times scale |k|, and dk by that
+   times scale |q| c.
 
-Where all of truth is zero (S = 1: a lone key leaves no gradient to q and k) only part 2 is left.
+If the whole truth is zero (S = 1: a single key leaves no gradient to q and k), only part 2 applies.
 
-A gradient of lse, dlse, stands beside delta: dS = p (dP − delta + dlse). Subtracting it rounds by ε'|dlse| at most, which
-part 2 adds to the change of delta. Part 2 scales it with row i of p, and in part 4 it adds 2δ p |dlse| to dS.
+A gradient of lse, dlse, is subtracted from delta: dS = p (dP − delta + dlse). This subtraction rounds by at
+most ε'|dlse|, which part 2 adds to the change of delta. Part 2 scales dlse with row i of p, and in part 4 it
+adds 2δ p |dlse| to dS.
 
-A sink's logit is stored, not summed: it adds no rounding of a score. p is smaller for it, and all parts scale with p.
+A sink's logit is stored and not summed, so it adds no rounding of a score. It makes p smaller, and all parts
+scale with p.
 
-A soft cap c rounds a score, at most c, twice more, which adds ε' c to δ in part 3; it never moves a result further than
-the score moves, its slope being at most 1. Under dropout, all that moves with p moves max f times as much.
+A soft cap c rounds a score of at most c twice more, which adds ε' c to δ in part 3. It never moves a result
+further than the score moves, because its slope is at most 1. Under dropout with factors f, all terms with p
+are multiplied by max f.
 """
 
 from __future__ import annotations
@@ -58,16 +64,18 @@ from ringlab.types import KeyValue, Out, Query, Value
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 FACTOR = 2.0
-"""How many times the plainest implementation's error is allowed."""
+"""The largest allowed multiple of the plainest implementation's error."""
 ORDERS = 4
-"""In how many orders the plainest implementation sums the keys; its largest error counts."""
+"""The number of orders in which the plainest implementation sums the keys; its largest error counts."""
 
 
 class Scoring(TypedDict, total=False):
     """The keywords about scores and weights that `truth`, `plainest`, `bounds` and `score_rounding` share.
 
-    causal: query i sees keys j ≤ i; False by default. mask: in place of `causal`, a mask of the whole sequence.
-    scale: D^−½ by default. softcap, factors and sinks: as in `ringlab.oracle`; factors broadcast to (B, H, Lq, Lk).
+    causal: whether query i sees only keys j ≤ i; False by default. mask: a mask of the whole sequence, which
+    replaces `causal`.
+    scale: D^−½ by default. softcap, factors and sinks: as in `ringlab.oracle`; factors broadcast to (B, H,
+    Lq, Lk).
     """
 
     causal: bool
@@ -80,7 +88,7 @@ class Scoring(TypedDict, total=False):
 
 RowGradient: TypeAlias = Num[np.ndarray, "B H Lq"]
 OracleOptions: TypeAlias = dict[str, Any]
-"""A `Scoring` as keywords of the oracle, whose mask is an array: scale, softcap, factors, sinks, and causal or mask."""
+"""A `Scoring` as keyword arguments of the oracle, whose mask is an array."""
 
 
 class Results(NamedTuple):
@@ -102,7 +110,10 @@ def truth(
     dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> Results:
-    """Return the oracle's results in float64, for inputs already rounded to their dtype. dlse: the gradient of lse, (B, H, Lq)."""
+    """Return the oracle's results in float64; the inputs must already be rounded to their dtype.
+
+    dlse: the gradient of lse, (B, H, Lq).
+    """
     options = _oracle_options(q, k, **scoring)
     out, lse = oracle.attention(q, k, v, **options)
     return Results(out, lse, *oracle.gradients(q, k, v, dout, dlse=dlse, **options))
@@ -120,8 +131,8 @@ def plainest(
 ) -> Results:
     """Return softmax(scale · q kᵀ) v, its lse and autograd's gradients, all materialised in q's dtype.
 
-    Only the sum in lse is in the state's dtype (float32 at least), as everywhere in ringlab.
-    order: a permutation of the keys, in which they are summed.
+    Only the sum in lse is in the state's dtype (at least float32), as everywhere in ringlab.
+    order: the permutation of the keys in which they are summed.
     """
     options = _oracle_options(q, k, **scoring)
     order = torch.arange(k.shape[-2], device=k.device) if order is None else order
@@ -147,9 +158,9 @@ def plainest(
 
 
 def relative_error(x: Num[Tensor | np.ndarray, "..."], truth: Num[np.ndarray, "..."]) -> float:
-    """Return max |x − truth| / max |truth| over all entries; max |x| where truth is all zero.
+    """Return max |x − truth| / max |truth| over all entries; max |x| if truth is all zero.
 
-    Equal infinities count as no error; a NaN, or an infinity in one place only, counts as inf. The
+    Equal infinities count as no error; a NaN, or an infinity in only one of the arrays, counts as inf. The
     scale max |truth| is taken over finite entries.
     """
     x = oracle.float64(x)
@@ -172,9 +183,9 @@ def bounds(
     dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
-    """Return the largest `relative_error` allowed for out, lse, dq, dk and dv on these inputs.
+    """Return the largest allowed `relative_error` of out, lse, dq, dk and dv on these inputs.
 
-    true: the result of `truth` for the same arguments, if it is known already.
+    true: the result of `truth` for the same arguments, if the caller already has it.
     """
     true = true or truth(q, k, v, dout, dlse=dlse, **scoring)
     plain = _errors_of_the_plainest(q, k, v, dout, true, dlse, scoring)
@@ -192,10 +203,11 @@ def score_rounding(
     dlse: RowGradient | None = None,
     **scoring: Unpack[Scoring],
 ) -> dict[str, float]:
-    """Return how far part 3 of the floor, scores rounded in the state's dtype, can move each result at most.
+    """Return the largest change of each result that part 3 of the floor (rounded scores) can cause.
 
-    In backward an implementation may recompute scores that differ from those of its stored lse by a rounding. On scores of
-    some hundreds this difference is larger than the plainest implementation's error, which normalises the scores it computed.
+    In backward an implementation may recompute scores that differ by a rounding from the scores of its stored
+    lse. On scores of some hundreds this difference is larger than the error of the plainest implementation,
+    which normalises the same scores that it computed.
     true: as in `bounds`.
     """
     true = true or truth(q, k, v, dout, dlse=dlse, **scoring)
@@ -249,7 +261,7 @@ def _floors(
     dlse: RowGradient | None,
     options: OracleOptions,
 ) -> dict[str, float]:
-    """Return the floor of the module's docstring, as relative errors."""
+    """Return the floor of the module's docstring as relative errors."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
     moves = _storing(q, k, v, dout, true, dlse, options)
     rounding = _score_moves(q, k, v, dout, dlse, options)
@@ -273,7 +285,7 @@ def _storing(
     dlse: RowGradient | None,
     options: OracleOptions,
 ) -> dict[str, float]:
-    """Return part 2: how far storing out and lse, and summing delta from what is stored, moves the results."""
+    """Return part 2: the change of the results by storing out and lse, and by summing delta from them."""
     unit, state = _unit(q.dtype), _state_unit(q.dtype)
     cotangent, nothing = oracle.float64(dout), np.zeros(true.out.shape)
     products = cotangent * true.out
@@ -296,7 +308,7 @@ def _storing(
 def _score_moves(
     q: Query, k: KeyValue, v: Value, dout: Out, dlse: RowGradient | None, options: OracleOptions
 ) -> dict[str, float]:
-    """Return parts 3 and 4: how far rounding the scores in the state's dtype can move each result."""
+    """Return parts 3 and 4: the change of each result by rounding the scores in the state's dtype."""
     D, S = q.shape[-1], max(q.shape[-2], k.shape[-2])
     scale = D**-0.5 if options["scale"] is None else abs(options["scale"])
     ones = np.ones((*q.shape[:-1], v.shape[-1]))
@@ -315,7 +327,7 @@ def _score_moves(
 
 
 def _scores(q: Tensor, k: Tensor, order: Tensor, options: OracleOptions) -> Tensor:
-    """Return the scores of all queries with the keys in this order, −inf for keys that they do not see."""
+    """Return the scores of all queries with the keys in this order; −inf for keys not seen."""
     scale = q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     scores = q @ _for_each_query_head(k, q.shape[1]).mT * scale
     if options["softcap"] is not None:
@@ -353,10 +365,10 @@ def _largest(x: Tensor | np.ndarray) -> float:
 
 
 def _each_largest(x: Tensor) -> np.ndarray:
-    """Return the largest absolute entry of every head dim."""
+    """Return the largest absolute entry of each head dim."""
     return np.abs(oracle.float64(x)).max(axis=(0, 1, 2), initial=0.0)
 
 
 def _longest(x: Tensor) -> float:
-    """Return the length of the longest row vector."""
+    """Return the norm of the longest row vector."""
     return float(np.linalg.norm(oracle.float64(x), axis=-1).max(initial=0.0))

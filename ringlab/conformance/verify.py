@@ -1,4 +1,4 @@
-"""ringlab against the oracle: every transport, block, schedule, layout and dtype of the case table."""
+"""ringlab's comparison with the oracle, for every transport, block, schedule and case of the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GLOO_RANKS = (1, 2, 3, 4, 8)
 
 @dataclass(frozen=True)
 class Job:
-    """One case with one choice on each of the other axes."""
+    """One case, with one choice for each of the other axes."""
 
     transport: str
     block: str
@@ -41,31 +41,31 @@ class Finding:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Return error / bound for each result; 0 where both are 0."""
+        """Return error / bound for each result; 0 if both are 0."""
         return {n: self.errors[n] / self.bounds[n] if self.errors[n] else 0.0 for n in NAMES}
 
     @property
     def ok(self) -> bool:
-        """Return whether every error is within its bound; NaN is not."""
+        """Return whether every error is within its bound; a NaN error is not."""
         return all(self.errors[name] <= self.bounds[name] for name in NAMES)
 
     @property
     def worst(self) -> str:
-        """Return the name of the result closest to its bound."""
+        """Return the name of the result that is closest to its bound."""
         return max(NAMES, key=lambda name: self.ratios[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding, ready for JSON."""
+        """Return the finding as a dict for JSON."""
         job = self.job
         axes = {"transport": job.transport, "block": job.block, "schedule": job.schedule, **asdict(job.case)}
         return {**axes, "ok": self.ok, "errors": self.errors, "bounds": self.bounds}
 
 
 def jobs(quick: bool = False) -> list[Job]:
-    """Return all jobs, or with `quick` a selection that still meets every value of every axis.
+    """Return all jobs, or with `quick` a selection that still contains every value of every axis.
 
-    The Triton block takes part where it accepts tensors on the CPU, that is in its interpreter: under the
-    ring schedule, on virtual ranks, in the dtypes that it computes.
+    The Triton block takes part if it accepts tensors on the CPU, that is, in its interpreter. It takes part
+    under the ring schedule, on virtual ranks, in the dtypes that it can compute.
     """
     cases = covering()
     met = {(s, block): set(cases_of(s, block)) for s in schedules() for block in blocks()}
@@ -93,7 +93,7 @@ def _supports(block: str, case: Case) -> bool:
 def verify(
     selected: Iterable[Job] | None = None, progress: Callable[[Finding], None] = lambda finding: None
 ) -> list[Finding]:
-    """Return the findings of the `selected` jobs, of all by default; `progress` is called with each."""
+    """Return the findings of the `selected` jobs (default: all), and call `progress` with each finding."""
     findings = []
     for finding in _findings(list(jobs() if selected is None else selected)):
         progress(finding)
@@ -102,7 +102,7 @@ def verify(
 
 
 def summary(findings: list[Finding]) -> dict[str, Any]:
-    """Return `ok`, the number of `cases`, the `worst` of them and all findings, ready for JSON."""
+    """Return a dict for JSON with `ok`, the number of `cases`, the `worst` case, and all findings."""
     worst = max(findings, key=lambda finding: finding.ratios[finding.worst])
     return {
         "ok": all(finding.ok for finding in findings),

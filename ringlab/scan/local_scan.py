@@ -43,7 +43,7 @@ def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
 
 @thread_safe
 def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale: float) -> Passage:
-    """Return the passage of a state's gradient backward through the tokens; `dout` gives its contribution."""
+    """Return the passage of a state's gradient from the last token to the first; `dout` contributes."""
     walk = _Walk(tokens, like)
     dstate = walk.state
     for rows in reversed(_rows(tokens, length)):

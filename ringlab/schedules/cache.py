@@ -160,7 +160,10 @@ class ShardedCache:
         return self.length + own
 
     def append(self, k: Float[Tensor, "B K n D"], v: Float[Tensor, "B K n Dv"]) -> None:
-        """Append the next n tokens, which are the same on all ranks. Sends nothing."""
+        """Append the next n tokens, which are the same on all ranks. Sends nothing.
+
+        Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
+        """
         self._check_new(k, v)
         first, mine = self.length, []
         for token in range(k.shape[2]):
@@ -174,7 +177,10 @@ class ShardedCache:
             self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
-        """Append the next tokens, each on the rank that has it under `layout`. Sends nothing."""
+        """Append the next tokens, each on the rank that has it under `layout`. Sends nothing.
+
+        Raises: LayoutError, WorldSizeError, ShapeError, DtypeError or DeviceError for shards that do not fit.
+        """
         self.check_shards(layout, k, v)
         positions = layout.positions(self.ring.rank)
         order = np.argsort(positions, kind="stable")

@@ -55,7 +55,10 @@ class Schedule(Protocol):
         ...
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return None if this schedule can compute these numbers of heads on so many ranks; sends nothing."""
+        """Return None if this schedule can compute these numbers of heads on so many ranks; sends nothing.
+
+        Raises: WorldSizeError or ShapeError, naming the schedule.
+        """
         ...
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:

@@ -84,7 +84,7 @@ class BurstSchedule(QueryRingSchedule):
 
 
 def _against_the_ring(call: AttentionCall) -> tuple[int, ...]:
-    """Return the offsets of queries' stops; the rank whose block they see at distance d is d ranks behind."""
+    """Return the offsets of queries' stops; a block at distance d is d ranks behind, so d is negated."""
     return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 

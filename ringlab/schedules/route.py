@@ -27,7 +27,7 @@ def circulate(
 ) -> Iterator[tuple[int, Tensors]]:
     """Yield (owner, tensors) at each stop: `own` first, then the arriving tensors.
 
-    The next hop is posted before each of them is yielded.
+    The next hop is posted before the tensors of a stop are yielded.
     """
     ring, buffers = call.ring, BlockBuffers(call)
     owner, here = ring.rank, own
@@ -35,9 +35,9 @@ def circulate(
     for step, (offset, following) in enumerate(pairwise(offsets)):
         next_owner = ring.origin(following)
         into = buffers.reserve(next_owner, *own)
-        # Between neighbours, a transport may fetch a block from its owner. Past ranks that see nothing of the
-        # block, it goes by a message: every rank keeps its own block (step 0) and gives up the blocks of
-        # other ranks.
+        # Between neighbours, a transport may fetch a block from its owner. If a block skips ranks that see
+        # nothing of it, it travels as a message. Every rank then keeps its own block (step 0) and gives up
+        # the blocks of other ranks.
         route: dict[str, Any] = (
             {"hops": step}
             if from_neighbour

@@ -81,7 +81,7 @@ class MeshSchedule:
         [of_heads] = to_heads(mesh, dout, tag="dout to heads")
         dlse = _dlse_of_heads(mesh, dout, dlse) if call.wants_lse else None
         dq, dk, dv, dsinks = self.between.backward(mesh.column, saved, of_heads, dlse)
-        # complete sums: rounding here gives the same result as rounding at the owner
+        # These sums are complete, so rounding them here gives the same result as rounding at the owner.
         if K >= mesh.row.world_size:
             dk, dv = dk.to(dout.dtype), dv.to(dout.dtype)
         dq, dk, dv = to_tokens(mesh, dq.to(dout.dtype), dk, dv, heads=(H, K, K), tag="dqkv to tokens")

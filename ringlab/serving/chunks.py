@@ -96,7 +96,7 @@ def prefill(
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return attention of this rank's new tokens over all cached and new tokens; append the new ones.
+    """Return attention of this rank's new tokens over all cached and new tokens, and append the new tokens.
 
     q, k, v: this rank's shards of the next tokens under `layout`, whose positions count from 0 at the first
     of these tokens. A `ShardedCache` accepts any layout; a `PagedCache` accepts `cache.next_layout(sequence,

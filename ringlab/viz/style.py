@@ -38,7 +38,7 @@ colour r mod 8."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 """A second distinction beside colour, for print and for readers who see no colours."""
 WIDE, SQUARE, TALL = (8.0, 3.6), (5.4, 5.2), (8.0, 6.0)
-"""Sizes in inches."""
+"""The sizes of figures, as (width, height) in inches."""
 DPI = 110
 
 RC: dict[str, Any] = {

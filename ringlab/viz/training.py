@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def figure(losses: Sequence[float], rates: Sequence[float], title: str) -> Figure:
-    """Return a figure of the loss of every step, its running mean, and the learning rates."""
+    """Return a figure of the loss of every step, its running mean, and the learning rates.
+
+    Raises: MissingExtraError if matplotlib is not installed.
+    """
     numbers = range(1, len(losses) + 1)
     with styled():
         drawing = new_figure((7.2, 4.6))

@@ -107,7 +107,7 @@ def record_accesses() -> Iterator[list[Access]]:
     """Return a context whose value lists the loads and stores of every kernel launched inside, in order.
 
     Only launches from the calling thread are recorded. A load or store outside its argument's memory raises
-    BackendError, where the interpreter alone would read or write foreign memory.
+    BackendError. Without this check the interpreter would read or write foreign memory.
     Raises: BackendError if kernels do not run in the interpreter.
     """
     if not repair():

@@ -18,7 +18,7 @@ from ringlab_course.checking.numbers import random
 NAMES = ("dq", "dk", "dv")
 Gradients: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 Parts: TypeAlias = list[list[Gradients]]
-"""[rank][owner]: what the rows of a rank add to dq of their own, and to dk and dv of the owner's block."""
+"""Gradients as [rank][owner]: what the rows of a rank add to their own dq, and to the owner's dk and dv."""
 
 
 def pair(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 TIERS = ("visible", "stress", "held-out")
 KINDS = ("function", "ring", "kernel", "mesh")
 ATTENTION = "torch attention"
-"""Names PyTorch's own attention among what an exercise may use."""
+"""The entry of `Exercise.may_use` that stands for PyTorch's own attention."""
 CHECK_KINDS = ("correctness", "cost", "speed")
-"""The subject of a check. Each kind counts only where every check of the kinds before it holds."""
+"""The subjects of checks. A check of one kind counts only if all checks of the earlier kinds hold."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def _read(answer: Any, failure: Failure) -> Any:
 
 
 def _answer(subject: InProcessSubject, call: Call) -> Any:
-    method = "call" if call.method == "measure" else call.method  # the answer is enough
+    method = "call" if call.method == "measure" else call.method  # only the answer is needed here
     try:
         return getattr(subject, method)(*call.args, **call.keywords)
     except Failure as failure:

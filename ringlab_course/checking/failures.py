@@ -50,7 +50,10 @@ class Crashed(Failure):
 
 
 def own_lines(error: BaseException) -> str:
-    """Return the last three lines of the learner's own code in the traceback of `error`, and the error."""
+    """Return the last three lines of the learner's own code in the traceback of `error`, and the error.
+
+    Lines of ringlab, of the standard library and of installed packages are left out.
+    """
     lines = []
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
@@ -168,7 +171,7 @@ BROKEN_RULES = {
     "a receive buffer that is also sent": "one_buffer",
     "written while it was sent": "writes_what_is_sent",
 }
-"""The mistake behind each rule of exchange, by what the transport says when it is broken."""
+"""The mistake that breaks a rule of exchange, by the transport's words about the broken rule."""
 
 
 def broken_rule(crash: Crashed) -> str | None:

@@ -24,7 +24,7 @@ from ringlab.errors import CommError, PeerDiedError, TransportTimeout, WorldSize
 T = TypeVar("T")
 EXCHANGES_AFTER_A_DEATH = "an exchange after PeerDiedError was raised"
 LATEST = 256
-"""Exchanges of a rank among which `Faults.late` chooses; later ones are posted at once."""
+"""`Faults.late` chooses among this many first exchanges of a rank. Later exchanges are posted at once."""
 
 
 @dataclass(frozen=True)

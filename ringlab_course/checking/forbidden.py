@@ -26,7 +26,7 @@ NEEDED = (
     *(f"ringlab_course.checking.{name}" for name in ("protocol", "requirements", "ring_rules")),
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
 )  # fmt: skip
-"""The modules of ringlab that a worker needs, and those that notebooks use beside their answers."""
+"""The modules of ringlab that a worker needs, and those that notebooks use in addition to their answers."""
 KERNELS = (
     *(f"ringlab.blocks.triton.{name}" for name in ("__init__", "interpreter", "rounding")),
     "ringlab_course.checking.accesses",
@@ -44,11 +44,11 @@ MODULES_WITH_ATTENTION = re.compile(
     r"|distributed\.tensor\.experimental\..*)|jax\._src\.(nn\.functions|cudnn\..*)|jax\.experimental\.pallas\.ops\..*"
 )
 _ATTENTION_NAMES = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
-"""Modules that hold attention written in Python, and the names of what is closed in them."""
+"""The modules with attention written in Python, and the names in them that a submission may not call."""
 OTHERS = (
     "diffusers", "flash_attn", "flax", "keras", "ring_attention_pytorch", "ring_flash_attn", "transformers", "xformers", "yunchang",
 )  # fmt: skip
-"""Packages about attention; they may be installed where a class is graded."""
+"""Packages about attention that may be installed on the machine that grades a class."""
 
 
 @dataclass(frozen=True)

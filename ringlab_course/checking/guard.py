@@ -33,7 +33,7 @@ _HOOKS = ("__torch_dispatch__", "__torch_function__")
 _IMPORTING = "<frozen importlib"
 """The beginning of the file names of the frames of Python's import machinery."""
 _BY_OPERATOR = ("decompose", "redispatch")
-"""Methods of PyTorch's operators that run a kernel of theirs."""
+"""The methods of PyTorch's operators that run one of the operator's kernels."""
 
 
 class _NoCollection:

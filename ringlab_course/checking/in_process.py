@@ -217,7 +217,7 @@ class _Peak:
     """Counts the bytes that NumPy and torch hold at once while the block runs."""
 
     def __enter__(self) -> _Peak:
-        # before tracemalloc, because its first use imports many modules
+        # The meter is opened before tracemalloc starts, because its first use imports many modules.
         self._torch, self._watch = _torch_meter()
         self._already = tracemalloc.is_tracing()
         if not self._already:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 BOUND = 1e-9
-"""Relative: float64 sums of a few hundred terms are far better, a wrong count is far worse."""
+"""The allowed relative error. It is far above the error of a float64 sum of a few hundred terms, and far
+below the error of a wrong count."""
 
 
 def expect_number(answer: Any) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
 
 LONGEST = 12
-"""At most this many positions stand in a counterexample."""
+"""The most positions that a counterexample shows."""
 
 
 def expect_shares(answer: Any, P: int) -> list[np.ndarray]:
@@ -93,6 +93,8 @@ def judge(
     """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
 
     Two mistakes often give the same answer in one case; all cases together distinguish them.
+
+    Raises: Failure.
     """
     answered: list[Question] = []
     wrong = None
@@ -144,7 +146,8 @@ def first_difference(shares: Sequence[np.ndarray], truth: Sequence[np.ndarray], 
     for rank, (got, expected) in enumerate(zip(shares, truth, strict=True)):
         if not np.array_equal(got, expected):
             lacks, extra = np.setdiff1d(expected, got), np.setdiff1d(got, expected)
-            if listed(got) == listed(expected) and lacks.size + extra.size:  # they differ later
+            # The shares may differ only in positions after those that `listed` shows.
+            if listed(got) == listed(expected) and lacks.size + extra.size:
                 parts = (("lacks", lacks), ("should not own", extra))
                 differ = " and ".join(f"{verb} {listed(some)}" for verb, some in parts if some.size)
                 return f"{case}: rank {rank} {differ}"
@@ -167,7 +170,7 @@ def _positions(part: Any, rank: int) -> np.ndarray:
 
 
 MISTAKES = {each.name: each for stage in ("05.causal", "05.forward") for each in misconceptions_of(stage)}
-"""The mistakes that any ring can show in what it sends and in how it breaks off, and others of exercise 05."""
+"""The misconceptions of exercise 05. Those about messages and about failing ranks may occur in any ring."""
 
 
 @dataclass(frozen=True)

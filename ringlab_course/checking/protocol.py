@@ -152,13 +152,13 @@ class FrameReader:
             del self.buffer[: LENGTH.size + length]
             self.header = _parse_header(text, self.limits)
             self.needed = _payload_bytes(self.header["arrays"])
-            if (
-                len(self.buffer) <= self.needed
-            ):  # so that it is taken over whole; else each of many frames copies the rest
-                self.buffer = bytearray(self.buffer)  # aligned again
+            # The copy is aligned again. A buffer that holds more frames is not copied, because then each of
+            # these frames would copy the rest.
+            if len(self.buffer) <= self.needed:
+                self.buffer = bytearray(self.buffer)
         if len(self.buffer) < self.needed:
             return None
-        if len(self.buffer) == self.needed:  # nearly always true: the arrays take this memory over
+        if len(self.buffer) == self.needed:  # usually so; the arrays then use this memory without a copy
             payload, self.buffer = self.buffer, bytearray()
         else:
             payload = self.buffer[: self.needed]
@@ -188,7 +188,7 @@ class _Encoder:
         for plain, convert in exactly.items():
             if isinstance(value, plain):  # an enumeration or a version is sent as its number or text
                 return _in_64_bits(convert(value))
-        if isinstance(value, (Decimal, numbers.Rational)):  # Fraction
+        if isinstance(value, (Decimal, numbers.Rational)):  # for example a Fraction
             return _number(value)
         if isinstance(value, Layout) and self.kind in QUESTIONS:
             runs = [[[run.start, run.step, run.length] for run in rank] for rank in value.ranks]
@@ -213,7 +213,7 @@ class _Encoder:
             f"more than {self.limits.arrays} arrays",
         )
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize > 8:
-            value = value.astype(np.float64)  # longdouble
+            value = value.astype(np.float64)  # a longdouble, which a frame cannot hold
         dtype = _dtype(value)
         known = _passes(dtype, self.kind) and getattr(value.dtype, "isnative", True)
         _require(known, f"an array of {', '.join(ITEMSIZE)}", f"an array of {dtype}")

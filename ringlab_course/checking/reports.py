@@ -22,7 +22,7 @@ NOT_COUNTED = {
     "correctness": "This holds. Memory, traffic and speed count once the values are right.",
     "cost": "This holds. Speed counts once memory and traffic are right.",
 }
-"""The text for a check that holds while a check of this kind, which comes first, fails."""
+"""The message of a check that holds, if a check of this earlier kind fails."""
 
 
 @dataclass(frozen=True)

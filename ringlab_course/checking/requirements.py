@@ -14,7 +14,7 @@ REMEDY = (
     "pip install triton" if sys.platform == "linux" else "use Linux, or a Linux virtual machine or container"
 )
 MODULES = {"jax": ("jax", "jaxlib")}
-"""Extras of pyproject.toml that lessons ask for, and the modules each of them brings."""
+"""The extras of pyproject.toml that lessons require, and the modules that each extra installs."""
 
 
 class Stop(Exception):
@@ -33,7 +33,10 @@ def triton_is_missing() -> str:
 
 
 def needs_triton() -> None:
-    """Return None if Triton is installed; otherwise end the notebook's run here and say why."""
+    """Return None if Triton is installed; otherwise end the notebook's run here and say why.
+
+    Raises: Stop, which a notebook shows as plain text.
+    """
     if missing := triton_is_missing():
         raise Stop(
             f"{missing}\nThis notebook ends here for you. You can read it as it was run, in notebooks/ on disk or on "

@@ -12,7 +12,7 @@ from ringlab_course.checking.protocol import ITEMSIZE, LIMITS
 
 KEPT = ("a ring of an earlier run", "use the ring that your function is given, and keep none")
 COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.compute(...), not inside it")
-"""What went wrong, and the remedy."""
+"""The fault and its remedy, as `in_a_thread` returns them."""
 
 
 def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:

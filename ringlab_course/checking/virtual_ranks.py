@@ -150,7 +150,7 @@ class Elements(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # see ringlab.comm.memory
+        return False  # the reason is given in ringlab.comm.memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -32,10 +32,10 @@ class WrongAnswer:
     check: str
     misconception: str | None
     right: str
-    """The name of the right answer that this one is an edit of."""
+    """The name of the right answer of which this wrong answer is an edit."""
     hunks: str
     variants: tuple[str, ...] = ()
-    """Texts that others may write for the first: "1e-9, 1e-6" for the 1e-9 in the edit, where it is no other mistake."""
+    """A text of the edit, and texts that make the same mistake in its place, such as "1e-9, 1e-6"."""
 
     @property
     def submission(self) -> str:
@@ -58,7 +58,7 @@ class WrongAnswer:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """`source`, followed by `source` with the first of the `variants` replaced by each other one."""
+        """`source`, followed by a copy for each further variant, which replaces the first variant."""
         others = (self.source.replace(self.variants[0], other) for other in self.variants[1:])
         return self.source, *others
 
@@ -111,7 +111,7 @@ def mistakes_of(where: str) -> Callable[..., Misconception]:
 
     `where` is a stage, such as "05.forward", or an exercise, such as "05". The message is the text of the
     first entry of `where` that names the misconception and has a text. If there is none, it is the first such
-    text of the exercise. If there is none either, the function raises CourseError when it is called.
+    text of the exercise. Raises: CourseError when the returned function is called, if there is none either.
     """
     texts: dict[str, str] = {}
     for entry in sorted(entries(where[:2]), key=lambda entry: not entry.fields["stage"].startswith(where)):

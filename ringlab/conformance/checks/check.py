@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def mask(self) -> bool:
-        """Return whether plain runs are causal, which they are only if the target computes no other mask."""
+        """Return whether plain runs are causal. They are if the target computes only causal attention."""
         return False not in self.claims.causal
 
     def run(self, P: int, S: int = LENGTH, **changes: Any) -> Run:

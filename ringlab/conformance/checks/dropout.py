@@ -24,7 +24,7 @@ from ringlab.errors import apart
 RATE = 0.5
 _LENGTH = 24
 _DEVIATIONS = 6.0
-"""The most standard deviations between the share of dropped pairs and the rate; chance exceeds it once in 10⁹."""
+"""The largest allowed deviation of the share of dropped pairs, in standard deviations: chance 1 in 10⁹."""
 _COMMON = 32
 """The number of pairs that two patterns must share to be compared; they agree by chance once in 2³²."""
 

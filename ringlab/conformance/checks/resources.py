@@ -210,7 +210,7 @@ def _doubled(run: Run) -> Run:
 def _growth(few: Ran, many: Ran, share: float) -> str:
     """Return the growth of the peak in words if it is too large, else "".
 
-    It is too large from `share` of a K/V block for each additional rank.
+    The growth is too large if it is at least `share` of a K/V block for each additional rank.
     """
     run, additional = many.run, many.run.P - few.run.P
     lists = LISTS * (run.S - few.run.S) if run.D == _NARROW else 0

@@ -112,7 +112,7 @@ def _groups(plan: Plan) -> list[Run]:
 def _dims(plan: Plan) -> list[Run]:
     """Return runs with head dims that are no powers of two, and with small ones in a half dtype.
 
-    Some targets pad the former, and kernels expect multiples of 8 for the latter.
+    Some targets pad head dims that are no powers of two, and kernels expect multiples of 8 in a half dtype.
     """
     P = plan.ranks(2)[0]
     return [
@@ -156,7 +156,7 @@ def _values(*kinds: str, causal: bool | None = None) -> Runs:
 def _blind(plan: Plan) -> list[Run]:
     """Return causal runs with scores of about −16,000, in which rows see no key of some blocks.
 
-    A mask value of −1e4 would take weight in them.
+    In these rows, hidden keys would get weight if the mask value were −1e4.
     """
     ranks = plan.ranks(3) if plan.quick else plan.ranks(2, 3, 4)
     layouts = plan.claims.layouts

@@ -1,6 +1,7 @@
 """Calls of a function on any number of ranks, one after another, on virtual ranks or on processes.
 
-For kinds of targets whose results are compared with each other, or with the oracle's, call by call.
+The kinds of targets that use this module have results that are compared with each other, or with the
+oracle's, call by call.
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ NOT_ASKED = "does not apply: "
 
 
 def itself(case: C) -> list[C]:
-    """Return the calls of a case that needs no other call."""
+    """Return a list of only this case, for checks that need no other call."""
     return [case]
 
 

@@ -354,8 +354,8 @@ def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:
 def _explained(ratios: np.ndarray, others: np.ndarray, name: str) -> bool:
     """Return whether blocks that are missing or count twice are the whole fault.
 
-    They are if all other pairs exist, and have equal ratios in each row. In dq and dk, a missing block
-    changes all other blocks by differences that ratios do not show.
+    These blocks are the whole fault if there are other pairs, and their ratios are equal in each row. In dq
+    and dk, a missing block changes all other blocks by differences that ratios do not show.
     """
     if not others.any():
         return False

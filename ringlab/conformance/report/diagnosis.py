@@ -48,7 +48,7 @@ class _Finding(Protocol):
 
 
 def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
-    """Return sentences on the first fault, a right way to call the target, right results, and other faults."""
+    """Return sentences on the first fault, a right way to call the target, right results and other faults."""
     left = sum(each.evidence in NOT_RUN for each in findings)
     found = [
         first(findings),
@@ -127,9 +127,9 @@ def _first(failed: Sequence[_Finding]) -> str:
 
 
 def beside(findings: Sequence[_Finding]) -> str:
-    """Return sentences on the right results beside the fault of `first`, or "".
+    """Return sentences on the results that are right in spite of the fault of `first`, or "".
 
-    They also name the ranks on which other results are wrong.
+    The sentences also name the ranks on which other results are wrong.
     """
     located = wrong_values(findings)
     if located is None:
@@ -183,7 +183,7 @@ def results_of(located: Mapping[str, Any]) -> str:
 def relations_of(located: Mapping[str, Any]) -> str:
     """Return a sentence on wrong results that equal other true results, or "".
 
-    They may be true for another name, for another rank, or after multiplication by a number.
+    Such a result may be another true result, the true result of another rank, or a multiple of the true one.
     """
     parts = []
     for each in located["results"]:

@@ -99,7 +99,7 @@ def _borders(positions: Sequence[Sequence[int]], order: Sequence[int], side: int
 
 
 def _owners(positions: Sequence[Sequence[int]], side: int) -> list[str]:
-    """Return the frame, and, if there are few, lines and numbers at changes of the tokens' owner."""
+    """Return the frame, with lines and numbers at changes of the tokens' owner if there are few changes."""
     owner = np.zeros(side // _CELL, dtype=int)
     for rank, own in enumerate(positions):
         owner[list(own)] = rank

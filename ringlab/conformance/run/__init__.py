@@ -1,1 +1,1 @@
-"""Makes runs of a target on virtual ranks in this process, on processes, or on the ranks that torchrun started."""
+"""Makes runs of a target on virtual ranks in this process, on processes, or on torchrun's ranks."""

@@ -67,7 +67,7 @@ def _leaves(shards: tuple[Tensor, ...], trained: str = "qkv") -> tuple[Tensor, .
 
 
 def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -> Tensors:
-    """Return the results of a forward and of its backward, if the target has one; `dout` replaces the run's."""
+    """Return the results of a forward and, if the target has one, its backward; `dout` replaces the run's."""
     leaves = _leaves(shards, "qkv" if part.run.backward else "")
     out, lse = part.attend(leaves)
     if not part.run.backward:
@@ -111,7 +111,7 @@ def _through_lse(part: _Part) -> Tensors:
 
 
 def _retained(part: _Part) -> Tensors:
-    """Return the gradients of a second backward of one forward (`retain_graph=True`), as with several losses."""
+    """Return the gradients of a forward's second backward (`retain_graph=True`), as with several losses."""
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, lse = part.attend(leaves)
@@ -225,7 +225,7 @@ def _side_effects(part: _Part) -> Tensors:
     changed = [name for name, value in _modes().items() if value != modes[name]]
     changed += [name for name, value in _generators().items() if value != drawn[name]]
     changed += ["the number of process groups"] if len(_groups()) != groups else []
-    part.meet()  # because the first rank that ends restores the modes
+    part.meet()  # the first rank that ends restores the modes, so no rank may end before all have read them
     if changed:
         part.note("use", f"a call changed {' and '.join(changed)}")
     return found
@@ -249,9 +249,8 @@ def kept_modes() -> Iterator[None]:
         torch.set_default_dtype(modes["the default dtype"])
         torch.set_grad_enabled(modes["the grad mode"])
         deterministic = modes["torch's deterministic mode"]
-        if (
-            torch.are_deterministic_algorithms_enabled() != deterministic
-        ):  # only then, because setting it imports torch's compiler
+        # The mode is set only if it differs, because setting it imports torch's compiler.
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic)
 
 

@@ -1,4 +1,4 @@
-"""The process that imports and runs a target: `python -m ringlab.conformance.run.child_process FOLDER PARENT`.
+"""The process that imports and runs a target: `-m ringlab.conformance.run.child_process FOLDER PARENT`.
 
 The parent reads the results in the folder, and kills this process when a time limit is hit.
 """
@@ -60,4 +60,4 @@ if __name__ == "__main__":
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # without torch's shutdown, which would cost the parent time
+    os._exit(status)  # skips torch's shutdown, for which the parent would have to wait

@@ -23,7 +23,7 @@ def faults_of(run: Run) -> tuple[Fault, ...]:
 
 
 class SendFault:
-    """A function to call before each send over torch.distributed: the rank dies at one send, or stalls at each.
+    """A hook before each send over torch.distributed: the rank dies at one send, or stalls at each send.
 
     Send number 2 P is in backward, whether K and V are sent in one message or in two.
     """

@@ -100,7 +100,7 @@ class Isolated:
 
 
 class ChildProcess:
-    """A Python process whose output this process reads, and a folder that both share, which contains its `job`.
+    """A Python process whose output this process reads, and the shared folder that contains its `job`.
 
     module: the module that the process runs by `python -m`, with the folder and this process's id as
     arguments.
@@ -131,7 +131,7 @@ class ChildProcess:
         return ""
 
     def ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
-        """Return the reason why the child will return nothing more, after ending it; None if it still runs."""
+        """End the child if it will return nothing more, and return the reason; None if it still runs."""
         code = self._code()
         trouble = None
         if self.output.count > MOST_OUTPUT:
@@ -161,7 +161,7 @@ class ChildProcess:
                 self.process.wait()
 
     def _code(self) -> int | None:
-        """Return the exit status of a child that has ended, after ending its remaining processes; else None."""
+        """Return the exit status of an ended child, whose remaining processes are then ended; else None."""
         if self.process.returncode is None and _is_over(self.process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -195,7 +195,7 @@ class _Child(ChildProcess):
                 return trouble
 
     def on_processes(self, transport: str) -> bool:
-        """Return whether the target's ranks are processes; `transport` counts if it is over ringlab's Comm."""
+        """Return whether the target's ranks are processes if `transport` is requested."""
         claims = self.claims()
         return isinstance(claims, Claims) and transport_of(claims.over, transport) != VIRTUAL
 
@@ -206,7 +206,7 @@ class _Child(ChildProcess):
         return stacks(self.folder, range(self.runs[now].P)) if known and now is not None else ""
 
     def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
-        """Yield the outcomes of these runs in order, without skipped runs; stop after a run that ended the child.
+        """Yield the outcomes of these runs in order, without skipped ones, until a run ends the child.
 
         axes: the axes of the target, or "" for those that it claims.
         """

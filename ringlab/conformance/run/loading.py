@@ -123,7 +123,7 @@ def _imported(module: str) -> Any:
 
 
 def _not_found(module: str, missing: str) -> BackendError:
-    """Return the error for a module; `missing` is the module itself or the package around it that was not found."""
+    """Return the error for a module; `missing` is the part of its dotted name that was not found."""
     package, _, last = missing.rpartition(".")
     if not package:
         where = f"neither in {os.getcwd()} nor among this Python's packages"

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 _NUMBERS = 2
-"""The most integers for each rank in a message that is not counted: the numbers of its queries and of its keys."""
+"""The most integers for each rank in an uncounted message: the numbers of its queries and of its keys."""
 
 
 _SENDS = ("send", "isend")
@@ -100,7 +100,7 @@ class _Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # see ringlab.comm.memory
+        return False  # the reason is given in ringlab.comm.memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

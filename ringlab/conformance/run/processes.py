@@ -28,7 +28,7 @@ Numbered: TypeAlias = Sequence[tuple[int, Run]]
 
 
 def make(folder: Path, spec: TargetSpec, target: Target, numbered: Numbered) -> None:
-    """Make the runs that are not skipped, and write the outcome of each to the folder. numbered: (index, run)."""
+    """Make the runs that are not skipped, and write their outcomes to the folder. numbered: (index, run)."""
     transport = transport_of(target.over, spec.transport)
     if transport == VIRTUAL:
         for index, run in _wanted(folder, numbered):

@@ -1,4 +1,4 @@
-"""One rank's part of a run: it calls the target with the rank's shards, and records results and observations."""
+"""One rank's part of a run: it calls the target with the rank's shards, and records the results."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class RankPart:
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
-        """Run one pass, forward or backward, inside this context; it is metered if the run or a fault needs it."""
+        """Run one pass, forward or backward, in this context, metered if the run or a fault needs it."""
         run = self.run
         if not (run.meter or (self.ring is None and (run.strict or run.fault))):
             with torch.autograd.set_multithreading_enabled(False):

@@ -26,8 +26,8 @@ JOINT = 5
 LOSS_SCALE = {"float16": 2.0**8}
 """The factor of a large dout by dtype; it is 2¹⁶ for all other dtypes, which would overflow in float16."""
 TWO_RINGS = "two rings"
-"""The call pattern in which the even ranks form one ring and the odd ranks another; the odd ring's results are
-compared."""
+"""The call pattern in which the even ranks form one ring and the odd ranks another; the odd ring's results
+are compared."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A source of runs of a target."""
+"""The interface of a source of runs of a target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Guessing(Protocol):
-    """A source of runs that can give a target other axes than it claims."""
+    """A source of runs that can give a target axes other than those that it claims."""
 
     def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield the outcome of each run, in order, with these axes."""
+        """Yield the outcome of each run in order, with these axes of the target."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a run stand: what a report says of one that hangs."""
+"""The places in the code at which the ranks of a run are, for a report on a rank that hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ringlab.conformance.run.folder import leave
 
 
 def tell_stacks(folder: Path, rank: int | None = None) -> None:
-    """Have SIGUSR1 write where each thread of this process stands into the folder. rank: that of this thread, if it runs one."""
+    """Let SIGUSR1 write the stacks of all threads of this process to the folder.
+
+    rank: the rank that this thread runs, if any.
+    """
     if hasattr(signal, "SIGUSR1"):
         file = (folder / f"{os.getpid()}.stack").open("w")
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -27,16 +30,16 @@ def tell_stacks(folder: Path, rank: int | None = None) -> None:
         leave_place(folder, rank)
 
 
-_kept: list[Any] = []  # files that faulthandler writes to
+_kept: list[Any] = []  # the files that faulthandler writes to
 
 
 def leave_place(folder: Path, rank: int) -> None:
-    """Leave the numbers of a rank's process and thread in the folder."""
+    """Write the ids of a rank's process and thread to the folder."""
     leave(folder / f"{rank}.place", (os.getpid(), threading.get_ident()))
 
 
 def stacks(folder: Path, ranks: Sequence[int]) -> str:
-    """Return where each of these ranks stands, as the end of a sentence; "" if no process tells."""
+    """Return each of these ranks' place in the code, as the end of a sentence; "" if no process reports."""
     places = {rank: folder / f"{rank}.place" for rank in ranks}
     found = {rank: pickle.loads(path.read_bytes()) for rank, path in places.items() if path.exists()}
     told = {pid: _told(folder / f"{pid}.stack", pid) for pid in {pid for pid, _ in found.values()}}
@@ -47,7 +50,7 @@ def stacks(folder: Path, ranks: Sequence[int]) -> str:
 
 
 def _told(path: Path, pid: int) -> str:
-    """What a process writes about its threads, "" if it writes nothing in time."""
+    """Return the stacks of a process's threads, or "" if it writes nothing in time."""
     try:
         os.kill(pid, signal.SIGUSR1)
     except (OSError, AttributeError):
@@ -62,9 +65,10 @@ def _told(path: Path, pid: int) -> str:
 
 
 def stands_in(stack: str, ident: int) -> str:
-    r"""Return where a thread stands, from faulthandler's account of all threads: up to three calls, the innermost first.
+    r"""Return the place of a thread, from faulthandler's stacks of all threads.
 
-    Calls of torch, of Python's library and of ringlab are left out, unless there is no other.
+    It names up to three calls, the innermost first. Calls of torch, of Python's library and of ringlab are
+    left out, unless there are no others.
 
     >>> stands_in('Thread 0x2a (most recent call first):\n  File "/a/torch/b.py", line 2 in c\n  File "/a/d.py", line 3 in e\n', 42)
     'waits in e (d.py, line 3)'
@@ -75,7 +79,7 @@ def stands_in(stack: str, ident: int) -> str:
 
 
 def _in_words(frames: Sequence[tuple[str, Any, str]]) -> str:
-    """The calls in words. frames: (file, line, function), the innermost first."""
+    """Return the calls in words. frames: (file, line, function), the innermost first."""
     outside = [each for each in frames if not _is_of_library(each[0])]
     of_target = [each for each in outside if not each[0].startswith(_OWN)] or outside or frames
     calls = [f"{function} ({Path(file).name}, line {line})" for file, line, function in of_target[:3]]

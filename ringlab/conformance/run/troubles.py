@@ -1,4 +1,4 @@
-"""Why a run has no result: the troubles of its ranks, in the words of a report."""
+"""The reasons why a run has no result: the troubles of its ranks, in the words of a report."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ringlab.conformance.run.run import (
 from ringlab.conformance.target.calling import CannotCall
 from ringlab.errors import in_one_line
 
-_LONGEST = 600  # characters of an error
+_LONGEST = 600  # the most characters of an error
 
 
 class WrongResult(Exception):
-    """The target returned something other than the results of attention."""
+    """Raised if the target returned something other than the results of attention."""
 
 
 def _trouble_of(error: BaseException) -> Trouble:
-    """The trouble that an exception of a run means, with its text."""
+    """Return the trouble that corresponds to an exception in a run, with its text."""
     if isinstance(error, WrongResult):
         return Trouble(WRONG_RESULT, str(error))
     if isinstance(error, ModuleNotFoundError):
@@ -42,9 +42,10 @@ def _trouble_of(error: BaseException) -> Trouble:
 
 
 def described(error: BaseException) -> Trouble:
-    """Return the trouble that an exception of a run means; an exception without a text is named with the line that raised it.
+    """Return the trouble that corresponds to an exception in a run.
 
-    Lone surrogates, which no file can hold, are written as escapes.
+    An exception without a text is described by the line that raised it. Lone surrogates, which no file can
+    contain, are written as escapes.
     """
     trouble = _trouble_of(error)
     trouble = replace(trouble, text=trouble.text.encode(errors="backslashreplace").decode())
@@ -58,7 +59,7 @@ def described(error: BaseException) -> Trouble:
 
 
 def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | None:
-    """Return the trouble of the rank that failed first; other ranks often report only that it has ended."""
+    """Return the trouble of the rank that failed first; others often report only that this rank ended."""
     troubles = {rank: part.trouble for rank, part in enumerate(parts) if part is not None and part.trouble}
     first = failure.rank if isinstance(failure, ProcessesFailedError) else -1
     order = sorted(troubles, key=lambda rank: (troubles[rank].kind == RAISED, rank != first, rank))
@@ -66,7 +67,7 @@ def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | 
 
 
 def crash_in(failure: Exception | None) -> Trouble | None:
-    """Return how the first process without a result ended, if there is one."""
+    """Return the trouble of the first process that ended without a result, or None."""
     for rank, text in sorted(_texts_of_ranks(failure).items()):
         if text.startswith(("its process ended", "killed by signal")):
             return Trouble("crashed", f"rank {rank}: {text}")
@@ -74,9 +75,10 @@ def crash_in(failure: Exception | None) -> Trouble | None:
 
 
 def stopped_in(failure: Exception | None, parts: Sequence[RankResult | None]) -> tuple[int, ...]:
-    """Return the ranks that went on after another one had failed, and had to be stopped; none if some rank raised an error.
+    """Return the ranks that continued after another rank had failed, and had to be stopped.
 
-    If one did, the target does notice, and a rank that still waits does so inside gloo, which now and then misses that its peer is gone.
+    Return () if some rank raised an error. Then the target does notice the failure, and a rank that still
+    waits does so inside gloo, which sometimes does not notice that its peer has ended.
     """
     if any(part is not None and part.trouble is not None for part in parts):
         return ()
@@ -89,9 +91,10 @@ def _texts_of_ranks(failure: Exception | None) -> dict[int, str]:
 
 
 def returned_in(run: Run, parts: Sequence[RankResult | None]) -> tuple[int, ...]:
-    """Return the ranks of processes on which the target returned; none if a shard had a wrong shape and some rank said so.
+    """Return the ranks of processes on which the target returned.
 
-    That error ends the job. Another rank may have been done before it, and cannot know.
+    Return () if a shard had a wrong shape and some rank raised an error. This error ends the job. Another
+    rank may have finished before the error, and could not know of it.
     """
     said = any(
         part is not None and part.trouble is not None and part.trouble.kind == RAISED for part in parts

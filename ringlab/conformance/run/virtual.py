@@ -1,4 +1,4 @@
-"""Making runs on virtual ranks, in this process."""
+"""Makes runs on virtual ranks in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringlab.conformance.target.claims import Claims, Target, as_target
 
 
 def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path | None = None) -> Ran:
-    """Return the outcome of the run on virtual ranks. folder: where each rank leaves its thread, for `stacks`."""
+    """Return the outcome of the run on virtual ranks; each writes its thread id to `folder` for `stacks`."""
     returned: list[int] = []
     failed: list[int] = []
     struck: list[Fault] = []
@@ -59,7 +59,7 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path
 
 
 class InThisProcess:
-    """Runs made in this process, on virtual ranks."""
+    """A source of runs that are made in this process, on virtual ranks."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self.target, self.device = spec.target(), spec.device
@@ -86,6 +86,6 @@ class InThisProcess:
                 yield on_virtual_ranks(self.target, run, self.device)
 
     def made_as(self, axes: str, runs: Sequence[Run]) -> Iterator[Ran]:
-        """Yield the outcome of each run, in order, of the target with these axes."""
+        """Yield the outcome of each run in order, with these axes of the target."""
         target = as_target(self.target, axes=axes)
         yield from (on_virtual_ranks(target, run, self.device) for run in runs)

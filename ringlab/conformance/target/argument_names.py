@@ -1,4 +1,4 @@
-"""The names that code has for the arguments of attention: a target is given each by the name that it has a parameter for."""
+"""The parameter names that code uses for attention's arguments; a target gets them by its own names."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ PACKING = (*CU_SEQLENS, *CU_PADDED, *MAX_SEQLENS, *IDS, "position_ids")
 PLAIN = frozenset(
     {*AROUND, "causal", "is_causal", "layout", "positions", "scale", "softmax_scale", "return_lse", "qkv", "kv", *PACKING}
 )  # fmt: skip
-"""The arguments of a plain call besides q, k and v; those of packed documents only if a function requires them."""
+"""The arguments of a plain call besides q, k and v; those for packed documents are passed only if they are
+required."""
 GRADIENTS_OF = frozenset({"dout", "out", "lse"})
-"""Further arguments that `gradients` may take."""
+"""The arguments that `gradients` may take in addition to those of a plain call."""
 THROUGH = ("sliding_window", "softcap", "s_aux")
-"""Arguments that a function with `**kwargs` is given, too: code that swallows them computes another attention."""
+"""Arguments that a function with `**kwargs` gets too, because code that ignores them would compute another
+attention."""
 
 WINDOWS = ("window", "sliding_window", "window_left", "window_size")
 """`window` counts the row's own key, `window_left` the keys before it, and `window_size` is (left, right)."""
 SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
 PREFIXES = ("prefix", "prefix_len", "prefix_length")
-"""Keys at the start of the sequence that every row sees, in spite of a causal mask."""
+"""The number of keys at the start of the sequence that every row sees, even under a causal mask."""
 SINKS = ("sinks", "sink", "s_aux", "attention_sinks", "learnable_sink")
-"""A logit of each query head, (H,), in the dtype of q."""
+"""A logit for each query head, (H,), in the dtype of q."""
 DOCUMENTS = (*CU_SEQLENS, *IDS)
 PADDING = ("key_padding_mask", "padding_mask")
-"""(B, L), True for padding; `attention_mask` is 1 for the others."""
+"""A mask (B, L) that is True for padding; `attention_mask` is 1 for the other tokens."""
 VALID = ("attention_mask",)
 ALIBI = ("alibi_slopes",)
-"""A slope of each query head, (H,), float32: a score falls by the slope for each token between its query and its key."""
+"""A float32 slope for each query head, (H,), by which a score falls for each token from query to key."""
 JOINT_KEYS = ("joint_tensor_key", "joint_key", "joint_k")
 JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
-"""Keys and values of tokens that every rank holds, to be counted once; `joint_strategy` is "front" or "rear"."""
+"""Keys and values that every rank holds and that count once; `joint_strategy` is "front" or "rear"."""
 DROPOUTS = ("dropout", "dropout_p")
 SEEDS = ("seed", "dropout_seed")

@@ -1,4 +1,4 @@
-"""How a function is called: its parameters, the arguments that a call of attention fills them with, and the axes of its tensors."""
+"""How a function is called: its parameters, the arguments of a call, and the axes of its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlab.errors import BackendError
 
 
 def check_callable(value: Any) -> None:
-    """Return if `value` is a callable. Raises: BackendError otherwise, and for a class, where an instance is meant."""
+    """Return None if `value` can be called. Raises: BackendError if it cannot, or if it is a class."""
     needed = "a function, or a ringlab.conformance.Target of one"
     if inspect.isclass(value):
         remedy = (
@@ -30,13 +30,13 @@ def check_callable(value: Any) -> None:
 
 
 class CannotCall(BackendError):
-    """A call that could not be made: its arguments do not fit the function's parameters, so no line of it has run."""
+    """Raised if arguments do not fit the function's parameters, so that no line of the function has run."""
 
 
 def call(
     function: Callable[..., Any], tensors: tuple[Float[Tensor, "..."], ...], known: Mapping[str, Any]
 ) -> Any:
-    """Return `function` called with q, k and v, if there are `tensors`, and those of `known` that it has parameters for.
+    """Call `function` with `tensors` as q, k and v, and with those of `known` for which it has parameters.
 
     Raises: CannotCall if Python refuses the arguments; the function's own errors.
     """
@@ -44,7 +44,7 @@ def call(
 
 
 def called(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return `function(*positional, **named)`. Raises: CannotCall if Python refuses the arguments; the function's own errors."""
+    """Return `function(*positional, **named)`. Raises: CannotCall if the arguments do not fit."""
     try:
         return function(*positional, **named)
     except TypeError as error:
@@ -63,11 +63,15 @@ _BINDING = re.compile(
     r"missing \d+ required|missing a required|unexpected keyword argument|positional arguments? but|"
     r"multiple values for argument|takes no (keyword )?arguments|too many positional|Expected at most \d+ argument"
 )
-"""How Python and TorchScript say that arguments do not fit."""
+"""The words by which Python and TorchScript report that arguments do not fit."""
 
 
 def _came_of_binding(error: TypeError) -> bool:
-    """Whether the error is about the arguments of this very call: since then only functions have run that pass all of theirs on."""
+    """Return whether the error says that the arguments of this call do not fit.
+
+    An error in such words may also be about a later call. It is about this call if every function in the
+    traceback takes `*args` and `**kwargs`, and so only passes arguments on.
+    """
     passing_on = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     while frames is not None:
@@ -78,10 +82,10 @@ def _came_of_binding(error: TypeError) -> bool:
 
 
 def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
-    """Return if q, k and v, and values of the names `known`, are all that `function` requires. Raises: BackendError otherwise."""
+    """Return None if `function` requires only q, k, v and names in `known`. Raises: BackendError."""
     there = _parameters(function)
     if there is None:
-        return  # only the call itself can tell
+        return  # only the call itself can show whether the arguments fit
     name = name_of(function)
     if not tensor_names(function):
         raise BackendError(
@@ -102,7 +106,7 @@ def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
 
 
 def tensor_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the parameters that get q, k and v, packed or not; () if one of them has no parameter."""
+    """Return the parameter names that get q, k and v, packed or not; () if a tensor has no parameter."""
     there = _parameters(function) or []
     names = _names(there)
     if "qkv" in names or {"q", "kv"} <= names:
@@ -121,7 +125,7 @@ def _requires(parameter: inspect.Parameter) -> bool:
 def arguments(
     function: Callable[..., Any], tensors: Sequence[Any], known: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments with which `call` would call a function; the values may be of any type."""
+    """Return the positional and the named arguments by which `call` would call a function."""
     given = _parameters(function)
     if given is None:
         return list(tensors), {}
@@ -156,43 +160,44 @@ def _names(parameters: Sequence[inspect.Parameter]) -> set[str]:
 
 
 def swallows(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes arguments of any name."""
+    """Return whether a function accepts arguments of any name."""
     return any(each.kind is each.VAR_KEYWORD for each in _parameters(function) or [])
 
 
 def required(function: Callable[..., Any]) -> set[str]:
-    """Return the names of a function's parameters that have no default, none if it hides them."""
+    """Return the names of a function's parameters without a default; none if the function hides them."""
     return {each.name for each in _parameters(function) or [] if _requires(each)}
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
-    """Return the names of a function's parameters, none if it hides them."""
+    """Return the names of a function's parameters; none if the function hides them."""
     return _names(_parameters(function) or [])
 
 
 def written(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return a function's parameters in order, as they are written: `*args` and `**kwargs` with their stars."""
+    """Return a function's parameters in order as written, with stars before `*args` and `**kwargs`."""
     stars = dict(zip(_VARIADIC, ("*", "**"), strict=True))
     return tuple(stars.get(each.kind, "") + each.name for each in _parameters(function) or [])
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or of the class of a callable object."""
+    """Return the name of a function, or of a callable object's class."""
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def bound(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the keywords that functools.partial has bound."""
+    """Return the keyword arguments that functools.partial has bound."""
     return {**bound(function.func), **function.keywords} if isinstance(function, functools.partial) else {}
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters that a call may fill, None if the function hides them; those that a partial has bound are left out.
+    """Return the parameters that a call may fill, or None if the function hides them.
 
-    A module is called through `__call__(*args, **kwargs)`, which passes all on to `forward`; a module that wraps another, as a
-    compiled module and DistributedDataParallel do, passes them on to the other's.
+    Parameters that a partial has bound are left out. A module is called through `__call__(*args, **kwargs)`,
+    which passes all arguments on to `forward`. A module that wraps another module, such as a compiled module
+    or DistributedDataParallel, passes them on to the wrapped module.
     """
     if isinstance(function, functools.partial):
         inner = _parameters(function.func)
@@ -224,7 +229,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return None
 
 
-_Kind: TypeAlias = Any  # of a parameter; inspect does not name the type
+_Kind: TypeAlias = Any  # the kind of a parameter; inspect has no name for its type
 
 
 _IN_ORDER: tuple[_Kind, ...] = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -234,17 +239,17 @@ _VARIADIC: tuple[_Kind, ...] = (inspect.Parameter.VAR_POSITIONAL, inspect.Parame
 
 
 AXES = {"BHLD": (0, 1, 2, 3), "BLHD": (0, 2, 1, 3), "LBHD": (2, 0, 1, 3), "LHD": (0, 2, 1, 3)}
-"""The orders of axes that a target may take, each as a permutation of (B, H, L, D); "LHD" is "BLHD" without its one sequence."""
+"""The orders of axes that a target may take, as permutations of (B, H, L, D); "LHD" is "BLHD" for B = 1."""
 
 
 def as_axes(x: Float[Tensor, "B H L D"], axes: str) -> Float[Tensor, "..."]:
-    """Return a dense tensor with these `axes`, from one with axes "BHLD"."""
+    """Return a dense tensor with these `axes`, made from one with the axes "BHLD"."""
     dense = x.permute(AXES[axes]).contiguous()
     return dense[0] if axes == "LHD" else dense
 
 
 def from_axes(x: Float[Tensor, "..."], axes: str) -> Float[Tensor, "B H L D"]:
-    """Return the tensor with axes "BHLD", from one with these `axes`."""
+    """Return the tensor with the axes "BHLD", made from one with these `axes`."""
     return (x[None] if axes == "LHD" else x).permute(np.argsort(AXES[axes]).tolist())
 
 

@@ -1,4 +1,4 @@
-"""A ring attention to be checked, and its claims: what it computes, and how its ranks share the sequence."""
+"""A ring attention that is checked, and its claims: the attention that it computes, and its layouts."""
 
 from __future__ import annotations
 
@@ -30,27 +30,30 @@ from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import Layout, layout_names
 
 Positions = Callable[..., Sequence[Any]]
-"""(S, P) → the global positions of each rank's tokens, in the order in which the rank holds them.
+"""A function (S, P) → the global positions of each rank's tokens, in the order in which the rank holds them.
 
-A layout that cuts each packed document by itself has a third parameter, the lengths of the documents, () if there is one.
-"""
+A layout that cuts each packed document separately takes a third argument, the lengths of the documents, which
+is () for one document."""
 RING, TORCH = "ring", "torch.distributed"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A function to be checked, with its claims; only its claims are checked.
+    """A function to check, and its claims; only the claims are checked.
 
     over: "ring" (ringlab's Comm, on the virtual cluster or on processes) or "torch.distributed".
-    layouts: names among ringlab's, or a mapping of names to functions `(S, P) -> positions per rank`.
-    causal: the masks it computes. grouped: fewer key/value heads than query heads. ragged: lengths that are
-    not divisible by the ranks, so that some ranks hold fewer tokens, or none. backward: it has gradients.
-    split_heads: ranks share out the heads, as Ulysses does, so P divides H, and one of P and K divides the other.
-    axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops to one neighbour and no gather; "any"
-    promises nothing about what is sent and held.
-    options: more arguments, passed by name at each call; what a functools.partial binds is fixed in the same way.
-    allow: checks that may fail, each with the reason.
+    layouts: names of ringlab's layouts, or a mapping of names to functions `(S, P) -> positions per rank`.
+    causal: the masks that it computes. grouped: whether it supports fewer key/value heads than query heads.
+    ragged: whether it supports lengths that are not divisible by the ranks, so that some ranks hold fewer
+    tokens, or none. backward: whether it has gradients.
+    split_heads: whether ranks divide the heads, as in Ulysses, so that P divides H, and one of P and K
+    divides the other.
+    axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops
+    to one neighbour and no gather; "any" promises nothing about messages and memory.
+    options: further arguments that are passed by name at each call; arguments that a functools.partial binds
+    are fixed in the same way.
+    allow: the checks that may fail, each with the reason.
 
     >>> Target(len, layouts={"mine": lambda S, P: [[0, 3], [1, 2]]}).positions("mine", 4, 2)
     [array([0, 3]), array([1, 2])]
@@ -92,12 +95,12 @@ class Target:
         return owned
 
     def known_layout(self, layout: str, S: int, P: int) -> Layout | None:
-        """Return ringlab's own layout if the target claims one of these, otherwise None."""
+        """Return ringlab's own layout of this name if the target uses one, otherwise None."""
         meant = self.layouts.get(layout, layout) if isinstance(self.layouts, Mapping) else layout
         return LAYOUTS[meant](S, P) if isinstance(meant, str) and meant in LAYOUTS else None
 
     def completed(self) -> Target:
-        """Return the target with open claims filled in from the function's own parameters."""
+        """Return the target with missing claims filled in from the function's parameters."""
         names = parameters(self.function)
         over = self.over or (RING if "ring" in names or "comm" in names else TORCH)
         any_layout = "layout" in names or "positions" in names
@@ -113,7 +116,7 @@ class Target:
         return replace(self, over=over, layouts=layouts, causal=causal, name=name, grouped=grouped)
 
     def claims(self) -> Claims:
-        """Return the claims as plain data. Raises: BackendError for an invalid claim, or a function that cannot be called."""
+        """Return the claims as plain data. Raises: BackendError for an invalid claim or function."""
         for what, value, among in (
             ("over", self.over, (RING, TORCH)),
             ("axes", self.axes, tuple(AXES)),
@@ -141,7 +144,7 @@ class Target:
         )  # fmt: skip
 
     def _open(self) -> tuple[str, ...]:
-        """The parameters of both functions that no option and no tensor fills, with `*args` and `**kwargs`."""
+        """Return both functions' parameters that no option and no tensor fills, `*args` included."""
         filled = {*self.options, *tensor_names(self.function)}
         of_forward = [name for name in written(self.function) if name not in filled]
         if self.gradients is None:
@@ -152,14 +155,14 @@ class Target:
         )
 
     def _check_calls(self) -> None:
-        """Return if a plain call gives the function, and `gradients`, all that they require. Raises: BackendError otherwise."""
+        """Return None if a plain call passes all that both functions require. Raises: BackendError."""
         mask = {"mask"} if self.takes_mask else set()
         check_call(self.function, {*PLAIN, *mask, *self.options})
         if self.gradients is not None:
             check_call(self.gradients, {*PLAIN, *mask, *self.options, *GRADIENTS_OF})
 
     def _functions(self) -> Sequence[Any]:
-        """The layouts that are functions of their own."""
+        """Return the layouts that are functions."""
         named = self.layouts.values() if isinstance(self.layouts, Mapping) else ()
         return [layout for layout in named if callable(layout)]
 
@@ -169,7 +172,7 @@ class Target:
         return frozenset(required(self.function))
 
     def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
-        """Return q, k and v stacked under the names of the packed parameters that the function has."""
+        """Return q, k and v stacked, by the names of the packed parameters that the function has."""
         names = {"qkv", "kv"} & parameters(self.function)
         return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
 
@@ -187,12 +190,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Claims:
-    """A target's claims, as data that can be sent between processes.
+    """A target's claims as data that can be sent between processes.
 
-    takes: names of parameters that its options do not fix; through: arguments that its `**kwargs` are given. required: names
-    without a default. open: names that neither an option nor a tensor fills, with `*args` and `**kwargs`.
-    whole_documents: the length of each packed document has to be divisible by twice the ranks, as a layout cuts it by itself. can_die: its
-    ranks may be killed to see what the others do.
+    takes: the names of parameters that its options do not fix. through: the arguments that its `**kwargs`
+    get. required: the parameter names without a default. open: the parameter names that neither an option nor
+    a tensor fills, with `*args` and `**kwargs`. whole_documents: whether the length of each packed document
+    must be divisible by twice the number of ranks, because a layout cuts each document separately. can_die:
+    whether its ranks may be killed to see what the others do.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The two sides of a check under torchrun: `Lead` on rank 0, which plans, judges and reports, and `follow` on the others."""
+"""The two sides of a check under torchrun: `Lead` on rank 0, and `follow` on the other ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ringlab.conformance.target.claims import Claims
 from ringlab.errors import BackendError, TransportTimeout
 
 LOST = "lost"
-"""The kind of trouble of a rank whose process, or machine, is gone."""
+"""The kind of trouble of a rank whose process or machine no longer exists."""
 _POLL = 0.02
 _PATIENCE = 60.0
 _FAREWELL = 10.0
-_LONGEST = 400  # characters of one rank's trouble beside those of others
+_LONGEST = 400  # the most characters of one rank's trouble beside the troubles of other ranks
 
 
 class Lead:
-    """Rank 0's side: its `source` of runs, and at the end its exit status for all ranks."""
+    """Rank 0's side: it provides the `source` of runs, and in the end sends its exit status to all ranks."""
 
     def __init__(self, world: World) -> None:
         self.world, self._rendezvous = world, connected(world)
@@ -35,7 +35,8 @@ class Lead:
     def source(self, spec: TargetSpec, limit: float) -> Source:
         """Return the source of runs of a target on torchrun's ranks.
 
-        Raises: BackendError if a rank has no GPU of its own and needs one; TransportTimeout for ranks that do not answer.
+        Raises: BackendError if a rank needs its own GPU and has none; TransportTimeout if a rank does not
+        answer.
         """
         if spec.device not in ("cpu", "cuda"):
             raise BackendError(
@@ -59,30 +60,30 @@ class Lead:
             raise TransportTimeout(needed, got, remedy) from error
 
     def say(self, what: Job | Order | End) -> None:
-        """Tell all ranks what comes next."""
+        """Send the next job, order or end to all ranks."""
         self._rendezvous.put(f"order/{self._said}", what)
         self._said += 1
 
     def end(self, status: int) -> None:
-        """End all ranks with this exit status, and return when they have heard of it, or after 10 seconds."""
+        """End all ranks with this exit status; return when they have received it, or after 10 seconds."""
         if self._watchdog is not None:
             self._watchdog.close()
         limit = time.monotonic() + _FAREWELL
-        with suppress(RuntimeError):  # the store is gone, and torchrun with it
+        with suppress(RuntimeError):  # the store no longer exists, and neither does torchrun
             self.say(End(status))
             while self._rendezvous.count("ended") < self.world.size - 1 and time.monotonic() < limit:
                 time.sleep(_POLL)
 
 
 def follow(world: World) -> int:
-    """Make this rank's part of the runs that rank 0 asks for; return the exit status, which is that of rank 0."""
+    """Make this rank's part of the runs that rank 0 orders; return the exit status, which is rank 0's."""
     rendezvous, number = connected(world), 0
     watchdog: Watchdog | None = None
     while True:
         try:
             said = rendezvous.read(f"order/{number}", _PATIENCE)
         except TransportTimeout:
-            continue  # rank 0 judges for a while; if it were gone, torchrun would have ended this process
+            continue  # rank 0 may judge for a while; if it had ended, torchrun would have ended this process
         number += 1
         if isinstance(said, Job):
             watchdog = Watchdog(world, rendezvous, said.spec, said.limit)
@@ -107,7 +108,7 @@ class Source:
     def claims(self) -> Claims | Trouble:
         """Return the target's claims, with no more ranks than torchrun started, or the reason why there is no target.
 
-        Raises: BackendError if it claims more ranks only.
+        Raises: BackendError if the target claims only larger numbers of ranks.
         """
         with Isolated(self.watchdog.spec, self.watchdog.limit) as reader:
             found = reader.claims()
@@ -155,7 +156,7 @@ class Source:
         return Ran(run, trouble=of_all(parts), seconds=seconds, returned=returned, stopped=_waiting(results))
 
     def _parts(self, order: Order) -> list[tuple[int, RankResult]]:
-        """Each rank's place among those that failed, 0 if it did not, and its result."""
+        """Return each rank's result, and its place in the order of failures (0 if it did not fail)."""
         end = time.monotonic() + self.watchdog.longest(order.run.P)
         parts = []
         for rank in range(order.run.P):
@@ -170,9 +171,9 @@ class Source:
 
 
 def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
-    """Return the troubles of all ranks as one, those that say most first, then in the order in which they came.
+    """Return the troubles of all ranks as one trouble, the most informative first, then by time.
 
-    parts: each rank's place among those that failed, and its result.
+    parts: each rank's place in the order of failures, and its result.
 
     >>> found = [RankResult(trouble=Trouble("raised", text)) for text in ("no peer", "my fault")]
     >>> str(of_all([(2, found[0]), (1, found[1]), (0, RankResult())]))
@@ -195,7 +196,9 @@ def of_all(parts: Sequence[tuple[int, RankResult]]) -> Trouble:
 
 
 _WEIGHT = {RAISED: 1, HUNG: 1, STOPPED: 2}
-"""Troubles that follow from another rank's say least and weigh most. A crash, a missing package and a wrong result weigh 0."""
+"""Troubles that are caused by another rank's trouble are the least informative, and have the largest weight.
+
+A crash, a missing package and a wrong result have the weight 0."""
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -203,6 +206,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _waiting(results: Sequence[RankResult]) -> tuple[int, ...]:
-    """The ranks that went on after others had failed, none if some rank raised an error: see `troubles.stopped_in`."""
+    """Return the ranks that continued after others had failed, or () if some rank raised an error.
+
+    See `troubles.stopped_in`.
+    """
     kinds = [result.trouble.kind if result.trouble else "" for result in results]
     return () if RAISED in kinds else tuple(rank for rank, kind in enumerate(kinds) if kind == STOPPED)

@@ -1,8 +1,8 @@
 """One rank's process under torchrun: `python -m ringlab.conformance.run.torchrun.rank FOLDER PARENT`.
 
-Its parent is one of the processes that torchrun started (see `ringlab.conformance.run.torchrun`). It joins the process group of
-its generation, makes its part of each run that it finds in the folder, and leaves the result there. After the first error
-it ends, as a group in which a call has failed is of no more use.
+Its parent is one of the processes that torchrun started (see `ringlab.conformance.run.torchrun`). It joins
+the process group of its generation, makes its part of each run that it finds in the folder, and writes the
+result there. It ends after the first error, because a group in which a call has failed cannot be used again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _POLL = 0.005
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place in one generation of processes: the number of ranks, and where they find each other.
+    """A rank's place in one generation of processes: the number of ranks, and the address where they meet.
 
-    first: the number of its first run. startup: seconds for all ranks to import the target and to connect.
+    first: the number of the generation's first run. startup: seconds for all ranks to import the target and
+    connect.
     """
 
     rank: int
@@ -69,7 +70,8 @@ def main(folder: Path, parent: int) -> int:
                 try:
                     made = on_this_rank(target, pickle.loads(asked.read_bytes()), Ring(comm), seat.device)
                 except BaseException as error:
-                    comm.fail(error)  # first of all: this process is ended as soon as its trouble is read
+                    # before anything else, because this process is ended as soon as its trouble is read
+                    comm.fail(error)
                     _leave_trouble(folder, number, seat.rank, error)
                     raise
                 leave(rank_path(folder, number, seat.rank), made)
@@ -79,7 +81,7 @@ def main(folder: Path, parent: int) -> int:
 
 
 def _joined(seat: Seat) -> Any:
-    """This rank's end of the transport."""
+    """Return this rank's end of the transport."""
     import torch.distributed as dist
 
     from ringlab.comm.processes.connect import join
@@ -88,7 +90,7 @@ def _joined(seat: Seat) -> Any:
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit
     )
-    # No message has a limit of its own that is shorter than a run's: the parent keeps the time.
+    # Messages have no shorter time limit than a run, because the parent measures the time.
     return join(
         seat.transport, seat.startup, seat.startup, dist.PrefixStore(seat.prefix, store), seat.rank, seat.world_size
     )  # fmt: skip

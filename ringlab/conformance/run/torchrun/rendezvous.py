@@ -1,4 +1,4 @@
-"""What torchrun's processes are to each other: their places, and the values that they leave for each other in its store."""
+"""The places of torchrun's processes, and the values that they exchange through torchrun's store."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.run import Run
 from ringlab.errors import TransportTimeout
 
-_PIECE = 4 << 20  # bytes of a value; torch's store closes the connection at 8 MiB
+_PIECE = 4 << 20  # the number of bytes in a piece of a value; torch's store closes the connection at 8 MiB
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that torchrun started, on all machines and on this one."""
+    """This process's place among the processes that torchrun started, on all machines and on this machine."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class World:
 
 
 def world() -> World | None:
-    """Return this process's place among those that torchrun started, or None if torchrun did not start it."""
+    """Return this process's place among torchrun's processes, or None if torchrun did not start it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if any(name not in os.environ for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", *names)):
         return None
@@ -38,14 +38,17 @@ def world() -> World | None:
 
 
 class Rendezvous:
-    """Where ranks leave values for each other, by name; each is left once. session: which command of torchrun's this is, counted from 1."""
+    """A store in which ranks write values for each other, by name; each value is written once.
+
+    session: the number of the command among those of this torchrun, counted from 1.
+    """
 
     def __init__(self, store: dist.Store, session: int) -> None:
         self.session = session
         self.store = dist.PrefixStore(f"ringlab/check/{session}", store)
 
     def put(self, name: str, value: Any) -> None:
-        """Make `value` known as `name`."""
+        """Write `value` under `name`."""
         content = pickle.dumps(value)
         starts = range(0, len(content), _PIECE)
         for index, start in enumerate(starts):
@@ -53,7 +56,7 @@ class Rendezvous:
         self.store.set(name, str(len(starts)))
 
     def read(self, name: str, seconds: float) -> Any:
-        """Return the value called `name`. Raises: TransportTimeout if it is not there within `seconds`."""
+        """Return the value called `name`. Raises: TransportTimeout if it does not exist within `seconds`."""
         try:
             self.store.wait([name], timedelta(seconds=max(seconds, 0.001)))
         except dist.DistStoreError as error:
@@ -61,12 +64,12 @@ class Rendezvous:
         return pickle.loads(b"".join(self.store.get(f"{name}/{i}") for i in range(int(self.store.get(name)))))
 
     def forget(self, name: str) -> None:
-        """Remove the value called `name`, which nobody reads any more."""
+        """Remove the value called `name`, which no rank reads any more."""
         for each in (*(f"{name}/{i}" for i in range(int(self.store.get(name)))), name):
             self.store.delete_key(each)
 
     def count(self, name: str, more: int = 0) -> int:
-        """Return the counter called `name`, after adding to it."""
+        """Add `more` to the counter called `name`, and return the new count."""
         return self.store.add(f"count/{name}", more)
 
 
@@ -78,7 +81,7 @@ def connected(world: World) -> Rendezvous:
 
 @dataclass(frozen=True)
 class Job:
-    """The first thing that rank 0 says: the target, and the time for each run."""
+    """The first message of rank 0: the target, and the time limit for each run."""
 
     spec: TargetSpec
     limit: float
@@ -86,7 +89,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Order:
-    """A run to be made by processes of this generation."""
+    """A run that the processes of this generation must make."""
 
     number: int
     generation: int
@@ -95,6 +98,6 @@ class Order:
 
 @dataclass(frozen=True)
 class End:
-    """The last thing that rank 0 says: the exit status of all ranks."""
+    """The last message of rank 0: the exit status of all ranks."""
 
     status: int

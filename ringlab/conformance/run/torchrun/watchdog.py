@@ -1,4 +1,4 @@
-"""A rank's watchdog, in torchrun's process, and the child that it keeps: it is watched, and ended when a run goes wrong."""
+"""A rank's watchdog in torchrun's process; it watches the rank's child, and ends it when a run goes wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ringlab.conformance.run.torchrun.rank import Seat
 from ringlab.conformance.run.torchrun.rendezvous import Order, Rendezvous, World
 
 STOPPED = "stopped"
-"""The kind of trouble of a rank that still waited when others had failed."""
+"""The kind of trouble of a rank that was still waiting when other ranks had failed."""
 _POLL = 0.02
-_LOOK = 0.2  # seconds between two looks at what became of the other ranks
+_LOOK = 0.2  # seconds between two checks for failures of other ranks
 
 
 class Watchdog:
-    """Keeps this rank's child, makes its part of each run, and leaves the result at the rendezvous."""
+    """Keeps this rank's child, makes its part of each run, and writes the result to the rendezvous."""
 
     def __init__(self, world: World, rendezvous: Rendezvous, spec: TargetSpec, limit: float) -> None:
         self.world, self.rendezvous, self.limit = world, rendezvous, limit
@@ -48,7 +48,7 @@ class Watchdog:
         place = 0
         if part.trouble is not None:
             place = self.rendezvous.count(f"over/{order.number}", 1)
-            if part.trouble.kind != HUNG:  # the others may have as much time as this one had
+            if part.trouble.kind != HUNG:  # the other ranks may use as much time as this one did
                 self.rendezvous.count(failed, 1)
         self.rendezvous.put(f"part/{order.number}/{rank}", (place, part))
         if part.trouble is not None:
@@ -61,7 +61,7 @@ class Watchdog:
         self.child = None
 
     def longest(self, P: int) -> float:
-        """Return the seconds after which a rank has left its result at the rendezvous, unless its process is gone."""
+        """Return the seconds within which a rank that still exists writes its result to the rendezvous."""
         return START_SECONDS + 2 * self.limit + (P + 2) * GRACE
 
     def _new(self, order: Order) -> _RankChild:
@@ -75,7 +75,7 @@ class Watchdog:
 
 
 def _lack(world: World, device: str) -> str:
-    """What this rank lacks for the device, in words; "" if nothing."""
+    """Return what this rank lacks for the device in words, or "" if it lacks nothing."""
     if device == "cpu":
         return ""
     if not dist.is_nccl_available():
@@ -87,7 +87,7 @@ def _lack(world: World, device: str) -> str:
 
 
 class _RankChild(ChildProcess):
-    """This rank's process of one generation."""
+    """This rank's child process of one generation."""
 
     def __init__(self, spec: TargetSpec, seat: Seat, world: World, limit: float) -> None:
         super().__init__(
@@ -96,7 +96,7 @@ class _RankChild(ChildProcess):
         self.limit, self.seat = limit, seat
 
     def part(self, order: Order, failures: Callable[[], int]) -> RankResult:
-        """Return this rank's part of a run, or its trouble. failures: asks how many ranks have failed in this run."""
+        """Return this rank's part of a run, or its trouble; failures() is the number of failed ranks."""
         leave(self.folder / f"{order.number}.run", order.run)
         path = rank_path(self.folder, order.number, self.seat.rank)
         since = looked = last = self.clock.tick()
@@ -120,7 +120,7 @@ class _RankChild(ChildProcess):
         return found
 
     def stands(self) -> str:
-        """Return where the rank stands, as the end of a sentence, "" if that is not known."""
+        """Return the rank's place in the code, as the end of a sentence, or "" if it is unknown."""
         return stacks(self.folder, [self.seat.rank]) if self._code() is None else ""
 
     def _begun(self, number: int) -> bool:
@@ -129,10 +129,10 @@ class _RankChild(ChildProcess):
 
 
 def _surroundings(seat: Seat, world: World) -> dict[str, str]:
-    """The environment of a rank's process, in a world of the first ranks only."""
+    """Return the environment of a rank's process, in a world of only the first ranks."""
     found = environment(1)
     if world.local_size < world.size and "GLOO_SOCKET_IFNAME" not in os.environ:
-        del found["GLOO_SOCKET_IFNAME"]  # the loopback does not lead to other machines
+        del found["GLOO_SOCKET_IFNAME"]  # the loopback device does not reach other machines
     here = min(world.local_size, seat.world_size - (world.rank - world.local_rank))
     return {
         **found,
