@@ -102,9 +102,9 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
         calls, key=_ranks
     )  # most mistakes differ from the learner's already on few ranks, which take less time
     own = [program for program in wrong if program.check == check_id]
-    # A mistake that a check of cost or speed finds gives right values, and it may need too much memory for these calls.
+    # A mistake that a check of cost finds gives right values, and it may need too much memory for these calls.
     of_values = stage.check(check_id).kind == "correctness"
-    others = [each for each in wrong if each.check != check_id and (each.of_values or not of_values)]
+    others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]
     for likely in (own, others):
         fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
         if fitting:
@@ -121,12 +121,12 @@ def _ranks(call: Call) -> int:
 class _Program:
     """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it.
 
-    `of_values` says whether this is a check of correctness.
+    `costly` says whether this is a check of cost.
     """
 
     mistake: str
     check: str
-    of_values: bool
+    costly: bool
     subject: InProcessSubject
 
 
@@ -150,8 +150,8 @@ def _programs(stage: Stage) -> tuple[_Program, ...]:
     for number, (mistake, check, source) in enumerate(answers):
         space = namespace_of(source, f"<answer {number} to {stage.id}>")
         space["print"] = lambda *_, **__: None  # one of the mistakes prints
-        of_values = checks.get(check) == "correctness"
-        made.append(_Program(mistake, check, of_values, InProcessSubject(stage, space)))
+        costly = checks.get(check) == "cost"
+        made.append(_Program(mistake, check, costly, InProcessSubject(stage, space)))
     return tuple(made)
 
 
