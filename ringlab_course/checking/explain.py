@@ -95,7 +95,7 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
     if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
-    if not (programs := _programs(stage)):
+    if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
     calls = sorted(
@@ -131,27 +131,28 @@ class _Program:
 
 
 @cache
-def _programs(stage: Stage) -> tuple[_Program, ...]:
+def _programs(stage_id: str) -> tuple[_Program, ...]:
     """Return the first right answer to a stage and the wrong answers that have a misconception.
 
     Return none for a stage that is not one of this course.
     """
-    exercise = stage.id[:2]
+    exercise = stage_id[:2]
     if exercise not in exercise_ids():
         return ()
+    stage = load_stage(stage_id)
     right = used_by((stage.function, *stage.helpers), next(iter(right_answers(exercise).values())))
     wrong = [w for w in wrong_answers(exercise) if w.stage == stage.id and w.misconception]
     answers = [
         ("", "", right),
         *((w.misconception or "", w.check, source) for w in wrong for source in w.sources),
     ]
-    checks = {check.id: check.kind for check in load_stage(stage.id).checks}
+    checks = {check.id: check.kind for check in stage.checks}
     made = []
     for number, (mistake, check, source) in enumerate(answers):
         space = namespace_of(source, f"<answer {number} to {stage.id}>")
         space["print"] = lambda *_, **__: None  # one of the mistakes prints
         costly = checks.get(check) == "cost"
-        made.append(_Program(mistake, check, costly, InProcessSubject(stage, space)))
+        made.append(_Program(mistake, check, costly, InProcessSubject(stage, space, memory=False)))
     return tuple(made)
 
 
