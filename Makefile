@@ -1,6 +1,6 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
-# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI makes a third
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs it
 # make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS='--address=https://… --repository=https://…': where they, and the code, will be)
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
@@ -13,7 +13,6 @@ PYTHON ?=
 LAB_ARGS ?=
 SITE_ARGS ?=
 PYTEST_ARGS ?= -n 3
-SWEEP_PART ?=
 LOCK_ARGS ?=
 export PYTHON
 # glibc gives every thread a heap of its own and keeps it: virtual ranks are threads, and a test run starts thousands.
@@ -60,16 +59,15 @@ gpu:
 	@sh tools/gpu_check.sh
 
 # Without setting up. Two runs, as the course and the reference need other packages: a process that loads all of them is large.
-check: PARTS = --sweep-part $(or $(SWEEP_PART),0)
 check: style
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --nbval notebooks tests/course
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) -m "not thorough" --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --nbval notebooks tests/course
+	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 # CI draws as `make test` does, so that one commit has one verdict.
-check-all: PARTS = $(if $(SWEEP_PART),--sweep-part $(SWEEP_PART)) $(if $(CI),,--seed fresh)
+check-all: SEED = $(if $(CI),,--seed fresh)
 check-all: style types
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) --ignore=tests/course tests
-	$(RUN) -m pytest $(PYTEST_ARGS) $(PARTS) --nbval tests/course notebooks solutions
+	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --ignore=tests/course tests
+	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --nbval tests/course notebooks solutions
 
 style:
 	$(RUN) -m ruff check .

@@ -1,4 +1,4 @@
-"""`python -m ringlab …`, for torchrun: the same as the command `ringlab`."""
+"""`python -m ringlab …`, which does the same as the command `ringlab` and can be started by torchrun."""
 
 from ringlab.cli import main
 

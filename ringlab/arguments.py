@@ -1,7 +1,7 @@
-"""The arguments of `ring_attention` on one rank, and the first two stages of a call: to check and to describe them.
+"""The arguments of `ring_attention` on one rank, and the two stages of a call that check and describe them.
 
-Nothing here communicates. `check_arguments` raises the error of this rank's arguments or returns the `ScheduledCall`;
-`describe_arguments` returns a text that must be equal on all ranks.
+Nothing here communicates. `check_arguments` raises an error if this rank's arguments are wrong, and otherwise
+returns the `ScheduledCall`. `describe_arguments` returns a text that must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from ringlab.torch_modes import autocast_dtype
 
 
 class _ByDefault:
-    """Stands for causal=True where nobody wrote it, so that the mask alone says what is seen."""
+    """The default of `causal`.
+
+    It differs from True, so that a mask that is passed alone decides what is seen.
+    """
 
     def __repr__(self) -> str:
         return "True"
@@ -66,9 +69,10 @@ class Arguments:
 
 
 def check_arguments(given: Arguments) -> ScheduledCall:
-    """Return the call that this rank asks for, with every default filled in.
+    """Return the call that these arguments describe, with every default filled in.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError for a wrong one.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError or BackendError if an
+    argument is wrong.
     """
     _check_tensors(given.q, given.k, given.v, given.ring, given.layout)
     if given.validate and given.q.is_meta:
@@ -106,7 +110,10 @@ def check_arguments(given: Arguments) -> ScheduledCall:
 
 
 def describe_arguments(given: Arguments, call: ScheduledCall) -> str:
-    """Return a text that must be equal on all ranks. Layouts add a digest, as their names may be equal by chance."""
+    """Return a text that must be equal on all ranks.
+
+    It contains a digest of the layout's runs, because two different layouts may have the same name.
+    """
     q, k, v = given.q, given.k, given.v
     rules = call.rules
     leaves = (q, k, v) if given.sinks is None else (q, k, v, given.sinks)
@@ -125,7 +132,7 @@ def describe_arguments(given: Arguments, call: ScheduledCall) -> str:
 
 
 def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
-    """Raise for tensors that are not this rank's shards under the layout."""
+    """Raise an error for tensors that are not this rank's shards under the layout."""
     check_ring(ring)
     if not isinstance(layout, Layout):
         raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
@@ -139,7 +146,7 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
     layout.of_ranks(ring.world_size)
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-        raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may be D or another", shapes)
+        raise ShapeError("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv); Dv may differ from D", shapes)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
             "query heads divisible by key/value heads",
@@ -158,7 +165,7 @@ def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:
 
 
 def _check_kinds(named: dict[str, Tensor]) -> None:
-    """Raise for tensors of different or unsupported dtypes, or on different devices."""
+    """Raise an error for tensors of different or unsupported dtypes, or on different devices."""
     q, k, v = named.values()
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         dtypes = {name: x.dtype for name, x in named.items()}
@@ -190,7 +197,10 @@ def _to_fitting_heads(H: int, K: int) -> str:
 
 
 def _resolve_sinks(sinks: Tensor | None, schedule: Schedule) -> Tensor | None:
-    """Return the sinks without their graph. Raises: BackendError for a schedule that would ignore them."""
+    """Return the sinks, detached from autograd.
+
+    Raises: BackendError for a schedule that would ignore them.
+    """
     if sinks is None:
         return None
     if not getattr(schedule, "takes_sinks", False):
@@ -213,7 +223,7 @@ def _wrong_length(name: str, x: Tensor, length: int, S: int) -> tuple[str, str]:
 
 
 def _resolve_mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
-    """Return the mask that `causal=` and `mask=` stand for. Raises: MaskError."""
+    """Return the mask that `causal=` and `mask=` describe. Raises: MaskError."""
     if mask is None:
         return as_mask(True if causal is CAUSAL else causal)
     if not isinstance(mask, Mask):

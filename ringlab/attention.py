@@ -1,14 +1,15 @@
 """`ring_attention`: attention over a sequence that is spread over the ranks of a ring.
 
-`_attend` is the list of its stages. One `ScheduledCall` goes from each to the next:
+`_attend` calls the stages in order. Each stage passes a `ScheduledCall` to the next one:
 
-validate   this rank's arguments, with every default filled in                `ringlab.arguments`
-agree      with all ranks on the call; an error of one rank raises on all     `ringlab.rank_agreement`
-plan       a name for the call; the trace keeps the block backend             `ringlab.blocks`
-run        blocks arrive, and rows attend to them                             `ringlab.schedules`
-save       what backward needs                                                `_RingAttention`
+validate   checks this rank's arguments and fills in every default            `ringlab.arguments`
+agree      compares the call on all ranks; one rank's error raises on all     `ringlab.rank_agreement`
+plan       names the call and records its block backend in the trace          `ringlab.blocks`
+run        lets this rank's rows attend to each K/V block that arrives        `ringlab.schedules`
+save       saves what backward needs                                          `_RingAttention`
 
-Backward, in `_RingAttention.backward`: load what was saved, agree, run, and return gradients that nobody can differentiate again.
+Backward, in `_RingAttention.backward`, loads what forward saved, agrees, runs, and returns gradients that
+raise if they are differentiated again.
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -109,38 +110,43 @@ def ring_attention(
 ) -> Any:
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
 
-    q, k, v: this rank's shards under `layout`, (B, H, L, D) and twice (B, K, L, D) with H % K == 0. K/V travel as they
-    are, never repeated for query heads. v may have another head dim, as with latent attention; out has that of v. Under
-    autocast they are cast as torch's own attention casts them. Heads and tokens in each other's place are noticed only if
-    their numbers differ.
+    q, k, v: this rank's shards under `layout`. q is (B, H, L, D), k and v are (B, K, L, D) with H % K == 0.
+    K/V are sent with their K heads, never repeated for query heads. v may have another head dim than k, as in
+    latent attention; out has the head dim of v. Under autocast, q, k and v are cast as torch's own attention
+    casts them. Swapped axes of heads and tokens are noticed only if the two sizes differ.
     causal: query i sees keys j ≤ i, in global positions.
-    mask: in place of `causal`, a window, a prefix or packed documents; every block and schedule honours all of it.
+    mask: in place of `causal`, a mask with a window, a prefix or packed documents. Every block and schedule
+    supports every mask.
     scale: D^−½ by default.
     softcap: scores s become softcap·tanh(s/softcap).
-    dropout: weights are dropped with this probability and the others divided by 1 − dropout. Which ones follows from
-    `seed`, a 64-bit integer, and from batch, head and global positions (`ringlab.scores`): the same in backward and
-    under every layout.
-    sinks: (H,) logits, one of each query head, that take weight and give no value; lse counts them. They are neither scaled
-    nor capped. All ranks pass the same ones, and each has a part of their gradient: sum it over the ranks.
+    dropout: each weight is dropped with this probability, and the weights that stay are divided by 1 −
+    dropout. The dropped weights are drawn from `seed`, a 64-bit integer, and from batch, head and global
+    positions (`ringlab.scores`), so they are the same in backward and under every layout.
+    sinks: (H,) logits, one for each query head, that take weight and give no value. lse includes the sinks.
+    They are neither scaled nor capped. All ranks pass the same sinks, and the gradient on each rank is only
+    that rank's part: sum it over the ranks.
     block: "native", "blockwise", "naive", "triton", or "auto", whose choice is recorded in the trace; or a block
-    object such as TritonBlock(precision="tf32x3"). All of them compute softcap and dropout; for "native" those tiles go
-    to "blockwise", which is recorded too.
+    object such as TritonBlock(precision="tf32x3"). All blocks support softcap and dropout; "native" gives
+    such tiles to "blockwise", which the trace records too.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
-    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional", "multi-ring(rings=4)"; or a
-    schedule object.
-    return_lse: return (out, lse), lse (B, H, L) a natural logarithm, differentiable too. After a loss on lse, such as a z-loss,
-    the backward of block="native" is computed by "blockwise".
-    validate: whether the ranks compare their calls first, forward and backward, by messages of 512 bytes. Without it, all
-    ranks must go back through several calls in the same order, as `loss.backward()` does: gradients of equal shapes would
-    otherwise reach the wrong call unnoticed.
-    position_ids: the positions by which q and k were rotated, global or in their documents, if they are to be compared with those
-    that the layout gives this rank. Tensors do not say whose tokens they are: those of another rank, or cut by another layout
-    of equal lengths, are noticed only so.
+    "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional",
+    "multi-ring(rings=4)"; or a schedule object.
+    return_lse: return (out, lse). lse is (B, H, L), a natural logarithm, and differentiable. After a loss on
+    lse, such as a z-loss, the backward of block="native" is computed by "blockwise".
+    validate: whether the ranks first compare their calls, forward and backward, by messages of 512 bytes.
+    Without validation, all ranks must run the backwards of several calls in the same order, as
+    `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call unnoticed.
+    position_ids: the positions by which q and k were rotated, global or in their documents. If they are
+    passed, they are compared with the positions that the layout gives this rank. Tensors do not show whose
+    tokens they hold, so only this comparison notices the tokens of another rank, or of another layout with
+    equal lengths.
 
-    Derivatives are first ones, backward: torch.compile ends its graphs here, and GradientError refuses the rest.
+    Only first derivatives, by backward, are supported. Others raise GradientError. torch.compile ends its
+    graphs here.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or GradientError on a
-    rank that is called wrongly, AgreementError on all others, before any data moves.
+    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
+    GradientError on a rank with wrong arguments, and AgreementError on all other ranks, before any data
+    moves.
     Source: arXiv 2310.01889.
 
     >>> import torch
@@ -162,7 +168,7 @@ def ring_attention(
 
 
 def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what `ring_attention` returns: its stages, one after the other."""
+    """Return the result of `ring_attention` by calling its stages, one after the other."""
     q, k, v = as_autocast(given.q, given.k, given.v)
     given = replace(given, q=q, k=k, v=v)
     with errors_told(*compared_over(given.ring, q, given.validate)):
@@ -181,7 +187,7 @@ As torch.compiler.disable, but without loading the compiler, two seconds, in pro
 
 
 def validate(given: Arguments) -> ScheduledCall:
-    """Return the call that this rank asks for, described for the other ranks if there are any to compare it with.
+    """Return this rank's checked call, with a description if it will be compared with the other ranks' calls.
 
     Raises: GradientError inside transforms of torch, and the errors of `check_arguments`.
     """
@@ -192,30 +198,34 @@ def validate(given: Arguments) -> ScheduledCall:
 
 
 def agree_on(call: ScheduledCall, description: str, device: torch.device) -> None:
-    """Return once all ranks say this of the call, if they compare their calls. Raises: AgreementError if they do not."""
+    """Return once all ranks have sent the same `description`; without validation, return at once.
+
+    Raises: AgreementError if the descriptions differ.
+    """
     if call.validate:
         agree(call.ring.comm, description, None, device)
 
 
 def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
-    """Return the call with a name of its own, equal on all ranks. The trace keeps the block if `block` did not name it."""
+    """Return the call with a unique name, equal on all ranks, and record the block that "auto" chose."""
     record_block(call.ring.comm, block, call.block, call.rules.requirements)
-    return replace(call, name=call.ring.comm.name_call())  # in every call: the ranks' counts must not differ
+    return replace(call, name=call.ring.comm.name_call())  # always: all ranks count the same calls
 
 
 def run(
     call: ScheduledCall, q: Query, k: BlockTensor, v: BlockTensor, *weights: Float[Tensor, "..."]
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`: the sinks, or those of an expansion.
+    """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`.
 
-    lse is empty where nobody asked for it and it would have to be sent.
+    weights: the sinks, or the weights of an expansion. lse is empty if the caller did not ask for lse and a
+    schedule would have to send it.
     """
     out, lse = _RingAttention.apply(call, graph_anchor(q, k, v, *weights), q, k, v, *weights)
     return out, lse
 
 
 class _RingAttention(torch.autograd.Function):
-    """The differentiable part of a call: run and save; in backward, agree, run, and let nobody differentiate again."""
+    """The differentiable part of a call. Its gradients raise if they are differentiated again."""
 
     @staticmethod
     def forward(
@@ -244,22 +254,22 @@ def run_forward(call: ScheduledCall, q: Query, k: BlockTensor, v: BlockTensor) -
 def _save(
     ctx: Any, call: ScheduledCall, anchor: Tensor | None, result: ForwardResult, weights: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Save what backward needs, and return (out, lse), which the caller may write into."""
+    """Save the tensors that backward needs, and return (out, lse), which the caller may write into."""
     out, lse, saved = result
     ctx.call, ctx.saved_count = call, len(saved)
-    ctx.save_for_backward(*saved, anchor, *weights)  # the weights, so that autograd notices if they change
+    ctx.save_for_backward(*saved, anchor, *weights)  # autograd notices if saved weights change
     ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
     ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
     if not call.wants_lse:
         ctx.mark_non_differentiable(lse)
-    # A block may return a view, as of heads that it split. Autograd would let no caller write into that, as a residual does.
+    # A block may return a view, such as one of split heads. Autograd would forbid to add a residual in place.
     out = out.clone() if out._is_view() else out
-    return out, lse.clone() if call.wants_lse else lse  # backward needs lse as it is
+    return out, lse.clone() if call.wants_lse else lse  # backward needs the saved lse unchanged
 
 
 def _load(ctx: Any) -> tuple[ScheduledCall, Tensor | None, tuple[Tensor, ...]]:
     """Return what `_save` saved: the call, the anchor, and the tensors of the schedule."""
-    tensors = ctx.saved_tensors  # once: a checkpoint unpacks them at each look
+    tensors = ctx.saved_tensors  # read once: a checkpoint unpacks the tensors at every access
     return ctx.call, tensors[ctx.saved_count], tensors[: ctx.saved_count]
 
 

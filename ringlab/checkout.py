@@ -1,4 +1,4 @@
-"""The place of the project's checkout, for code that reads its sources or its committed results."""
+"""The folder of the project's checkout, for code that reads its sources or its committed results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MARKS = ("notebooks", "benchmarks", "pyproject.toml")
 
 
 def find_checkout() -> Path:
-    """Return the nearest folder from the current one upwards that is a checkout, else that of this file.
+    """Return the checkout that contains the current folder, or else the checkout that contains this file.
 
     Raises: RinglabError if there is none, as after `pip install ringlab`.
     """

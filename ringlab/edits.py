@@ -6,7 +6,7 @@
     ## averages_blocks
     kind forward · found_by values
 
-    What is wrong, in paragraphs. Their lines are joined with single spaces.
+    Paragraphs that describe the mistake. Their lines are joined with single spaces.
 
     ```diff
          total = logaddexp(lse, new_lse)
@@ -41,7 +41,7 @@ _BEGIN, _END = "```diff", "```"
 
 @dataclass(frozen=True)
 class Entry:
-    """A wrong program: its fields by key, its paragraphs with blank lines between them, the lines in its fence."""
+    """A wrong program: its fields by key, its paragraphs between blank lines, and the lines of its fence."""
 
     name: str
     fields: dict[str, str]
@@ -52,7 +52,7 @@ class Entry:
 def read(
     source: Path | str, *, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> tuple[Entry, ...]:
-    """Return the entries of a file, or of a text, in order; their fields may have these keys.
+    """Return the entries of a file or a text, in order. Only the keys that the caller names may occur.
 
     Raises: EditError, with the file and the entry, if a key is unknown, missing or repeated, if a line of a fence is
     invalid, if a fence is not the last thing in its entry, or if two entries have the same name.
@@ -71,7 +71,7 @@ def read(
 
 
 def apply(hunks: str, base: str, where: str = "edits") -> str:
-    """Return `base` with the hunks applied, each to the result of the one before; an empty text has no hunks.
+    """Return `base` with the hunks applied one after the other. Empty `hunks` leave `base` unchanged.
 
     Raises: EditError, with `where` and the number of the hunk, if a line or a hunk is invalid, or if a hunk's context
     and removed lines do not occur exactly once.
@@ -90,20 +90,20 @@ def apply(hunks: str, base: str, where: str = "edits") -> str:
 
 
 def as_module(source: str, name: str) -> ModuleType:
-    r"""Return a module of this name with this text, which tracebacks can quote.
+    r"""Return a module with this source text, which tracebacks can quote.
 
     >>> as_module("def twice(x):\n    return 2 * x", "ringlab_example").twice(21)
     42
     """
     module = ModuleType(name)
     linecache.cache[f"<{name}>"] = len(source), None, source.splitlines(keepends=True), f"<{name}>"
-    sys.modules[name] = module  # dataclasses look up their module
+    sys.modules[name] = module  # dataclasses look up their module here
     exec(compile(source, f"<{name}>", "exec"), module.__dict__)
     return module
 
 
 def diff(base: str, wrong: str) -> str:
-    r"""Return hunks that turn `base` into `wrong`, with the least context with which each occurs exactly once.
+    r"""Return hunks that turn `base` into `wrong`, with just enough context that each occurs exactly once.
 
     >>> print(diff("one\ntwo\nthree", "one\n2\nthree"))
     -two
@@ -112,7 +112,7 @@ def diff(base: str, wrong: str) -> str:
     old, new = base.split("\n"), wrong.split("\n")
     hunks = []
     for start, stop, new_start, new_stop in _changes(old, new):
-        text = new[:new_start] + old[start:]  # as the hunks so far leave it
+        text = new[:new_start] + old[start:]  # the text after the hunks so far
         end = new_start + stop - start
         before, after = _context(text, new_start, end)
         lines = [f" {line}" for line in text[new_start - before : new_start]]
@@ -161,7 +161,7 @@ def _text_and_hunks(body: list[str], where: str) -> tuple[str, str]:
 
 
 def _parsed(hunks: str, where: str) -> list[tuple[list[str], list[str]]]:
-    """Return each hunk's lines before and after it. Raises: EditError for a line or a hunk that is invalid."""
+    """Return (old lines, new lines) of each hunk. Raises: EditError for an invalid line or hunk."""
     if not hunks:
         return []
     groups: list[list[str]] = [[]]
@@ -187,7 +187,7 @@ def _parsed(hunks: str, where: str) -> list[tuple[list[str], list[str]]]:
 
 
 def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (start, stop, new start, new stop) of each difference; those with one line between them are joined."""
+    """Yield (start, stop, new start, new stop) of each difference; differences one line apart are joined."""
     codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     places = [code[1:] for code in codes if code[0] != "equal"]
     while places:
@@ -195,7 +195,7 @@ def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, in
         limit = places[0][0] if places else len(old)
         while (
             start == stop < limit and old[stop] == new[new_start]
-        ):  # a function is inserted with the blank lines below it
+        ):  # moves an insertion down, so that a new function includes the blank lines below it, not above it
             start, stop, new_start, new_stop = start + 1, stop + 1, new_start + 1, new_stop + 1
         while places and places[0][0] - stop <= 1:
             _, stop, _, new_stop = places.pop(0)
@@ -203,7 +203,7 @@ def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, in
 
 
 def _marked(old: list[str], new: list[str]) -> Iterator[str]:
-    """Yield the lines of a change; lines that stay are context."""
+    """Yield the marked lines of a change. Lines that do not change are context."""
     for code, start, stop, new_start, new_stop in SequenceMatcher(
         None, old, new, autojunk=False
     ).get_opcodes():
@@ -217,7 +217,7 @@ def _marked(old: list[str], new: list[str]) -> Iterator[str]:
 def _context(lines: list[str], start: int, stop: int) -> tuple[int, int]:
     """Return the fewest (lines before `start`, lines after `stop`) with which lines[start:stop] occurs once."""
     size = int(start == stop)
-    while True:  # ends at the latest with all lines as context: a whole text occurs once in itself
+    while True:  # ends at the latest when all lines are context, because a whole text occurs once in itself
         fitting = []
         for before in range(max(0, size - len(lines) + stop), min(size, start) + 1):
             context = lines[start - before : start] + lines[stop : stop + size - before]
@@ -230,7 +230,7 @@ def _context(lines: list[str], start: int, stop: int) -> tuple[int, int]:
 
 
 def _is_comment(line: str) -> bool:
-    """Return whether the line begins a comment or a docstring, which are rewritten more often than code."""
+    """Return whether the line begins a comment or a docstring. Such lines change more often than code."""
     return line.lstrip().startswith(("#", '"'))
 
 

@@ -1,4 +1,4 @@
-"""Errors that say what was needed, what came instead, and the remedy.
+"""Errors that state what was needed, what came instead, and the remedy.
 
 Code that needs an optional package calls `require_package` first, so that the error names the extra that installs it.
 """
@@ -10,7 +10,7 @@ import re
 
 
 class RinglabError(Exception):
-    """Base of every error that is raised on purpose. It keeps `needed`, `got` and `remedy` as attributes.
+    """Base of every error that is raised on purpose. Its attributes are `needed`, `got` and `remedy`.
 
     >>> print(WorldSizeError("a rank from 0 to 3", "rank=4", "count ranks from 0"))
     needed: a rank from 0 to 3
@@ -27,7 +27,7 @@ class RinglabError(Exception):
             lines.append(f"remedy: {remedy}")
         super().__init__("\n".join(lines))
 
-    def __reduce__(self) -> tuple[object, ...]:  # the default would pass the joined message as `needed`
+    def __reduce__(self) -> tuple[object, ...]:  # the default one passes the joined message as `needed`
         return type(self), (self.needed, self.got, self.remedy)
 
 
@@ -52,11 +52,11 @@ class ShapeError(RinglabError, ValueError):
 
 
 class DtypeError(RinglabError, TypeError):
-    """Dtypes are mixed or not supported."""
+    """The dtypes of tensors are mixed or not supported."""
 
 
 class DeviceError(RinglabError, ValueError):
-    """Tensors lie on different devices, or a device cannot do what was asked."""
+    """Tensors are on different devices, or a device does not support the operation."""
 
 
 class LayoutError(RinglabError, ValueError):
@@ -64,11 +64,11 @@ class LayoutError(RinglabError, ValueError):
 
 
 class MaskError(RinglabError, ValueError):
-    """A mask is impossible, or the code that would compute it cannot honour it."""
+    """A mask is impossible, or the code that computes attention does not support it."""
 
 
 class WorldSizeError(RinglabError, ValueError):
-    """The number of ranks does not fit."""
+    """The number of ranks does not fit a layout or a schedule, or a rank's number is out of range."""
 
 
 class BackendError(RinglabError, ValueError):
@@ -76,15 +76,15 @@ class BackendError(RinglabError, ValueError):
 
 
 class CacheError(RinglabError, RuntimeError):
-    """A paged cache has too few free pages, or no such sequence."""
+    """A paged cache has too few free pages, or does not contain the sequence."""
 
 
 class CostError(RinglabError, ValueError):
-    """A model, hardware or request cannot be costed; `remedy` names the nearest one that can."""
+    """The cost of a model, hardware or request is unknown; `remedy` names the nearest known one."""
 
 
 class LabError(RinglabError, RuntimeError):
-    """A lab cannot begin, or a file of results is invalid; `remedy` says what to change."""
+    """A lab cannot start, or a file of results is invalid; `remedy` names the change to make."""
 
 
 class EditError(RinglabError, ValueError):
@@ -92,11 +92,11 @@ class EditError(RinglabError, ValueError):
 
 
 class TrainingError(RinglabError, ValueError):
-    """Training cannot go on with a batch, a recipe or a checkpoint."""
+    """Training cannot continue with the batch, the recipe or the checkpoint that it was given."""
 
 
 class GradientError(RinglabError, RuntimeError):
-    """A derivative is asked for that attention over a ring does not have."""
+    """The program asks for a derivative that attention over a ring does not support."""
 
 
 class CommError(RinglabError, RuntimeError):
@@ -104,7 +104,7 @@ class CommError(RinglabError, RuntimeError):
 
 
 class AgreementError(CommError):
-    """Ranks were called with different arguments; raised on every rank before any data moves."""
+    """Ranks were called with different arguments. The error is raised on every rank before any data moves."""
 
 
 class MismatchError(CommError):
@@ -112,15 +112,15 @@ class MismatchError(CommError):
 
 
 class DeadlockError(CommError):
-    """No rank can go on, and at least one has not finished."""
+    """No rank can continue, and at least one rank has not finished."""
 
 
 class UnreceivedError(CommError):
-    """A rank finished while a message to it, or from it, was still on the way."""
+    """A rank finished while a message to or from this rank was still undelivered."""
 
 
 class PeerDiedError(CommError):
-    """Another rank ended before it sent, or received, a message that this rank waits for."""
+    """Another rank ended before it sent or received a message for which this rank waits."""
 
 
 class TransportTimeout(CommError, TimeoutError):
@@ -128,7 +128,7 @@ class TransportTimeout(CommError, TimeoutError):
 
 
 class RankFailedError(CommError):
-    """A rank's program raised; the cause is the rank's own exception."""
+    """A rank's program raised an exception, which is the `__cause__` of this error."""
 
 
 class CourseError(RinglabError):
@@ -136,7 +136,7 @@ class CourseError(RinglabError):
 
 
 class OffLimitsError(CourseError):
-    """A submission calls ringlab or PyTorch for the part that its exercise asks to be written."""
+    """A submission calls ringlab or PyTorch for the part that the learner must write."""
 
 
 class SandboxError(RinglabError, RuntimeError):
@@ -144,9 +144,9 @@ class SandboxError(RinglabError, RuntimeError):
 
 
 def apart(*numbers: float, digits: int = 6, kind: str = "g") -> tuple[str, ...]:
-    """Return numbers as text, with so many digits that unequal ones do not look alike; `digits` of them, or more.
+    """Return numbers as text with at least `digits` digits, and so many that unequal numbers look unequal.
 
-    kind: "g", "f" or "e", as Python formats numbers.
+    kind: the format "g", "f" or "e" of Python.
 
     >>> apart(3.74773808, 3.74773811), apart(2.0, 2.0, digits=2)
     (('3.74773808', '3.74773811'), ('2', '2'))

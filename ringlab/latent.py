@@ -1,4 +1,4 @@
-"""`latent_attention`: multi-head latent attention over a ring in which the latent travels."""
+"""`latent_attention`: multi-head latent attention over a ring around which the latent is sent."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def latent_attention(
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return this rank's rows of attention whose keys and values are made from a latent; differentiable in all five.
+    """Return this rank's rows of attention whose keys and values are made from a latent.
 
-    Head h has the keys [latent·w_k[h]ᵀ, k_rope] and the values latent·w_v[h]ᵀ: R + Dr numbers of a token travel in place of
-    H·(Dn + Dr + Dv). Each rank makes K and V of the block that is here, and again in backward.
-    q: (B, H, L, Dn + Dr), the last Dr rotated, as k_rope is, by global positions.
-    w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. Each rank has the gradients of its own rows: sum them
-    over the ranks.
-    Under autocast all five are cast, as `ring_attention` casts q, k and v.
-    scale: (Dn + Dr)^−½ by default. schedule: one that brings blocks to the rows or rows to the blocks, so neither "ulysses"
-    nor "hybrid" nor "multi-ring", which deal K/V heads. The others are as for `ring_attention`; out is (B, H, L, Dv).
+    Head h has the keys [latent·w_k[h]ᵀ, k_rope] and the values latent·w_v[h]ᵀ, so R + Dr numbers travel for
+    each token instead of H·(Dn + Dr + Dv). Each rank makes K and V from the block that it holds, and makes
+    them again in backward. The result is differentiable in all five tensors.
+    q: (B, H, L, Dn + Dr). Its last Dr dims are rotated by global positions, and so is k_rope.
+    w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. The gradients on each rank come from that
+    rank's rows
+    only: sum them over the ranks.
+    Under autocast all five tensors are cast, as `ring_attention` casts q, k and v.
+    scale: (Dn + Dr)^−½ by default. schedule: any schedule but "ulysses", "hybrid" and "multi-ring", which
+    deal K/V heads to the ranks. The other arguments are those of `ring_attention`; out is (B, H, L, Dv).
 
-    Raises: the errors of `ring_attention`, on the ranks that it says; BackendError for a schedule that deals heads.
+    Raises: the errors of `ring_attention`, on the same ranks; BackendError for a schedule that deals heads.
     Source: arXiv 2405.04434, section 2.1.
 
     >>> import torch
@@ -97,7 +99,7 @@ def latent_attention(
 
 
 def _stand_in(q: Any, latent: Any, head_dim: int) -> Any:
-    """Return keys or values as they will be made: their shape, dtype and device, without memory, to be checked beside q."""
+    """Return a tensor without memory that has the shape, dtype and device of the keys or values."""
     tensors = isinstance(q, Tensor) and isinstance(latent, Tensor) and q.ndim == 4 and latent.ndim == 3
     if not tensors:
         return latent
@@ -105,7 +107,7 @@ def _stand_in(q: Any, latent: Any, head_dim: int) -> Any:
 
 
 def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
-    """Raise for tensors that do not make keys for q."""
+    """Raise an error if the latent, k_rope and the weights do not make keys that fit q."""
     named = {"q": q, "latent": latent, "k_rope": k_rope, "w_k": w_k, "w_v": w_v}
     shapes = ", ".join(
         f"{n} {tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}" for n, x in named.items()
@@ -135,6 +137,6 @@ def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
 
 
 def _describe_latent(latent: Tensor, k_rope: Tensor, *weights: Tensor) -> str:
-    """Return a text that must be equal on all ranks, beside that of the keys and values that are made."""
+    """Return a text about the latent that must be equal on all ranks, like `describe_arguments`."""
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
     return f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"

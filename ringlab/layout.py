@@ -7,10 +7,10 @@ A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..
     zig-zag      folded, chunk ceil(S / (2P))      Source: arXiv 2407.21783, section 3.3.2
     token fold   folded, chunk 1
 
-`LAYOUTS` registers the first three by name. `per_document` deals packed documents, which do not see each other, one by one.
-Every rank stores its tokens as a few runs, one after the other. All runs of a layout have the same step, and their
-starts are such that the causal mask between two runs has one of four forms: skip, full, causal, or causal shifted by
-one (see `ringlab.plan`).
+`LAYOUTS` registers the first three by name. `per_document` deals packed documents one by one, because tokens
+of different documents do not see each other. Every rank stores its tokens as a few runs, one after the other.
+All runs of a layout have the same step. Their starts are chosen so that the causal mask between two runs has
+one of four forms: skip, full, causal, or causal shifted by one (see `ringlab.plan`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def last(self) -> int:
-        """Return the last position; for an empty run, start − step."""
+        """Return the last position. For an empty run it is start − step."""
         return self.start + self.step * (self.length - 1)
 
     @property
@@ -94,7 +94,7 @@ class Layout:
             )
 
     def _each_once(self) -> bool:
-        """Return whether the runs own every position exactly once: S positions in all, none left out."""
+        """Return whether the runs own every position from 0 to S − 1 exactly once."""
         runs = [run for runs in self.ranks for run in runs if run.length > 0]
         if sum(run.length for run in runs) != self.S:
             return False
@@ -110,7 +110,10 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        """Return the hash, computed once; of integers only, because a string's hash differs between processes."""
+        """Return the hash, computed once.
+
+        It hashes integers only, because a string's hash differs between processes.
+        """
         return hash((self.S, self.P, self.ranks))
 
     def __repr__(self) -> str:
@@ -133,12 +136,15 @@ class Layout:
         return self.ranks[rank]
 
     def local_runs(self, rank: int) -> list[tuple[int, Run]]:
-        """Return (local index of its first token, run) for each run of `rank`. Raises: WorldSizeError unless 0 ≤ rank < P."""
+        """Return (local index of the run's first token, run) for each run of `rank`.
+
+        Raises: WorldSizeError unless 0 ≤ rank < P.
+        """
         runs = self.runs(rank)
         return list(zip(accumulate((int(run.length) for run in runs), initial=0), runs, strict=False))
 
     def of_ranks(self, world_size: int) -> Layout:
-        """Return this layout if it is one for so many ranks. Raises: WorldSizeError if it is not."""
+        """Return this layout if it is for `world_size` ranks. Raises: WorldSizeError if it is not."""
         if self.P != world_size:
             raise WorldSizeError(
                 f"a layout for {world_size} ranks",
@@ -173,8 +179,8 @@ class Layout:
         """Return a copy of the tokens of `rank` in the whole sequence(s) `x`.
 
         `x` is a tensor, an array, or a tuple of them; `dim` is the sequence axis, −2 by default.
-        Raises: ShapeError if `x` does not have S tokens on that axis, or if `dim` is not given and another axis may as well
-        be meant; WorldSizeError unless 0 ≤ rank < P.
+        Raises: ShapeError if `x` does not have S tokens on that axis, or if `dim` is not passed and more than
+        one axis could be the sequence axis; WorldSizeError unless 0 ≤ rank < P.
         """
         if isinstance(x, tuple):
             return tuple(self.shard(part, rank, dim) for part in x)
@@ -189,7 +195,7 @@ class Layout:
     def unshard(self, shards: Sequence[Any], dim: int | None = None) -> Any:
         """Return the whole sequence in global order from the shards of all ranks.
 
-        `shards` holds one tensor, array or tuple of them per rank, in rank order.
+        `shards` contains one tensor, one array or one tuple of them for each rank, in rank order.
         Raises: WorldSizeError unless there are P shards; ShapeError if a shard has the wrong length.
         """
         if len(shards) != self.P:
@@ -204,7 +210,8 @@ class Layout:
     def gather(self, ring: Any, x: Any, dim: int | None = None) -> Any:
         """Return the whole sequence in global order, on every rank, from the shards `x` of all ranks.
 
-        `ring` is the `Ring` of these ranks, `x` a tensor or a tuple. No gradient passes, so tensors must be detached.
+        `ring` is the `Ring` of these ranks, `x` a tensor or a tuple. Gradients do not flow back, so tensors
+        must be detached.
         Raises: WorldSizeError for a ring of another size; ShapeError if `x` is not this rank's shard; GradientError for a
         tensor with a gradient.
 
@@ -231,15 +238,16 @@ class Layout:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """Return the index of each global position in the shards laid end to end."""
+        """Return the index of each global position in the concatenated shards of all ranks."""
         return np.argsort(np.concatenate([self.positions(rank) for rank in range(self.P)]), kind="stable")
 
 
 def dealt(S: int, P: int, *, chunk: int, folded: bool = False, name: str | None = None) -> Layout:
-    """Return the layout that deals pieces of `chunk` tokens to the ranks: 0, 1, …, P−1, and again from 0.
+    """Return the layout that deals pieces of `chunk` tokens to the ranks 0, 1, …, P−1, and then again from 0.
 
-    With `folded`, every second round goes backwards: 0, …, P−1, P−1, …, 0. S need not be a multiple of P or of chunk:
-    the last piece may be shorter, and some ranks may own fewer tokens than others, or none.
+    With `folded`, every second round goes backwards: 0, …, P−1, P−1, …, 0. S need not be a multiple of P or
+    of chunk. The last piece may be shorter than the others, and some ranks may own fewer tokens than others,
+    or none.
 
     Raises: LayoutError unless S ≥ 0, P ≥ 1 and chunk ≥ 1 are integers.
 
@@ -259,9 +267,11 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     pieces, period = -(-S // chunk), 2 * P if folded else P
     by_piece = -(-pieces // period) * (2 if folded else 1)
     by_offset = min(chunk, S) * (2 if folded else 1)
-    # Fewer tiles: one for each piece, whose rows see a rank's earlier pieces at once, or one for each pair of offsets.
+    # Choose the runs that make fewer tiles. With runs of pieces, a tile for each piece holds all earlier
+    # pieces of a rank as keys. With runs of offsets there is a tile for each pair of offsets.
     deal = _runs_of_pieces if by_piece <= by_offset**2 else _runs_of_offsets
-    # Folded, a period has two rounds: a rank early in one is late in the other, so causal work evens out.
+    # A folded period has two rounds. A rank that is early in one is late in the other, so causal work evens
+    # out.
     turns = [(rank, period - 1 - rank) if folded else (rank,) for rank in range(P)]
     return Layout(S, P, name, tuple(deal(S, chunk, period, turn) for turn in turns))
 
@@ -269,7 +279,7 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
 def contiguous(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns the r-th stretch of ceil(S/P) tokens.
 
-    Under a causal mask the last rank works most: token i has i + 1 scores.
+    Under a causal mask the last rank computes most, because token i has i + 1 scores.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers.
 
     >>> layout = contiguous(16, P=4)
@@ -287,7 +297,7 @@ def contiguous(S: int, P: int) -> Layout:
 def striped(S: int, P: int) -> Layout:
     """Return the layout in which rank r owns tokens r, r + P, r + 2P, …
 
-    Under a causal mask all ranks work almost equally: token i has i + 1 scores.
+    Under a causal mask, where token i has i + 1 scores, all ranks compute almost equally many scores.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2311.09431.
 
     >>> layout = striped(16, P=4)
@@ -304,7 +314,8 @@ def striped(S: int, P: int) -> Layout:
 def zigzag(S: int, P: int) -> Layout:
     """Return the layout of pieces of ceil(S / (2P)) tokens in which rank r owns pieces r and 2P−1−r.
 
-    Token i has i + 1 scores under a causal mask: equal work if 2P divides S. Otherwise the last pieces may be short or missing.
+    Under a causal mask, where token i has i + 1 scores, all ranks compute equally many scores if 2P divides
+    S. Otherwise the last pieces may be short or missing.
     Raises: LayoutError unless S ≥ 0 and P ≥ 1 are integers. Source: arXiv 2407.21783, section 3.3.2.
 
     >>> layout = zigzag(16, P=4)
@@ -328,7 +339,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
 
 
 def layout_names() -> tuple[str, ...]:
-    """Return the names that `get_layout` knows."""
+    """Return the names that `get_layout` accepts."""
     return tuple(LAYOUTS)
 
 
@@ -348,10 +359,11 @@ def get_layout(name: str, S: int, P: int) -> Layout:
 def per_document(lengths: Sequence[int], P: int) -> Layout:
     """Return the layout in which every rank owns a zig-zag share of each packed document.
 
-    A document of n tokens is cut into 2P equal pieces after its first n mod 2P tokens. Rank r owns pieces r and
-    2P−1−r: as many tokens and as much causal attention as any other rank. The few tokens before the pieces see fewer
-    than 2P keys each. They go whole, longest first, to the rank that has the fewest tokens so far, and so do documents
-    of fewer than 2P tokens. Each rank stores its tokens in ascending order.
+    The first n mod 2P tokens of a document of n tokens are set aside, and the rest is cut into 2P equal
+    pieces. Rank r owns pieces r and 2P−1−r, so all ranks have equally many of these tokens and equal causal
+    work. Each group of tokens that was set aside, or a document of fewer than 2P tokens, goes whole to the
+    rank that has the fewest tokens so far, the longest group first. Each of these tokens sees fewer than 2P
+    keys. Each rank stores its tokens in ascending order.
 
     Raises: LayoutError unless the lengths are integers ≥ 0 and P is an integer ≥ 1.
 
@@ -380,7 +392,7 @@ def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
         for piece in range(2 * P if chunk else 0):
             owned[min(piece, 2 * P - 1 - piece)].append((start, chunk))
             start += chunk
-    loads = [(0, 0, rank) for rank in range(P)]  # tokens and scores beyond the equal shares
+    loads = [(0, 0, rank) for rank in range(P)]  # (tokens, scores, rank) beyond the equal shares
     for few, at in sorted(left, key=lambda one: (-one[0], one[1])):
         tokens, scores, rank = heapq.heappop(loads)
         owned[rank].append((at, few))
@@ -389,7 +401,7 @@ def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
 
 
 def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
-    """Return ascending runs of step 1 for each (start, length); runs that touch are joined."""
+    """Return a run of step 1 for each (start, length), in ascending order; runs that touch are joined."""
     runs: list[Run] = []
     for start, length in sorted(parts):
         if runs and runs[-1].last + 1 == start:
@@ -400,13 +412,16 @@ def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
 
 
 def _runs_of_pieces(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """Return a run of step 1 for each piece that the turns of a period bring to a rank."""
+    """Return a run of step 1 for each piece of the rank that is dealt to at these `turns` of every period."""
     pieces = sorted(piece for turn in turns for piece in range(turn, -(-S // chunk), period))
     return tuple(Run(piece * chunk, 1, min(chunk, S - piece * chunk)) for piece in pieces)
 
 
 def _runs_of_offsets(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """Return a run for each place inside a piece, with a whole period as its step: few runs for small chunks."""
+    """Return a run for each offset inside a piece, with a whole period as its step.
+
+    Small chunks give few runs.
+    """
     step = period * chunk
     starts = [turn * chunk + place for turn in turns for place in range(chunk)]
     return tuple(Run(start, step, -(-(S - start) // step)) for start in starts if start < S)
@@ -418,15 +433,16 @@ def _check_sizes(S: int, P: int, chunk: int = 1) -> None:
             raise LayoutError(f"{name} >= {least}, an integer", f"{name}={value!r}")
 
 
-# Shards are NumPy arrays or torch tensors alike, and torch is not loaded for an array.
+# Shards may be NumPy arrays or torch tensors. torch is not loaded for an array.
 
 
 def _sequence_axis(x: Any, dim: int | None, length: int, whose: str, remedy: str = "") -> int:
-    """Return axis `dim` of `x`, counted from the front; None stands for −2, where only that one fits.
+    """Return axis `dim` of `x`, counted from the front. None means −2 if no other axis could be the sequence.
 
-    Raises: ShapeError unless `x` has `length` tokens on that axis; `whose` and `remedy` go into its message. If another
-    axis has as many, the remedy names that one. ShapeError for None if another axis may as well be the sequence: in (B, S) and
-    (B, S, D) the other of the first two. Four axes are (B, H, S, D).
+    Raises: ShapeError unless `x` has `length` tokens on that axis. `whose` and `remedy` become part of its
+    message. If another axis has `length` tokens, the remedy names that axis. With dim=None, ShapeError is
+    also raised if two axes could be the sequence: in (B, S) and (B, S, D) the first two. Four axes are always
+    (B, H, S, D).
     """
     named, dim = dim is not None, -2 if dim is None else dim
     if not -x.ndim <= dim < x.ndim:
@@ -443,21 +459,21 @@ def _sequence_axis(x: Any, dim: int | None, length: int, whose: str, remedy: str
 
 
 def _concatenate(parts: list[Any], axis: int) -> Any:
-    """Return the parts, one after the other on this axis."""
+    """Return the parts concatenated along an axis."""
     if _is_torch(parts[0]):
         return sys.modules["torch"].cat(parts, dim=axis)
     return np.concatenate(parts, axis=axis)
 
 
 def _take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
-    """Return a copy of `x` in which this axis has the elements that `order` names."""
+    """Return a copy of `x` whose elements along an axis are those at the indices `order`."""
     if _is_torch(x):
         return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
     return np.take(x, order, axis=axis)
 
 
 def _has_gradient(x: Any) -> bool:
-    """Return whether `x` is a tensor whose use autograd records now."""
+    """Return whether `x` is a tensor for which autograd records operations now."""
     return _is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 

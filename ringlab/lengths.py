@@ -14,9 +14,9 @@ from ringlab.errors import MaskError
 
 
 def lengths_of_cu_seqlens(cu_seqlens: Any) -> tuple[int, ...]:
-    """Return the documents' lengths, given 0 and then the end of each document: flash-attn's cu_seqlens.
+    """Return the documents' lengths, given flash-attn's cu_seqlens: 0, and then the end of each document.
 
-    Raises: MaskError unless they are integers that begin with 0 and do not descend.
+    Raises: MaskError unless cu_seqlens are integers that begin with 0 and do not descend.
 
     >>> lengths_of_cu_seqlens([0, 3, 3, 7])
     (3, 0, 4)
@@ -25,7 +25,7 @@ def lengths_of_cu_seqlens(cu_seqlens: Any) -> tuple[int, ...]:
     if not len(ends) or ends[0] != 0 or (np.diff(ends) < 0).any():
         looks_like_lengths = len(ends) and (ends >= 0).all()
         raise MaskError(
-            "cu_seqlens: 0, and then the end of each document, none before the one that precedes it",
+            "cu_seqlens: 0, and then the end of each document, in ascending order",
             f"{_shown(ends)}",
             "these look like lengths: Mask(documents=tuple(lengths)), Packing.of_lengths(lengths)"
             if looks_like_lengths
@@ -35,9 +35,11 @@ def lengths_of_cu_seqlens(cu_seqlens: Any) -> tuple[int, ...]:
 
 
 def padding_of_cu_seqlens(lengths: tuple[int, ...], padded: Any) -> tuple[int, ...]:
-    """Return the tokens of padding after each document, given cu_seqlens_padded, where the documents' places begin.
+    """Return the number of padding tokens after each document, given cu_seqlens_padded.
 
-    Raises: MaskError for cu_seqlens_padded of another number of documents, or with less room than a document needs.
+    cu_seqlens_padded: the padded start of each document, and then the end.
+    Raises: MaskError if cu_seqlens_padded is for another number of documents, or leaves a document too little
+    room.
 
     >>> padding_of_cu_seqlens((3, 0, 4), [0, 4, 4, 8])
     (1, 0, 0)
@@ -58,7 +60,7 @@ def padding_of_cu_seqlens(lengths: tuple[int, ...], padded: Any) -> tuple[int, .
 
 
 def lengths_of_position_ids(ids: Any) -> tuple[int, ...]:
-    """Return the documents' lengths, given each token's position in its document; 0 begins a new document.
+    """Return the documents' lengths, given each token's position in its document. A 0 begins a document.
 
     Raises: MaskError for positions that neither ascend by one nor start again at 0.
 
@@ -82,7 +84,9 @@ def lengths_of_position_ids(ids: Any) -> tuple[int, ...]:
 
 
 def runs_of_ids(ids: Any, padding: int | None = None) -> list[tuple[int, int, int]]:
-    """Return (id, first token, length) of each stretch of tokens with one document id. Only `padding` may come again.
+    """Return (id, first token, length) of each stretch of tokens with one document id.
+
+    Only the id `padding` may occur in more than one stretch.
 
     Raises: MaskError for a document whose tokens are not adjacent.
 
@@ -132,7 +136,7 @@ def as_array(values: Any, needed: str = "one integer for each token") -> np.ndar
 
 
 def look_like_cu_seqlens(values: Any, S: int | None = None) -> bool:
-    """Return whether these are 0 and further numbers that do not descend; with S, that end at S."""
+    """Return whether the values begin with 0, do not descend and, if S is given, end at S."""
     try:
         found = integers(values)
     except MaskError:
@@ -142,7 +146,7 @@ def look_like_cu_seqlens(values: Any, S: int | None = None) -> bool:
 
 
 def _starts(changes: np.ndarray, n: int) -> np.ndarray:
-    """Return the index of each first token, given which tokens but the first begin something new."""
+    """Return the indices at which something new begins: 0, and each later token marked in `changes`."""
     return np.flatnonzero(np.concatenate([np.ones(min(1, n), bool), changes]))
 
 

@@ -1,6 +1,7 @@
-"""The mask: the keys that each query sees, by global position. Causal, sliding window, packed documents, shared prefix.
+"""The mask: the keys that each query sees, by global position.
 
-`ring_attention` takes it as `mask=`; `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
+A mask can be causal, and have a sliding window, packed documents and a shared prefix. `ring_attention` takes
+the mask as `mask=`. `ringlab.plan` turns it into tiles, so no mask tensor is ever built.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from ringlab.lengths import (
 
 @dataclass(frozen=True)
 class Mask:
-    """Query i sees key j where all conditions hold. Masks are plain data, equal and hashable by value.
+    """A mask: query i sees key j if all conditions below are met. Masks are compared and hashed by value.
 
-    - Both tokens lie in one document. `documents` gives the lengths of the packed documents, in order; empty, the
-      whole sequence is one document.
-    - `causal`: j ≤ i, or j belongs to the document's prefix. `prefix` is the length of the prefix, which every token
-      of the document sees: one number for all documents, or a tuple with one for each. Beside a window it stands for
-      sink tokens (arXiv 2309.17453); sink logits are `sinks=` of `ring_attention`.
+    - Both tokens are in the same document. `documents` contains the lengths of the packed documents, in
+      order. If it is empty, the whole sequence is one document.
+    - `causal`: j ≤ i, or j belongs to the document's prefix. `prefix` is the length of the prefix, which
+      every token of the document sees: one number for all documents, or a tuple with one number for each
+      document. With a window, the prefix can hold sink tokens (arXiv 2309.17453); sink logits are `sinks=` of
+      `ring_attention`.
     - `window` = w: |i − j| < w, or j belongs to the prefix. A causal row sees itself and the w − 1 keys before it.
 
     Raises: MaskError for a window below 1, a negative length of a document or prefix, a prefix without `causal`, or
@@ -92,7 +94,7 @@ class Mask:
         self._use_python_numbers()
 
     def _use_python_numbers(self) -> None:
-        """Replace NumPy's numbers by Python's: ranks compare the repr of their masks."""
+        """Replace NumPy numbers by Python numbers, because ranks compare the repr of their masks."""
         plain = {
             "causal": bool(self.causal),
             "window": None if self.window is None else int(self.window),
@@ -104,7 +106,7 @@ class Mask:
 
     @classmethod
     def of_document_ids(cls, ids: Any, **other: Any) -> Mask:
-        """Return the mask of packed documents, given each token's document id; a new id begins a new document.
+        """Return the mask of packed documents, given each token's document id. A new id begins a document.
 
         other: further fields of the mask, such as window=.
         Raises: MaskError for a document whose tokens are not adjacent, or ids that are not a sequence of integers.
@@ -131,10 +133,12 @@ class Mask:
     def of_cu_seqlens(cls, cu_seqlens: Any, *, padded: Any = None, **other: Any) -> Mask:
         """Return the mask of packed documents, given cu_seqlens: 0, and then the end of each document.
 
-        padded: cu_seqlens_padded, if there is padding after documents, as in TransformerEngine's THD. Padding is then
-        a document of its own after each document, so no token of a document sees it.
+        padded: cu_seqlens_padded, if there is padding after documents, as in TransformerEngine's THD. The
+        padding after a document then counts as a separate document, so no token of the document sees the
+        padding.
         other: further fields of the mask, such as window=.
-        Raises: MaskError for numbers that do not begin with 0 or descend, or a padded place too small for its document.
+        Raises: MaskError for numbers that do not begin with 0 or that descend, or for a document that is
+        longer than its padded place.
 
         >>> Mask.of_cu_seqlens([0, 3, 4]).documents
         (3, 1)
@@ -148,7 +152,7 @@ class Mask:
         return cls(documents=lengths, **other)
 
     def position_ids(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return each token's position in its document, given global positions: a rank's positions for RoPE.
+        """Return each token's position in its document, given global positions. RoPE uses these positions.
 
         Raises: MaskError for positions that are in no document.
         """
@@ -158,13 +162,13 @@ class Mask:
             raise MaskError(
                 "global positions, which count from 0" + ("" if end is None else f" to {end - 1}"),
                 f"positions from {positions.min()} to {positions.max()}",
-                "pass layout.positions(rank); a model whose ids begin at another number adds it to what is returned",
+                "pass layout.positions(rank); if a model's ids begin at another number, add it to the result",
             )
         return positions - self.bounds[self.document_of(positions)]
 
     @property
     def plain(self) -> bool:
-        """Return whether the mask is no more than its `causal` flag."""
+        """Return whether the mask has no rule but its `causal` flag."""
         return self.window is None and len(self.documents) <= 1 and not any(self.prefixes)
 
     @property
@@ -173,7 +177,10 @@ class Mask:
         return self.prefix if isinstance(self.prefix, tuple) else (self.prefix,) * max(1, len(self.documents))
 
     def of_length(self, S: int) -> Mask:
-        """Return this mask if it fits S tokens. Raises: MaskError for documents that do not add up to S."""
+        """Return this mask if it fits S tokens.
+
+        Raises: MaskError if its documents do not have S tokens in all.
+        """
         if self.documents and sum(self.documents) != S:
             total = sum(self.documents)
             raise MaskError(
@@ -189,7 +196,7 @@ class Mask:
         return np.array([0, *accumulate(self.documents)], np.int64)
 
     def document_of(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Return the number of the document that holds each global position; 0 if there is only one."""
+        """Return the number of the document that contains each global position, or 0 without documents."""
         if not self.documents:
             return np.zeros(len(positions), np.int64)
         return np.searchsorted(self.bounds, positions, side="right") - 1
@@ -197,7 +204,10 @@ class Mask:
     def visible(
         self, queries: Int[np.ndarray, " rows"], keys: Int[np.ndarray, " columns"]
     ) -> Bool[np.ndarray, "rows columns"]:
-        """Return which query sees which key, given global positions: the definition, pair by pair."""
+        """Return a boolean array, True where a query sees a key, given global positions.
+
+        It defines the mask.
+        """
         i, j = np.asarray(queries)[:, None], np.asarray(keys)[None, :]
         of_keys = self.document_of(np.asarray(keys))
         seen = np.ones((len(queries), len(keys)), bool)
@@ -212,7 +222,10 @@ class Mask:
 
 
 def as_mask(causal: bool | Mask) -> Mask:
-    """Return the mask that a causal flag stands for; a mask is returned as it is. Raises: MaskError for another value."""
+    """Return the mask for a causal flag, or the mask itself if `causal` is one.
+
+    Raises: MaskError for another value.
+    """
     if isinstance(causal, Mask):
         return causal
     return _plain(causal) if isinstance(causal, bool) else Mask(causal=causal)
@@ -224,9 +237,9 @@ def _plain(causal: bool) -> Mask:
 
 
 def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_global: bool = False) -> None:
-    """Return if `ids` are the positions of the tokens that `rank` owns, in local order, counted in their documents.
+    """Return if `ids` are the positions in their documents of the tokens that `rank` owns, in local order.
 
-    or_global: or, if wanted, counted in the whole sequence.
+    or_global: whether positions in the whole sequence are accepted too.
 
     Raises: LayoutError, naming the first token whose position id is wrong.
     """
@@ -255,7 +268,7 @@ def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_gl
 
 
 def _window_remedy(given: Any) -> str:
-    """Return the likely remedy for a window; flash-attn writes it as (tokens before, tokens after), −1 for no limit."""
+    """Return the likely remedy for an invalid window, such as flash-attn's pair (before, after) in tokens."""
     if given in (-1, (-1, -1), [-1, -1]):
         return "window=None for no window, which flash-attn writes as -1"
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(map(_whole, given)):

@@ -1,4 +1,4 @@
-"""The oracle: exact attention in float64 NumPy, with lse and gradients. Everything else is measured against it.
+"""The oracle: exact attention in float64 NumPy, with lse and gradients. All other code is compared with it.
 
 For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible pairs (i, j):
 
@@ -10,9 +10,9 @@ With a `softcap` c, scores become c·tanh(s_ij/c), and dS_ij gains the factor 1 
 each 0 or 1/(1−p), out_i = Σ_j f_ij p_ij v_j; f_ij multiplies p_ij in dV_j and dO_i·v_j in dS_ij and delta_i. With `sinks`,
 a logit z of each query head, lse_i = ln(e^z + Σ_j e^s_ij): the sink takes weight and gives no value.
 
-Sums run over visible pairs only, also where an input is NaN or infinite: 0 · NaN never leaks from a masked position.
-Letters as in `ringlab.types`; arrays are (B, H, L, D). Torch tensors of any dtype and device are accepted too; this
-module does not import torch.
+Sums run over visible pairs only, so a NaN or infinity at a masked position never changes a result (0 · NaN is
+NaN). Axis letters are those of `ringlab.types`, and arrays are (B, H, L, D). Torch tensors of any dtype and
+device are accepted too, but this module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Out: TypeAlias = Float[Any, "B H Lq Dv"]
 Mask: TypeAlias = Bool[Any, "#B #H #Lq #Lk"]
 Factors: TypeAlias = Float[Any, "#B #H #Lq #Lk"]
 Sinks: TypeAlias = Float[Any, " H"]
-# One head's arrays; rows and columns are queries and keys, or the other way round.
+# Arrays of one head. Rows and columns are queries and keys, or keys and queries.
 Vectors: TypeAlias = Float64[np.ndarray, "columns D"]
 Matrix: TypeAlias = Float64[np.ndarray, "rows columns"]
 Visible: TypeAlias = Bool[np.ndarray, "rows columns"]
@@ -43,14 +43,17 @@ TILE_ELEMENTS = 2**21
 
 
 class Result(NamedTuple):
-    """`out` (B, H, Lq, Dv) and `lse` (B, H, Lq); a row that sees no key has out 0, and lse −inf without a sink."""
+    """`out` (B, H, Lq, Dv) and `lse` (B, H, Lq).
+
+    A row that sees no key has out 0, and lse −inf if there is no sink.
+    """
 
     out: Float64[np.ndarray, "B H Lq Dv"]
     lse: Float64[np.ndarray, "B H Lq"]
 
 
 class _Scoring(NamedTuple):
-    """The keywords of `attention` about scores and weights, resolved for these inputs."""
+    """The arguments of `attention` that change scores and weights, with the shapes of these inputs."""
 
     causal: bool
     mask: Bool[np.ndarray, "B H Lq Lk"]
@@ -61,7 +64,7 @@ class _Scoring(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """`dq`, `dk` and `dv` in the shapes of q, k and v: those of k and v are summed over the heads that share them."""
+    """`dq`, `dk` and `dv` in the shapes of q, k and v. dk and dv are summed over query heads."""
 
     dq: Float64[np.ndarray, "B H Lq D"]
     dk: Float64[np.ndarray, "B K Lk D"]
@@ -86,8 +89,8 @@ def attention(
     causal: query i sees no key after i (aligned top-left).
     mask: True where a query may see a key; broadcasts to (B, H, Lq, Lk); may be combined with `causal`.
     scale: D ** −0.5 by default.
-    softcap, factors, sinks: as in the module's docstring; factors broadcast like `mask`. lse counts dropped weights too.
-    v may have another head dim than q and k; out has that of v.
+    softcap, factors, sinks: as in the module's docstring. factors broadcast like `mask`. lse includes dropped
+    weights. v may have another head dim than q and k. out then has the head dim of v.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 
@@ -123,7 +126,7 @@ def gradients(
 ) -> Gradients:
     """Return the gradients of Σ dout · out + Σ dlse · lse with respect to q, k and v, in float64.
 
-    Arguments as in `attention`; without `dlse` the loss does not depend on lse.
+    The arguments are those of `attention`. Without `dlse` the loss does not depend on lse.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 
@@ -150,7 +153,7 @@ def gradients(
 
 
 def _pieces(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, int], tuple[int, int], slice]]:
-    """Yield (batch, query head), (batch, kv head) and a slice of query rows whose scores fit a tile."""
+    """Yield (batch, query head), (batch, kv head) and a slice of query rows, small enough for a tile."""
     group = q.shape[1] // k.shape[1]
     rows = max(1, TILE_ELEMENTS // max(1, k.shape[2]))
     for b in range(q.shape[0]):
@@ -169,7 +172,7 @@ def _softmax(
 ) -> tuple[Matrix, Visible, Column, Matrix | float]:
     """Return (weights, visible pairs, lse, slope of the soft cap) for some query rows of one head.
 
-    query, kv: (batch, query head) and (batch, key/value head). The slope is 1 without a cap.
+    query, kv: (batch, query head) and (batch, key/value head). Without a cap the slope is 1.
     """
     visible = scoring.mask[query][rows]
     if scoring.causal:
@@ -181,7 +184,7 @@ def _softmax(
     scores = np.where(visible, scores, -np.inf)
     sink = scoring.sinks[query[1]]
     top = scores.max(-1, initial=sink)
-    top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see nothing
+    top = np.where(np.isfinite(top), top, 0.0)  # −inf − −inf would be NaN in rows that see no key
     powers = np.exp(scores - top[:, None])
     total = powers.sum(-1) + np.exp(sink - top)
     weights = np.where(visible, powers / total[:, None], 0.0)
@@ -189,13 +192,13 @@ def _softmax(
 
 
 def _dscores(weights: Matrix, visible: Visible, dweights: Matrix, dlse: Column) -> Matrix:
-    """Return dS, with delta as Σ_j p_ij (dO_i·v_j): a row that sees one key gets exactly 0."""
+    """Return dS. delta is computed as Σ_j p_ij (dO_i·v_j), so a row that sees only one key gets exactly 0."""
     delta = np.where(visible, weights * dweights, 0.0).sum(-1)
     return np.where(visible, weights * (dweights - (delta - dlse)[:, None]), 0.0)
 
 
 def _visible_sum(weights: Matrix, visible: Visible, values: Vectors) -> Float64[np.ndarray, "rows D"]:
-    """Return weights @ values, adding the terms of visible pairs only."""
+    """Return weights @ values, where only visible pairs contribute to the sum."""
     finite = np.isfinite(values).all(-1)
     total = weights @ np.where(finite[:, None], values, 0.0)
     for column in np.flatnonzero(~finite):
@@ -264,7 +267,7 @@ def _same_shape(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndar
 
 
 def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return a view of `mask` (of True, if None) in the shape (B, H, Lq, Lk)."""
+    """Return a view of `mask` in the shape (B, H, Lq, Lk). None means True everywhere."""
     shape = (*q.shape[:3], k.shape[2])
     if mask is None:
         return np.broadcast_to(True, shape)
@@ -286,7 +289,7 @@ def _mask(mask: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _factors(factors: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return a view of `factors` (of 1, if None) in the shape (B, H, Lq, Lk)."""
+    """Return a view of `factors` in the shape (B, H, Lq, Lk). None means 1 everywhere."""
     shape = (*q.shape[:3], k.shape[2])
     given = float64(1.0 if factors is None else factors)
     try:

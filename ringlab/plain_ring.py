@@ -1,8 +1,9 @@
 """Ring attention in one file, forward and backward. Read it first, from top to bottom.
 
-Each of P ranks owns some tokens of a long sequence: their queries, keys and values. Queries stay. Blocks of
-keys and values travel around the ring, one hop per step, so every query meets every key and no rank holds
-all of them. `ringlab.attention` is the same algorithm, faster; `ringlab.conformance` tests both.
+Each of P ranks owns some tokens of a long sequence: their queries, keys and values. Queries stay on their
+rank. Blocks of keys and values travel around the ring, one hop per step, so every query meets every key and
+no rank holds all of them. `ringlab.attention` is the same algorithm, faster; `ringlab.conformance` tests
+both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.types import KeyValue, Query, RowState
 
-Hidden: TypeAlias = Bool[Tensor, "Lq Lk"] | None  # True where the row may not see the key; None hides nothing
+Hidden: TypeAlias = Bool[Tensor, "Lq Lk"] | None  # True where a row may not see a key; None hides no key
 
 
 def attend(
@@ -58,7 +59,7 @@ class _Attention(torch.autograd.Function):
 
 
 def forward(call: Call, q: Query, k: KeyValue, v: KeyValue) -> tuple[Query, RowState]:
-    """Return (out, lse) after P steps and P − 1 hops: after the last step no rank needs another block."""
+    """Return (out, lse) after P steps and P − 1 hops. After the last step no rank needs another block."""
     ring = call.ring
     out = torch.zeros(q.shape, dtype=state_dtype(q.dtype), device=q.device)
     lse = torch.full(q.shape[:-1], -math.inf, dtype=out.dtype, device=q.device)
@@ -75,7 +76,7 @@ def forward(call: Call, q: Query, k: KeyValue, v: KeyValue) -> tuple[Query, RowS
 
 
 def tile_forward(call: Call, q: Query, k: KeyValue, v: KeyValue, hidden: Hidden) -> tuple[Query, RowState]:
-    """Return (out, lse) of some rows over some keys: 0 and −inf for rows that see none of these keys."""
+    """Return (out, lse) of some rows over some keys. Rows that see none of these keys get 0 and −inf."""
     scores = tile_scores(call, q, k, hidden)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - safe(lse)[..., None])
@@ -90,7 +91,7 @@ def tile_scores(call: Call, q: Query, k: KeyValue, hidden: Hidden) -> Float[Tens
 
 
 def merge(out: Query, lse: RowState, new: Query, new_lse: RowState) -> tuple[Query, RowState]:
-    """Return (out, lse) over the keys of both."""
+    """Return (out, lse) over the keys of both partial results."""
     # Each out was divided by its own sum of e^score, and lse is the log of that sum. Weighted by their shares
     # of the sum of both, e^(lse − total), the two are exactly one softmax over all these keys.
     total = torch.logaddexp(lse, new_lse)
@@ -134,7 +135,7 @@ def backward(
 def tile_backward(
     call: Call, q: Query, lse: RowState, delta: RowState, dout: Query, k: KeyValue, v: KeyValue, hidden: Hidden
 ) -> tuple[Query, KeyValue, KeyValue]:  # fmt: skip
-    """Return the contribution of some rows and keys to (dq, dk, dv); lse and delta are over all keys."""
+    """Return the contribution of some rows and keys to (dq, dk, dv). lse and delta are sums over all keys."""
     dtype, heads = lse.dtype, k.shape[1]
     weights = torch.exp(tile_scores(call, q, k, hidden) - safe(lse)[..., None])
     dweights = dout.to(dtype) @ expand_heads(v, q.shape[1]).to(dtype).mT
@@ -155,13 +156,13 @@ class Call:
     scale: float
 
     def length(self, step: int) -> int:
-        """Return the number of tokens of the block that is here after `step` hops."""
+        """Return the number of tokens of the block that this rank holds after `step` hops."""
         return len(self.positions[self.ring.origin(step)])
 
     def tiles(self, step: int) -> list[tuple[slice, slice, Hidden]]:
         """Return (rows, keys, hidden) of each tile of this step in which some row sees some key."""
-        # A key is hidden from rows that precede it in the sequence. Only global positions tell which do: an
-        # index in a shard is no place in the sequence.
+        # A key is hidden from rows that precede it in the sequence. Only global positions show which rows do,
+        # because an index in a shard is not a position in the sequence.
         mine, theirs = self.positions[self.ring.rank], self.positions[self.ring.origin(step)]
         found: list[tuple[slice, slice, Hidden]] = []
         for rows in runs(mine):
@@ -174,14 +175,14 @@ class Call:
 
 
 def runs(positions: Int[Tensor, " L"]) -> list[slice]:
-    """Return slices, cut wherever a step differs from the first: the two halves of a zig-zag shard, for example."""
+    """Return slices of positions, cut where their step changes, as between the halves of a zig-zag shard."""
     steps = positions.diff()
     breaks = [0, *(torch.nonzero(steps != steps[:1]).flatten() + 1).tolist(), len(positions)]
     return [slice(a, b) for a, b in pairwise(breaks) if b > a]
 
 
 def safe(lse: RowState) -> RowState:
-    """Return lse with 0 for −inf, where a row saw no key: −inf − (−inf) is NaN, but e^(−inf − 0) is 0."""
+    """Return lse with 0 in place of −inf, because −inf − (−inf) is NaN, but e^(−inf − 0) is 0."""
     return lse.masked_fill(lse == -math.inf, 0.0)
 
 

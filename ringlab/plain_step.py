@@ -1,7 +1,8 @@
 """A training step over several ranks in one file: token ids in, the loss and the gradients of all weights out.
 
-Attention is the part that communicates. The rest goes wrong in silence: labels that are shifted after the sequence was cut,
-positions that start at 0 on each rank, a mean over ranks of means over tokens. Each of these is one line below.
+Attention is the part that communicates. The other parts can be wrong without an error: labels that are
+shifted after the sequence was cut, positions that start at 0 on each rank, a mean over ranks of means over
+tokens. Each of these three is one line below.
 `ringlab check --kind step` checks a step like this one; `ringlab.nn.train` is a whole training program.
 """
 
@@ -42,12 +43,16 @@ def step(
     recompute: bool = False,
     evaluate: bool = False,
 ) -> tuple[Float[Tensor, ""], nn.Module]:
-    """Return (loss, model): the mean of −log p over all labels that count, and the model with its gradients, on every rank.
+    """Return (loss, model) on every rank: the mean of −log p over the labels, and the model with gradients.
 
-    tokens, labels: of the whole batch, on every rank. Label i is token i itself, or IGNORE: position i − 1 predicts it.
-    cu_seqlens: where packed documents begin, and the end. micro_batches, replicas: into how many parts the sequences of
-    the batch are cut, one after the other, and side by side; each replica has the next world_size / replicas ranks.
-    recompute: layers make their activations again in backward. evaluate: the loss alone, without gradients.
+    tokens, labels: those of the whole batch, on every rank. Label i is token i itself, and position i − 1
+    predicts it. The label IGNORE does not count in the mean.
+    cu_seqlens: the start of each packed document, and the end of the last one.
+    micro_batches: the number of parts of the batch that are computed one after the other.
+    replicas: the number of parts of the batch that are computed at the same time, each by world_size /
+    replicas ranks.
+    recompute: whether layers compute their activations again in backward. evaluate: whether to skip the
+    gradients.
     """
     model = Model(recompute)
     targets = next_tokens(labels)  # before anything is cut: the next token may be on another rank
@@ -70,13 +75,16 @@ def step(
 
 
 def next_tokens(labels: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Return the label that each position of whole sequences predicts: the one after it; IGNORE at the end."""
+    """Return the label that each position of a sequence predicts: the next one, or IGNORE at the end."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
 
 
 @dataclass
 class Batch:
-    """One rank's part of a batch. count: of the labels that count, on all ranks and in all micro-batches."""
+    """One rank's part of a batch.
+
+    count: the number of labels but IGNORE on all ranks and in all micro-batches.
+    """
 
     tokens: Int[Tensor, "B L"]
     targets: Int[Tensor, "B L"]
@@ -93,7 +101,10 @@ class Batch:
         cu_seqlens: Int[Tensor, " _"] | None,
         replicas: int,
     ) -> Batch:
-        """Return this rank's part: whole sequences are dealt to replicas, and their tokens to the ranks of one."""
+        """Return this rank's part.
+
+        Sequences are dealt to the replicas, and their tokens to the ranks of a replica.
+        """
         S, P = tokens.shape[1], ring.world_size // replicas
         replica = ring.rank // P
         context = Ring(SubGroup(ring.comm, range(replica * P, (replica + 1) * P)))
@@ -120,7 +131,7 @@ def attention_over(ring: Ring, layout: Layout, mask: Mask) -> Attention:
 
 
 class Model(nn.Module):
-    """A small transformer, with the same weights in each process, in float64."""
+    """A small transformer in float64, whose weights are the same in each process."""
 
     def __init__(self, recompute: bool) -> None:
         super().__init__()
@@ -135,7 +146,7 @@ class Model(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B L"], positions: Int[Tensor, " L"], attention: Attention
     ) -> Float[Tensor, "B L vocabulary"]:
-        """Return the logits of this rank's tokens. positions: of each token in its document."""
+        """Return the logits of this rank's tokens. positions: the position of each token in its document."""
         x = self.embedding(tokens)
         for layer in self.layers:
             if self.recompute:
@@ -157,7 +168,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L width"], positions: Int[Tensor, " L"], attention: Attention
     ) -> Float[Tensor, "B L width"]:
-        """Return x with what this layer adds."""
+        """Return x plus the outputs of attention and of the feed-forward layer."""
         heads = self.qkv(F.layer_norm(x, x.shape[-1:])).unflatten(-1, (3, HEADS, -1))
         q, k, v = (each.transpose(1, 2) for each in heads.unbind(2))
         q, k = rotated(q, positions), rotated(k, positions)

@@ -1,14 +1,14 @@
 """The tile plan: which query rows of one rank see which keys of another, as tiles.
 
-`AttentionCall.tiles` looks up the tiles of a call of attention here whenever a K/V block arrives.
+`AttentionCall.tiles` looks up the tiles in this plan whenever a K/V block arrives.
 
 Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥
 start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of runs is
-skipped (nothing visible), full (everything visible), causal (d = 0), or causal after cutting off d keys that
-every row sees or d rows that see nothing; the layouts of `ringlab.layout` need at most one such cut. A block
-backend needs no mask beyond `causal: bool`, and causal tiles are square. A `ringlab.mask.Mask` that is more than
-causal first cuts the runs at the bounds of documents and prefixes, so that one simple rule describes each pair of
-runs; a sliding window makes the visible pairs a band (`ringlab.tile`).
+skipped (no pair visible), full (all pairs visible), causal (d = 0), or causal after cutting off d keys that
+every row sees or d rows that see no key. The layouts of `ringlab.layout` need at most one such cut. A block
+backend needs no mask beyond `causal: bool`, and causal tiles are square. If a `ringlab.mask.Mask` has other
+rules, the runs are first cut at the bounds of documents and prefixes, so that one simple rule describes each
+pair of runs. With a sliding window the visible pairs are a band (`ringlab.tile`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PAIRS_AT_ONCE = 1 << 20
 def tiles(
     layout: Layout, rank: int, origin: int, causal: bool | Mask = True, largest_causal: int | None = None
 ) -> tuple[Tile, ...]:
-    """Return the tiles in which queries of `rank` see keys of `origin`: each visible pair once.
+    """Return the tiles in which queries of `rank` see keys of `origin`. They contain each visible pair once.
 
-    Every row of a tile sees at least one of its keys. Tiles ascend by rows, then keys, and neighbours are merged
-    where one tile can hold both. Causal tiles of more than `largest_causal` rows are cut into smaller ones and the
-    full ones between them.
+    Every row of a tile sees at least one of its keys. Tiles are sorted by rows, then by keys, and neighbours
+    are merged where one tile can hold both. Causal tiles of more than `largest_causal` rows are cut into
+    smaller causal tiles and the full tiles between them.
     Raises: LayoutError for runs of different steps; MaskError for documents that do not add up to S tokens.
 
     >>> from ringlab import zigzag
@@ -51,9 +51,9 @@ def tiles(
 
 
 def plan(layout: Layout, causal: bool | Mask = True, largest_causal: int | None = None) -> Plan:
-    """Return the plan of all pairs of ranks; its tiles are worked out on demand and kept.
+    """Return the plan of all pairs of ranks. Its tiles are computed on demand and cached.
 
-    Raises: MaskError for documents that do not add up to the layout's S tokens.
+    Raises: MaskError if the documents do not have the layout's S tokens in all.
     """
     return _plan(layout, as_mask(causal), largest_causal)
 
@@ -65,9 +65,10 @@ def _plan(layout: Layout, mask: Mask, largest: int | None) -> Plan:
 
 @dataclass(frozen=True)
 class DocumentRun:
-    """A run, or the part of one that lies in one document: a sequence of positions to which one simple rule applies.
+    """The part of a run that is in one document, and either in its prefix or after it.
 
-    local_start: the local index of its first token. in_prefix: whether its tokens belong to the document's prefix.
+    local_start: the local index of the first token. in_prefix: whether the tokens belong to the document's
+    prefix.
     """
 
     local_start: int
@@ -76,7 +77,7 @@ class DocumentRun:
 
 
 class TilesByOrigin(Protocol):
-    """The tiles of one rank's queries, by the rank that owns the keys."""
+    """The tiles of one rank's queries, indexed by the rank that owns the keys."""
 
     def __getitem__(self, origin: int, /) -> tuple[Tile, ...]: ...
 
@@ -84,9 +85,10 @@ class TilesByOrigin(Protocol):
 class Plan:
     """The tiles of all pairs of ranks.
 
-    Two pairs of ranks share one tuple of tiles where they relate in the same way: equal run lengths, and an equal d
-    for each pair of runs, clipped to the range in which it matters. Of the million pairs of 1,024 ranks few relate
-    differently. So all relations of a rank are computed at once, and tiles only for the relations that are new.
+    Two pairs of ranks share one tuple of tiles if they have the same relation: equal run lengths, and an
+    equal d for each pair of runs, clipped to the range in which d matters. The million pairs of 1,024 ranks
+    have few different relations. So all relations of a rank are computed at once, and tiles are computed only
+    for new relations.
     """
 
     def __init__(self, layout: Layout, mask: Mask, largest: int | None) -> None:
@@ -97,12 +99,15 @@ class Plan:
         self._most_runs = max(1, *map(len, layout.ranks))
 
     def of(self, rank: int, origin: int) -> tuple[Tile, ...]:
-        """Return the tiles of one pair. Raises: WorldSizeError for a number that is not a rank."""
+        """Return the tiles of a pair of ranks. Raises: WorldSizeError for a number that is not a rank."""
         self.layout.length(origin)
         return self.of_rank(rank)[origin]
 
     def of_rank(self, rank: int) -> TilesByOrigin:
-        """Return the tiles of `rank`, by origin. Raises: WorldSizeError for a number that is not a rank."""
+        """Return the tiles of `rank`, indexed by origin.
+
+        Raises: WorldSizeError for a number that is not a rank.
+        """
         found = self._by_rank.get(rank)
         if found is None:
             self.layout.length(rank)
@@ -116,7 +121,7 @@ class Plan:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Return the offsets, in ranks, at which some row sees a K/V block, ascending from 0, its own rank."""
+        """Return the offsets rank − origin at which some rank sees a K/V block, ascending from 0."""
         P = self.layout.P
         if self.mask.plain:
             return tuple(range(P))
@@ -130,7 +135,7 @@ class Plan:
             return [known.setdefault((n_rows, n), _full_tile(n_rows, n)) for n in layout.lengths]
         relations = self._relations(rank)
         found = [known.get(relation) for relation in relations]
-        own = _pair_tiles(layout, rank, rank, self.largest)  # a rank sees itself in one tile where it can
+        own = _pair_tiles(layout, rank, rank, self.largest)  # a rank's own keys: one tile where possible
         found[rank] = known.setdefault(own, own)
         if None in found:
             for origin, relation in enumerate(relations):
@@ -140,26 +145,29 @@ class Plan:
         return found  # type: ignore[return-value]
 
     def _relations(self, rank: int) -> list[bytes]:
-        """Return, for every origin, bytes that are equal where `rank` sees the origins' keys in the same way."""
+        """Return bytes for every origin.
+
+        Two origins whose keys `rank` sees in the same way have equal bytes.
+        """
         starts, lengths = self._runs
         q_starts, q_lengths = starts[rank, :, None], lengths[rank, :, None]
         shifts = (q_starts - starts[:, None, :]) // self.layout.step
         shifts = np.clip(shifts, -q_lengths, np.maximum(lengths[:, None, :] - 1, -q_lengths))
-        shifts *= (q_lengths > 0) & (lengths[:, None, :] > 0)  # empty runs make no difference
+        shifts *= (q_lengths > 0) & (lengths[:, None, :] > 0)  # empty runs must not make relations differ
         own = np.broadcast_to(lengths[rank], lengths.shape)
         numbers = np.concatenate([shifts.reshape(self.layout.P, -1), own, lengths], axis=1)
         as_bytes = np.dtype((np.void, numbers.itemsize * numbers.shape[1]))
         return cast(list[bytes], numbers.view(as_bytes).ravel().tolist())
 
     def document_runs(self, rank: int) -> dict[int, list[DocumentRun]]:
-        """Return the rank's runs by document, cut once."""
+        """Return the rank's runs by document. They are cut once and cached."""
         if rank not in self._document_runs:
             self._document_runs[rank] = _runs_by_document(self.layout, self.mask, rank)
         return self._document_runs[rank]
 
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths of the runs of every rank, (P, most runs), padded with empty runs."""
+        """Return the starts and lengths of all ranks' runs, each (P, most runs), padded with empty runs."""
         filled = [[*runs, *[Run(0, 1, 0)] * (self._most_runs - len(runs))] for runs in self.layout.ranks]
         shape = self.layout.P, self._most_runs
         starts = np.array([[run.start for run in runs] for runs in filled], np.int64).reshape(shape)
@@ -167,7 +175,7 @@ class Plan:
 
 
 class _ManyRunsTiles:
-    """The tiles of a rank in a layout of many runs: planned pair by pair, on demand."""
+    """The tiles of a rank in a layout of many runs, planned for one origin at a time, on demand."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.rank = plan, rank
@@ -177,7 +185,7 @@ class _ManyRunsTiles:
 
 
 class _MaskedTiles:
-    """The tiles of a rank under a mask that is more than causal: planned pair by pair, on first use."""
+    """The tiles of a rank under a mask with further rules than `causal`, planned per origin on first use."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.rank = plan, rank
@@ -204,7 +212,7 @@ def _masked_pair_tiles(plan: Plan, rank: int, origin: int) -> tuple[Tile, ...]:
 
 
 def _runs_by_document(layout: Layout, mask: Mask, rank: int) -> dict[int, list[DocumentRun]]:
-    """Return the runs of a rank, cut at the bounds of documents and prefixes, by document number."""
+    """Return the runs of a rank by document number, cut at the bounds of documents and prefixes."""
     found: dict[int, list[DocumentRun]] = {}
     prefixes = np.array(mask.prefixes, np.int64)
     for local_start, run in layout.local_runs(rank):
@@ -223,7 +231,7 @@ def _runs_by_document(layout: Layout, mask: Mask, rank: int) -> dict[int, list[D
 
 
 def _document_tiles(mask: Mask, query: DocumentRun, key: DocumentRun, step: int) -> list[Tile]:
-    """Return the tiles of two runs of one document, in indices of the runs.
+    """Return the tiles of two runs of one document, as indices into the runs.
 
     Raises: LayoutError for a run whose step is not `step`.
     """
@@ -304,9 +312,10 @@ def _many_runs_tiles(layout: Layout, rank: int, origin: int, largest: int | None
 
 
 def _join(tiles: np.ndarray, same: int, along: int) -> np.ndarray:
-    """Return tiles, rows of (q_start, q_stop, k_start, k_stop), with those merged that touch along one axis.
+    """Return an array of tiles in which the tiles that touch along one axis are merged.
 
-    same: the first column of the axis on which two tiles must agree. along: that of the axis on which they touch.
+    The columns are q_start, q_stop, k_start and k_stop. same: the first column of the axis on which two
+    merged tiles must be equal. along: the first column of the axis on which they touch.
     """
     tiles = tiles[np.lexsort((tiles[:, along], tiles[:, same + 1], tiles[:, same]))]
     before, after = tiles[:-1], tiles[1:]
@@ -331,27 +340,27 @@ def work(layout: Layout, rank: int, origin: int, causal: bool | Mask = True) -> 
 
 
 def _positions_ascend(runs: tuple[Run, ...]) -> bool:
-    """Return whether positions grow in local order."""
+    """Return whether the global positions ascend in local order."""
     filled = [run for run in runs if run.length > 0]
     inside = all(run.step > 0 or run.length == 1 for run in filled)
     return inside and all(before.last < after.start for before, after in pairwise(filled))
 
 
 def _run_tiles(q_start: int, q: Run, k_start: int, k: Run, step: int) -> list[Tile]:
-    """Return the tiles of a query run and a key run that begin at these local indices."""
+    """Return the tiles of a query run and a key run, in local indices."""
     _check_steps(q, k, step)
     found = right_edge(q.length, k.length, (q.start - k.start) // step)
     return [tile.shifted(q_start, k_start) for tile in found]
 
 
 def _check_steps(q: Run, k: Run, step: int) -> None:
-    """Return if both runs have this step. Raises: LayoutError if one has another."""
+    """Return if both runs have this step. Raises: LayoutError if a run has another step."""
     if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
         raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")
 
 
 def _join_keys(tiles: list[Tile]) -> list[Tile]:
-    """Return full tiles with those merged that have the same rows and touching keys."""
+    """Return full tiles after merging the tiles that have the same rows and adjacent keys."""
     joined: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.q_start, t.q_stop, t.k_start)):
         last = joined[-1] if joined else None
@@ -363,7 +372,7 @@ def _join_keys(tiles: list[Tile]) -> list[Tile]:
 
 
 def _join_rows(tiles: list[Tile]) -> list[Tile]:
-    """Return full tiles with those merged that have the same keys and touching rows."""
+    """Return full tiles after merging the tiles that have the same keys and adjacent rows."""
     joined: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.k_start, t.k_stop, t.q_start)):
         last = joined[-1] if joined else None

@@ -1,6 +1,6 @@
-"""Agreement: before any data moves, all ranks compare descriptions of what they are about to do.
+"""Agreement: before any data moves, all ranks compare descriptions of their next step.
 
-If one rank is called wrongly, or differently, every rank raises instead of waiting for it.
+If one rank is called with wrong or different arguments, every rank raises instead of waiting for that rank.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ def agree(
 ) -> None:
     """Return if every rank passes the same `description` and no `error`; each rank's message has 512 bytes.
 
-    remedy: that of the AgreementError, where the caller knows why ranks differ.
-    Raises: `error` itself on a rank that passes one; AgreementError, which quotes every rank, on the others.
+    remedy: the remedy in the AgreementError, if the caller knows why ranks may differ.
+    Raises: `error` itself on a rank that passes one; AgreementError, which quotes every rank, on the other
+    ranks.
     """
     if comm.world_size == 1:
         if error is not None:
             raise error
         return
     statement = f"error {type(error).__name__}: {error}" if error else description
-    digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, as a long one is cut
+    digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, because a long text is cut
     message = digest + statement.encode()[: _BYTES - len(digest)].ljust(_BYTES - len(digest), b"\0")
     own = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
     try:
         messages = _gather(comm, own)
     except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
-        if " raised " in missed.got:  # a rank that failed says itself why
+        if " raised " in missed.got:  # a rank that failed has stated why
             raise
         raise type(missed)(missed.needed, missed.got, _EVERYWHERE) from missed
     if error is not None:
@@ -77,7 +78,10 @@ def agree(
 
 
 def _quoted(statements: list[tuple[str, bytes]]) -> str:
-    """Return what ranks say, each text once, and the words in which they differ. statements: text and digest of each rank."""
+    """Return the different texts of the ranks, each once, and the words in which they differ.
+
+    statements: the text and the digest of each rank.
+    """
     ranks: dict[tuple[str, bytes], list[int]] = {}
     for rank, statement in enumerate(statements):
         ranks.setdefault(statement, []).append(rank)
@@ -106,9 +110,9 @@ def _named(ranks: list[int]) -> str:
 
 @contextmanager
 def errors_told(comm: Comm | None, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Tell the other ranks what is raised inside, an error that nobody foresaw too, or they would wait for this one.
+    """Send an exception that is raised inside to the other ranks, which would otherwise wait for this rank.
 
-    comm: None where ranks do not compare their calls.
+    comm: None if the ranks do not compare their calls.
     """
     try:
         yield
@@ -120,19 +124,20 @@ def errors_told(comm: Comm | None, device: torch.device | str = "cpu") -> Iterat
 
 
 def compared_over(ring: Any, x: Any, validate: bool) -> tuple[Comm | None, torch.device | str]:
-    """Return over what the ranks of a call compare it, and the device of their messages; None if they do not.
+    """Return the comm over which ranks compare their calls (None if they do not), and the messages' device.
 
     ring, x: the ring and the first tensor of the call, both unchecked.
     """
-    on_meta = isinstance(x, torch.Tensor) and x.is_meta  # no message can be made there
+    on_meta = isinstance(x, torch.Tensor) and x.is_meta  # messages cannot be made on meta
     device = x.device if isinstance(x, torch.Tensor) and not on_meta else "cpu"
     return ring.comm if validate and isinstance(ring, Ring) else None, device
 
 
 def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch.device | str = "cpu") -> T:
-    """Return what `check` finds, once all ranks describe it alike. It returns that and its description, and sends nothing.
+    """Return the result of `check` once its description is the same on all ranks.
 
-    comm: None where ranks do not compare their calls.
+    check: returns (result, description), and must not communicate. comm: None if the ranks do not compare
+    their calls.
     Raises: the error of `check`; AgreementError on all other ranks.
     """
     with errors_told(comm, device):
@@ -143,15 +148,16 @@ def checked(comm: Comm | None, check: Callable[[], tuple[T, str]], device: torch
 
 
 def checked_over(ring: Any, check: Callable[[], tuple[T, str]], x: Any, validate: bool) -> T:
-    """Return what `check` finds, as `checked` does over what `compared_over` returns."""
+    """Return the result of `check` as `checked` does, over the comm that `compared_over` returns."""
     comm, device = compared_over(ring, x, validate)
     return checked(comm, check, device)
 
 
 def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], validate: bool = True) -> T:
-    """Return what `cut` makes of whole arrays, once all ranks of the ring have the same ones: one hash of each, 512 bytes.
+    """Return the result of `cut` once all ranks of the ring have the same whole arrays.
 
-    A ring whose ranks cut different batches computes attention over a sequence that nobody has, and says nothing.
+    The ranks compare one hash of each array, in messages of 512 bytes. Without this check, ranks that cut
+    different batches would compute attention over a sequence that no rank has, without an error.
     Raises: the error of `cut`; AgreementError on all other ranks, and on all ranks if arrays differ.
     """
     if not (validate and isinstance(ring, Ring) and ring.world_size > 1):
@@ -163,11 +169,11 @@ def cut_alike(ring: Any, arrays: Mapping[str, Any], cut: Callable[[], T], valida
         error = raised
     devices = (x.device for x in arrays.values() if isinstance(x, torch.Tensor) and not x.is_meta)
     agree(ring.comm, f"the whole batch: {described}", error, next(devices, "cpu"), _SAME_BATCH)
-    return found  # type: ignore[return-value]  # or agree has raised
+    return found  # type: ignore[return-value]  # if `cut` failed, `agree` has raised
 
 
 def _hash(x: Any) -> str:
-    """Return in one word the dtype, the shape and a hash of the values of a tensor or of what numpy makes an array of."""
+    """Return one word with the dtype, the shape and a hash of the values of a tensor, array or list."""
     if isinstance(x, torch.Tensor):
         whole = x.detach().cpu().contiguous()
         values = whole.view(-1).view(torch.uint8).numpy() if x.numel() else np.empty(0)
@@ -179,7 +185,7 @@ def _hash(x: Any) -> str:
 
 
 def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' messages, row d from rank − d, after log2(P) exchanges; each doubles a rank's messages.
+    """Return the messages of all ranks after log2(P) exchanges. Row d is the message of rank − d.
 
     Source: Bruck et al. 1997, doi 10.1109/71.642949.
     """

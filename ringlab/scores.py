@@ -3,9 +3,10 @@
 A call of attention holds `ScoreRules`; a block backend receives `TileRules`, the rules of one tile.
 
 Dropout draws from Philox4x32-10, a function of a counter and a key. The key is the seed. The counter of a pair is (key
-position, query position, batch, query head // 4), and each head takes its own word of the four that come out. So
-backward, and every layout, schedule and number of ranks, drop the same pairs, and no mask is sent or kept. With
-dropout factors f, delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i: delta follows from the dropped out, as without dropout.
+position, query position, batch, query head // 4), and each head takes one of the four words that Philox
+returns. So backward, and every layout, schedule and number of ranks, drop the same pairs, and no mask is sent
+or kept. With dropout factors f, delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i, so delta is computed from out
+as without dropout.
 Source: Salmon et al. 2011, doi 10.1145/2063384.2063405.
 """
 
@@ -31,12 +32,13 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class ScoreRules:
-    """The rules by which scores become weights, besides scale and mask. Plain data, equal and hashable by value.
+    """The rules besides scale and mask that turn scores into weights. Rules are compared and hashed by value.
 
     softcap: scores s become softcap·tanh(s/softcap).
-    dropout: weights are dropped with this probability after the softmax, and the others divided by 1 − dropout.
+    dropout: weights are dropped with this probability after the softmax, and the kept ones divided by 1 −
+    dropout.
     seed: 64 bits, equal on all ranks of a sequence, different for each layer, step and data-parallel replica.
-    first_head: the number of the first query head here, for a rank that holds only some of them.
+    first_head: the number of this rank's first query head, if the rank holds only some heads.
 
     Raises: MaskError for a softcap that is not above 0, a dropout outside [0, 1), or a seed outside 64 bits.
     """
@@ -57,7 +59,7 @@ class ScoreRules:
 
     @cached_property
     def requirements(self) -> frozenset[str]:
-        """Return the names of the rules that a block must support: of "softcap" and "dropout"."""
+        """Return the rules that a block must support, among "softcap" and "dropout"."""
         used = {"softcap": self.softcap is not None, "dropout": self.dropout > 0}
         return frozenset(name for name, is_used in used.items() if is_used)
 
@@ -79,7 +81,7 @@ class TileRules:
 
     @property
     def requirements(self) -> frozenset[str]:
-        """Return the names of the rules that a block must support; empty for plain attention."""
+        """Return the names of the rules that a block must support. There are none for plain attention."""
         return self.rules.requirements
 
     def part(self, rows: slice, keys: slice) -> TileRules:
@@ -102,7 +104,7 @@ class TileRules:
     def cap_slope(
         self, capped: Float[Tensor, "*heads rows keys"]
     ) -> Float[Tensor, "*heads rows keys"] | None:
-        """Return the derivative of capped scores by the scores, 1 − tanh²; None without a cap."""
+        """Return the derivative of the capped scores by the scores, 1 − tanh², or None without a cap."""
         cap = self.rules.softcap
         return None if cap is None else 1 - (capped / cap) ** 2
 
@@ -142,7 +144,7 @@ def philox(
 ) -> tuple[Int64[Tensor, "..."], Int64[Tensor, "..."], Int64[Tensor, "..."], Int64[Tensor, "..."]]:
     """Return the four 32-bit words that Philox4x32-10 makes of the counter (c0, c1, c2, c3) and a 64-bit key.
 
-    Words are int64 tensors. Counters of different shapes are broadcast against each other only as they meet.
+    Words are int64 tensors. Counters of different shapes are broadcast only where they are combined.
 
     >>> zero = torch.zeros(1, dtype=torch.int64)
     >>> [f"{word.item():08x}" for word in philox(zero, zero, zero, zero, key=0)]
@@ -150,8 +152,8 @@ def philox(
     """
     k0, k1 = key & _WORD, key >> 32
     for _ in range(_ROUNDS):
-        # Products wrap around at 64 bits, which keeps their bits right. A shift to the right copies the sign bit
-        # in; the mask removes the copies.
+        # Products wrap around at 64 bits, which keeps the lower 64 bits correct. A shift to the right fills
+        # in copies of the sign bit, and the mask removes these copies.
         a, b = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             (b >> 32 & _WORD) ^ c1 ^ k0,
@@ -174,7 +176,10 @@ def check_scale(scale: Any, dtype: torch.dtype) -> None:
 
 
 def check_sinks(sinks: Any, q: Float[Tensor, "B H L D"]) -> None:
-    """Return if `sinks` is None, or one number for each query head, beside q. Raises: ShapeError, DtypeError, DeviceError."""
+    """Return if `sinks` is None, or has one number for each query head and is on the device of q.
+
+    Raises: ShapeError, DtypeError, DeviceError.
+    """
     if sinks is None:
         return
     if not isinstance(sinks, Tensor) or sinks.shape != q.shape[1:2]:

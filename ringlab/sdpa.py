@@ -1,4 +1,4 @@
-"""`sdpa_over`: attention over a ring in the shape of torch's `scaled_dot_product_attention`, for models that call that."""
+"""`sdpa_over`: attention over a ring with the signature of torch's `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def sdpa_over(
     block: str | Block = "auto",
     validate: bool = True,
 ) -> Sdpa:
-    """Return a function that a model can call in place of torch's `scaled_dot_product_attention`, on its shards.
+    """Return a function that a model can call on shards in place of torch's `scaled_dot_product_attention`.
 
-    mask: packed documents, a window or a prefix. Without it, `is_causal` says everything.
+    mask: a mask with packed documents, a window or a prefix. Without a mask, only `is_causal` decides.
     schedule, block, validate: as in `ring_attention`.
 
-    Raises: nothing yet; the function raises as `ring_attention`, on every rank. It adds MaskError for `attn_mask`,
-    `dropout_p`, and an `is_causal` that contradicts the mask, and ShapeError for grouped heads without `enable_gqa`.
+    Raises: nothing here. The returned function raises the errors of `ring_attention`, on every rank. It also
+    raises MaskError for `attn_mask`, `dropout_p`, or an `is_causal` that contradicts the mask, and ShapeError
+    for grouped heads without `enable_gqa`.
 
     >>> import torch
     >>> from ringlab import VirtualCluster, zigzag
@@ -97,14 +98,14 @@ def _refusal(
     is_causal: bool,
     enable_gqa: bool,
 ) -> RinglabError | None:
-    """Return the error for arguments that torch has and a ring has not, or None."""
+    """Return an error if an argument is valid in torch but not over a ring, or else None."""
     if attn_mask is not None:
         return MaskError("attn_mask=None", type(attn_mask).__name__, "sdpa_over(..., mask=ringlab.Mask(...))")
     if dropout_p:
         return MaskError(
             "dropout_p=0.0",
             str(dropout_p),
-            "ring_attention(..., dropout=, seed=): ranks have no common random numbers but those of a seed",
+            "ring_attention(..., dropout=, seed=): only a seed gives all ranks the same random numbers",
         )
     if mask is not None and mask.causal != is_causal:
         return MaskError(f"is_causal={mask.causal}, as the mask says", f"is_causal={is_causal}")

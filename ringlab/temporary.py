@@ -1,4 +1,4 @@
-"""Temporary folders that go even when the process that made them is killed."""
+"""Temporary folders that are removed even if the process that made them is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _REMOVE = 'cat > /dev/null; while [ -e "$1" ] && ! rm -rf -- "$1" 2> /dev/null; 
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A `tempfile.TemporaryDirectory` that a shell beside this process removes if this process is killed.
+    """A `tempfile.TemporaryDirectory` that a second process, a shell, removes if this process is killed.
 
     >>> with TemporaryFolder(prefix="ringlab-example-") as name:
     ...     print(name.startswith(tempfile.gettempdir()))

@@ -3,9 +3,10 @@
 `ringlab.plan` makes tiles; the schedules hand them to a block backend, one K/V block at a time.
 
 Take a run of queries and a run of keys of the same step. Row i sees keys i + lo … i + hi: a band. The causal mask
-sets its right edge hi, a sliding window its left edge lo. The band is cut into full rectangles and triangles. A
-triangle at the right edge is `causal`; one at the left edge is the same triangle with rows and keys counted from the
-end, `mirrored`. A block backend therefore needs no mask beyond `causal: bool`.
+sets the right edge hi of the band, a sliding window its left edge lo. The band is cut into full rectangles
+and triangles. A triangle at the right edge is `causal`. A triangle at the left edge is also `mirrored`: it is
+a causal triangle if rows and keys are counted from the end. A block backend therefore needs no mask beyond
+`causal: bool`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Tile:
     """Local query rows [q_start, q_stop) × local keys [k_start, k_stop).
 
     A `causal` tile is square and its row i sees keys 0 … i of the tile. Without `causal` every row sees every key.
-    `causal` with `mirrored` counts rows and keys from the end: row i sees key i and the keys after it.
+    With `causal` and `mirrored`, rows and keys are counted from the end: row i sees key i and the keys after
+    key i.
 
     >>> Tile(4, 8, 0, 4, causal=True).scores
     10
@@ -40,12 +42,12 @@ class Tile:
 
     @property
     def rows(self) -> slice:
-        """Return its query rows."""
+        """Return the slice of query rows."""
         return slice(self.q_start, self.q_stop)
 
     @property
     def keys(self) -> slice:
-        """Return its keys."""
+        """Return the slice of keys."""
         return slice(self.k_start, self.k_stop)
 
     @property
@@ -55,14 +57,14 @@ class Tile:
         return rows * (rows + 1) // 2 if self.causal else rows * keys
 
     def reversed(self, rows: int, keys: int) -> Tile:
-        """Return this tile of a `rows` × `keys` block after the order of both axes is reversed."""
+        """Return the same tile after the order of both axes of its `rows` × `keys` block is reversed."""
         return Tile(
             rows - self.q_stop, rows - self.q_start, keys - self.k_stop, keys - self.k_start,
             self.causal, self.causal and not self.mirrored,
         )  # fmt: skip
 
     def shifted(self, rows: int, keys: int) -> Tile:
-        """Return this tile moved by so many `rows` and `keys`."""
+        """Return this tile moved down by `rows` rows and right by `keys` keys."""
         return replace(
             self, q_start=self.q_start + rows, q_stop=self.q_stop + rows,
             k_start=self.k_start + keys, k_stop=self.k_stop + keys,
@@ -72,7 +74,7 @@ class Tile:
 def band(n: int, m: int, lo: int, hi: int) -> list[Tile]:
     """Return tiles for `n` rows and `m` keys in which row i sees keys i + lo … i + hi.
 
-    The tiles do not overlap and come in no particular order.
+    The tiles do not overlap, and are in no particular order.
     """
     lo, hi = max(lo, -n), min(hi, m)
     first, last = max(0, -hi), min(n, m - lo)
@@ -123,14 +125,14 @@ def right_edge(n: int, m: int, hi: int) -> list[Tile]:
 
 
 def _left_edge(n: int, m: int, lo: int) -> list[Tile]:
-    """Return tiles in which row i sees keys i + lo … m − 1: a right edge with both axes reversed."""
+    """Return tiles in which row i sees keys i + lo … m − 1. It is the right edge with both axes reversed."""
     return [tile.reversed(n, m) for tile in right_edge(n, m, m - n - lo)]
 
 
 def cut(tile: Tile, largest: int | None) -> Iterator[Tile]:
-    """Yield `tile`, a causal one cut until its triangles have at most `largest` rows.
+    """Yield `tile`; a causal tile is first cut until its triangles have at most `largest` rows.
 
-    Each cut replaces a triangle by two of about half the rows and a full square between them.
+    Each cut replaces a triangle by two triangles of about half the rows and the full tile between them.
     """
     rows = tile.q_stop - tile.q_start
     if not tile.causal or largest is None or rows <= largest:

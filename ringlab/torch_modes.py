@@ -1,4 +1,4 @@
-"""The modes of torch in which a program may call attention over a ring, each honoured or refused by name.
+"""The modes of torch in which a program may call attention over a ring, and which of them are supported.
 
 autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
 create_graph=True      the gradients are right, and raise if they are differentiated
@@ -19,9 +19,9 @@ from ringlab.errors import GradientError
 
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Return the tensors in the dtype of the autocast that is on, as torch's own attention would take them.
+    """Return the tensors in the dtype of the active autocast, as torch's own attention would cast them.
 
-    Without autocast, and for float64, they stay as they are. What is no tensor stays as it is, too.
+    Without autocast the tensors stay unchanged. float64 tensors and values that are not tensors always do.
 
     >>> q, k = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
     >>> with torch.autocast("cpu", torch.bfloat16):
@@ -32,7 +32,7 @@ def as_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """Return the dtype of the autocast that is on for this kind of device, or None."""
+    """Return the dtype of the active autocast for this kind of device, or None if autocast is off."""
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
 
@@ -46,12 +46,12 @@ def _cast(x: Any) -> Any:
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Return a context in which products on this kind of device keep the dtype that their code chose."""
+    """Return a context without autocast on this kind of device, so products keep their inputs' dtype."""
     return nullcontext() if autocast_dtype(kind) is None else torch.autocast(kind, enabled=False)
 
 
 def refuse_transforms(*tensors: Any) -> None:
-    """Return if torch computes nothing but values and backward gradients of the tensors.
+    """Return if torch computes only values and backward gradients of the tensors.
 
     Raises: GradientError inside a transform of torch.func, or for a tensor with a forward-mode tangent.
 
@@ -75,7 +75,7 @@ def refuse_transforms(*tensors: Any) -> None:
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Return a context in which tensors are made, and can be sent, as if no transform of torch.func went on."""
+    """Return a context in which tensors can be made and sent as if no transform of torch.func were active."""
     if not _transformed():
         return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # no public name either
@@ -84,7 +84,7 @@ def outside_transforms() -> AbstractContextManager[Any]:
 
 
 def _transformed() -> bool:
-    return bool(torch._C._are_functorch_transforms_active())  # torch has no public name for it
+    return bool(torch._C._are_functorch_transforms_active())  # torch has no public name for this test
 
 
 def _has_tangent(x: Any) -> bool:
@@ -92,7 +92,7 @@ def _has_tangent(x: Any) -> bool:
 
 
 def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
-    """Return an empty tensor that depends on `inputs` and holds none of their memory; None if no gradient is wanted."""
+    """Return an empty tensor that depends on `inputs` without keeping their memory; None without gradients."""
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return None
     return torch.cat([x[:0].reshape(0) for x in inputs])
@@ -101,9 +101,9 @@ def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
 def differentiable_once(
     gradients: tuple[Float[Tensor, "..."], ...], *causes: Shaped[Tensor, "..."] | None
 ) -> tuple[Float[Tensor, "..."], ...]:
-    """Return the gradients; if torch records backward, they depend on `causes` and raise when they are differentiated.
+    """Return the gradients. If torch records backward, they depend on `causes` and raise when differentiated.
 
-    Only so can a loss on gradients, such as a gradient penalty, not be wrong in silence.
+    Otherwise a loss on gradients, such as a gradient penalty, would be wrong without an error.
     """
     if not torch.is_grad_enabled():
         return gradients
@@ -112,7 +112,7 @@ def differentiable_once(
 
 
 class _Once(torch.autograd.Function):
-    """Passes gradients on, and refuses to be differentiated."""
+    """Returns the gradients unchanged, and raises if they are differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@
     H  query heads               S  global sequence (tokens of all ranks)
     K  key/value heads, H % K == 0
     D  head dim                  P  ranks (world size)
-    Dv head dim of v, where it is another
+    Dv head dim of v, if it differs from D
 
 Tensors are (B, H, L, D): batch, heads, tokens, head dim. `Lq` and `Lk` are the lengths of
 a query and a key block. lse is (B, H, L), a natural logarithm.
@@ -26,7 +26,7 @@ BlockTensor: TypeAlias = Float[Tensor, "B K Lk _"]
 RowState: TypeAlias = Float[Tensor, "B H Lq"]
 Sinks: TypeAlias = Float[Tensor, " H"]
 
-# Linear attention: heads of v may share those of q and k, and each has a state.
+# Linear attention: several heads of v may share a head of q and k, and each head of v has a state.
 Keys: TypeAlias = Float[Tensor, "B K L D"]
 Values: TypeAlias = Float[Tensor, "B H L Dv"]
 Gate: TypeAlias = Float[Tensor, "B H L"]

@@ -1,6 +1,6 @@
-"""What lessons and exercises call: predict, compare, check, hint, progress, needs_triton, needs_extra.
+"""Functions for lessons and exercises: predict, compare, check, hint, progress, needs_triton, needs_extra.
 
-Loaded at first use, so that `import ringlab_course` stays light.
+They are loaded at first use, so that `import ringlab_course` stays fast.
 """
 
 from __future__ import annotations

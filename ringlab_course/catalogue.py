@@ -11,7 +11,7 @@ PARTS = ("Foundations", "The ring", "On real machines", "In use")
 
 @dataclass(frozen=True)
 class Paper:
-    """A published idea; `gives` says what it adds, `after` the papers it builds on."""
+    """A published idea: `gives` says what the paper adds, and `after` names the papers that it builds on."""
 
     key: str
     year: int
@@ -23,7 +23,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson: what it makes you able to do, how long it takes, what it needs and lights up."""
+    """One lesson: what a learner can do afterwards, its duration, and the lessons and papers it needs."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class Lesson:
 
     @property
     def slug(self) -> str:
-        """The stem of its notebooks' names."""
+        """The name, without its ending, of the lesson's source and notebook files."""
         return f"{self.id}_{self.name}"
 
 
@@ -314,11 +314,14 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson, which combines all of them. It comes last; its id leaves room for lessons before it."""
+"""An exercise without a lesson, which combines all lessons.
+
+It comes last, and its number leaves room for further lessons before it.
+"""
 
 
 def lesson(lesson_id: str) -> Lesson:
-    """Return the lesson with this id, as "05". Raises: CourseError if there is none."""
+    """Return the lesson with the number `lesson_id`, such as "05". Raises: CourseError if there is none."""
     for candidate in LESSONS:
         if candidate.id == lesson_id:
             return candidate

@@ -1,4 +1,4 @@
-"""All draws of a test follow from the seed of the run and the test's name, whatever ran before in the same process."""
+"""Random draws that depend only on the seed of the run and the test's name, not on earlier tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _fresh = random.Random()
 
 
 def install(seed: int) -> None:
-    """Let draws of this process, and the order of sets of strings in those that it starts, follow from `seed`.
+    """Derive the draws of this process from `seed`, and the order of sets of strings in its children.
 
-    With the seed 0, Hypothesis derives its examples from the code of each test. Any other seed is its seed, too.
+    With the seed 0, Hypothesis derives its examples from the code of each test. Any other seed is also the
+    seed of Hypothesis.
     """
     secrets.randbits = numpy.random.bit_generator.randbits = _fresh.getrandbits  # type: ignore[attr-defined]
     os.environ["PYTHONHASHSEED"] = str(seed % 2**32)
-    # Examples would contain constants of the modules that happen to be imported already.
+    # Otherwise examples would contain constants of the modules that happen to be imported already.
     providers._get_local_constants = providers.Constants
     hypothesis.settings.load_profile("searching" if seed else "same")
     core.global_force_seed = seed or None

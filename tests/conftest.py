@@ -1,15 +1,17 @@
-"""What every test run has in common: shape checks, determinism, isolation, and what may be skipped."""
+"""The setup of every test run: shape checks, determinism, isolation, and the tests that may be skipped."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import re
 import resource
 import secrets
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import hypothesis
 import numpy
@@ -18,8 +20,7 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
-from tests import chance, needs, shapes, sweeps
-from tests.thorough import guard_of
+from tests import chance, needs, shapes
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -28,13 +29,13 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Before anything imports a module of ringlab, or its functions would escape the check.
+# This runs before anything imports a module of ringlab, whose functions would otherwise escape the check.
 # Only modules that name an array type: the hook wraps every function of a module, which made the
 # virtual cluster's small ones five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
 
-# Tests that call the reference as its users do, thousands of times. The other tests hold it to its shapes; here, holding every
-# call to them doubles the time.
+# Tests that call the reference thousands of times, as its users do. Here checking the shapes of every call
+# would double the time; the other tests check the reference's shapes.
 UNCHECKED = (
     "tests/conformance/test_evidence.py",
     "tests/conformance/test_mutants.py",
@@ -46,7 +47,7 @@ UNCHECKED = (
     "tests/site/test_ring_model.py",
 )
 
-# How long drawing an example takes is a matter of what else the machine does.
+# The time to draw an example depends on what else the machine does.
 TIMELESS = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
 hypothesis.settings.register_profile("same", derandomize=True, database=None, **TIMELESS)
 hypothesis.settings.register_profile("searching", **TIMELESS)
@@ -57,9 +58,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         default="0",
         help="a number from which all draws of the tests follow, or 'fresh' for another one",
-    )
-    parser.addoption(
-        "--sweep-part", type=int, help="run the tests that CI runs on commit N (tests/sweeps.py)"
     )
 
 
@@ -82,15 +80,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Have all that a test draws follow from the seed of the run and the test's name, whoever made its fixtures."""
+    """Seed all that a test draws from the seed of the run and the test's name, whoever made its fixtures."""
     chance.begin(item.config.option.seed, item.nodeid)
 
 
 def _one_thread_for_numpy() -> None:
-    """Keep NumPy's BLAS from a thread per core: in the interpreter of Triton its small products wait for them.
+    """Keep NumPy's BLAS from starting a thread per core, since small products in Triton's interpreter wait for all.
 
-    It reads OPENBLAS_NUM_THREADS when it is loaded, which a plugin of pytest has done by now; processes that
-    tests start read it in time.
+    BLAS reads OPENBLAS_NUM_THREADS when it is loaded. A plugin of pytest has loaded it by now, but the
+    processes that tests start read the variable in time.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for library in Path(numpy.__file__).parent.with_name("numpy.libs").glob("*openblas*"):
@@ -100,7 +98,7 @@ def _one_thread_for_numpy() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare the garbage collector what collecting has made: it lives until the end."""
+    """Exempt the objects that collecting tests has made from garbage collection; they live until the end."""
     gc.collect()
     gc.freeze()
 
@@ -109,7 +107,7 @@ _settled = 0
 
 
 def pytest_runtest_logfinish(nodeid: str, location: tuple[str, int | None, str]) -> None:
-    """Return freed memory to the system where a test grew by 100 MB: glibc keeps the pages of large tensors."""
+    """Return freed memory to the system if a test grew by 100 MB, since glibc keeps pages of large tensors."""
     global _settled
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None and _resident_bytes() > _settled + (100 << 20):
@@ -126,32 +124,32 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+_ALL_THOROUGH = re.compile(r"^pytestmark = \[?pytest\.mark\.thorough", re.MULTILINE)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where no thorough test is asked for, leave files of nothing else unread: some import much."""
-    if config.option.markexpr != "not thorough" or not collection_path.is_relative_to(CHECKOUT):
+    """Leave files unread that contain thorough tests only, where none of them is selected: some import large packages."""
+    if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
         return None
-    name = collection_path.relative_to(CHECKOUT).as_posix()
-    return True if guard_of(f"{name}/" if collection_path.is_dir() else name) else None
+    return True if _ALL_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to other commits their part of the long tests, and skip what cannot run on this machine, with the remedy as the reason.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a sweep that only `make test-all` runs, and skip tests that cannot run on this machine.
 
-    RINGLAB_REQUIRE_ALL=1 forbids skips, but for what no package can bring.
+    The name of a case decides whether it is one of them. Its place in the table does not: cases stand in a regular order,
+    so every n-th would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids skips, except for hardware that no package can bring.
     """
-    if (part := config.option.sweep_part) is not None:
-        others = sweeps.left_to_other_parts([item.nodeid for item in items], part)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
-        items[:] = [item for item in items if item.nodeid not in others]
     for item in items:
-        if guard_of(item.nodeid):
+        sweep = item.get_closest_marker("sweep")
+        if sweep is not None and crc32(item.nodeid.encode()) % sweep.args[0] != 0:
             item.add_marker(pytest.mark.thorough)
     needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Where everything is required, turn every skip into a failure; say how to draw again what failed."""
+    """Turn skips into failures if everything is required, and tell in a failure how to draw its inputs again."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:
@@ -163,16 +161,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | None:
-    """Return the reason of a skip that is allowed even where everything is required."""
+    """Return the reason of a skip that is allowed even if everything is required."""
     reasons = (needs.MISSING[mark]() for mark in needs.MAY_BE_ABSENT)
     said = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
     return next((reason for reason in reasons if reason and said == f"Skipped: {reason}"), None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line that nobody overlooks for each thing whose tests did not run, and the most memory that was held."""
-    if (part := terminalreporter.config.option.sweep_part) is not None:
-        terminalreporter.write_line(f"of long tests only part {part} was run (tests/sweeps.py)")
+    """Print a conspicuous line for each missing thing whose tests did not run, and the peak of memory."""
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)
@@ -182,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that skips itself while it is collected is a skip like any other."""
+    """Treat a module that skips itself while it is collected like any other skip."""
     if needs.all_required() and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped although RINGLAB_REQUIRE_ALL=1: {report.longrepr}"
@@ -212,12 +208,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.fixture(autouse=True)
 def shape_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check shapes in the tests of the reference only."""
+    """Check the shapes of functions only in the tests of the reference."""
     unchecked = request.node.nodeid.startswith(UNCHECKED)
     monkeypatch.setattr(jaxtyping_config, "jaxtyping_disable", unchecked)
 
 
 @pytest.fixture(autouse=True)
 def own_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Give each test a progress file of its own."""
+    """Give each test a separate progress file."""
     monkeypatch.setenv("RINGLAB_PROGRESS", str(tmp_path / "progress.json"))

@@ -1,4 +1,4 @@
-"""What some tests need from the machine, and whether it is there."""
+"""The programs, packages and devices that some tests need, and whether this machine has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEDY = "sudo apt-get update && sudo apt-get install -y "
 
 
 def all_required() -> bool:
-    """Return whether nothing may be skipped, as in .ci/run."""
+    """Return whether no test may be skipped, as in .ci/run."""
     return os.environ.get("RINGLAB_REQUIRE_ALL") == "1"
 
 
@@ -66,14 +66,14 @@ def missing_jax() -> str | None:
 @cache
 def missing_cuda() -> str | None:
     """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
-    from ringlab.bench.device import no_cuda  # late: shape checks have to be installed before it is imported
+    from ringlab.bench.device import no_cuda  # imported here because shape checks have to be installed first
 
     return no_cuda()
 
 
 @cache
 def missing_two_gpus() -> str | None:
-    """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` says it likewise."""
+    """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` prints it, too."""
     from ringlab.comm.processes.connect import available
 
     return available()["nccl"]

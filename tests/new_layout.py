@@ -1,6 +1,6 @@
-"""Registers a layout before anything else is imported, and prints where it is known: run as a program of its own.
+"""A program that registers a layout before it imports anything else, and prints where the layout can be used.
 
-With "--in-a-copy" it is registered in a copy of the table instead, so nothing may know it.
+With "--in-a-copy" the layout is registered in a copy of the table instead, so that no place may accept it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def in_pairs(S: int, P: int) -> layout.Layout:
 
 
 def known() -> dict[str, Any]:
-    """Return by place whether the layout can be used there."""
+    """Return, for each place that takes layouts, whether the new layout can be used there."""
     if "--in-a-copy" in sys.argv:
         dict(layout.LAYOUTS)[NAME] = in_pairs
     else:
@@ -31,7 +31,7 @@ def known() -> dict[str, Any]:
 def _holds(check: Any) -> bool:
     try:
         return bool(check())
-    except Exception as error:  # the name is refused, each place with an error of its own
+    except Exception as error:  # each place refuses the name with a different error
         if NAME not in str(error):
             raise
         return False

@@ -1,8 +1,8 @@
-"""Philox4x32-10 once more, in plain Python integers and NumPy, from the paper: what dropout must draw.
+"""Philox4x32-10 written again from the paper, in Python integers and NumPy: the draws that dropout must make.
 
 Source: Salmon et al. 2011, doi 10.1145/2063384.2063405, section 3.3.
 
-It stands apart from the laws' strategies because tests on GPUs need it, and those do without hypothesis.
+It is not among the laws' strategies because tests on GPUs need it, and those run without hypothesis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
-    """Return the four words of one counter."""
+    """Return the four random words that one counter gives."""
     L0, R0, L1, R1 = counter
     k0, k1 = key
     for _ in range(10):
@@ -22,7 +22,7 @@ def words(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int
 
 
 def words_of_all(counters: np.ndarray, seed: int) -> np.ndarray:
-    """Return the words of counters (…, 4), uint64 arrays."""
+    """Return the words of many counters; both are uint64 arrays of shape (…, 4)."""
     x0, x1, x2, x3 = np.moveaxis(counters.astype(np.uint64), -1, 0)
     low, half = np.uint64(2**32 - 1), np.uint64(32)
     k0, k1 = seed % 2**32, seed >> 32
@@ -34,7 +34,7 @@ def words_of_all(counters: np.ndarray, seed: int) -> np.ndarray:
 
 
 def factors(B: int, H: int, S: int, rate: float, seed: int) -> np.ndarray:
-    """Return what the weights of all pairs are multiplied by, (B, H, S, S): 0, or 1/(1 − rate)."""
+    """Return the factors of the weights of all pairs, (B, H, S, S): each is 0 or 1/(1 − rate)."""
     b, group, i, j = np.meshgrid(
         np.arange(B), np.arange(-(-H // 4)), np.arange(S), np.arange(S), indexing="ij"
     )

@@ -1,8 +1,8 @@
-"""The shape check of a test run: every function whose annotations state a shape is held to it.
+"""The shape check of a test run: arguments and results must have the shapes that annotations state.
 
 conftest.py installs `checked` through jaxtyping's import hook. Functions without a shape in their
-annotations are left to mypy. The front doors are left alone too: users call them, so for a wrong
-shape they owe an error of ringlab's own, which the check would pre-empt.
+annotations are left to mypy. The functions that users call are not checked either: for a wrong shape
+they must raise an error of ringlab's own, and the check would raise first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def states_shape(function: Callable[..., Any]) -> bool:
-    """Return whether an annotation of `function` is a jaxtyping array, or holds one."""
+    """Return whether an annotation of `function` is or contains a jaxtyping array."""
     signature = inspect.signature(function)
     hints = [p.annotation for p in signature.parameters.values()]
     return any(map(_holds_array, [*hints, signature.return_annotation]))

@@ -1,4 +1,4 @@
-"""What masks save on the wire, over every transport; the values stand in tests/substrates."""
+"""The bytes that masks save on the wire, over every transport; tests/substrates checks the values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def program(
 
 
 def hops(w: int, S: int, P: int) -> int:
-    """The closed form: the first row of a rank sees w − 1 keys before it, of so many blocks of S/P."""
+    """Return the hops of K and V: the number of blocks in which the w − 1 keys before a rank's first row lie."""
     return min(P - 1, math.ceil((w - 1) / (S // P)))
 
 
@@ -64,7 +64,7 @@ def sent(trace: Trace, P: int) -> set[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_fall_with_the_window_as_the_closed_form_says(dtype: torch.dtype) -> None:
-    """Contiguous: K and V make that many hops forward; backward as many, dK and dV in float32 one more, home."""
+    """Contiguous K and V make `hops` hops in each pass, and float32 dK and dV make one more, home."""
     S, P = 96, 6
     layout, block = contiguous(S, P), 2 * (S // P) * K * D
     for w in (1, 2, 16, 17, 18, 33, 49, 64, 65, 81, 82, 96, 1000):
@@ -86,7 +86,7 @@ def test_the_plan_makes_as_many_hops_as_the_closed_form(P: int, length: int, w: 
 
 
 def test_a_window_under_zigzag_needs_two_blocks_of_seven() -> None:
-    """A rank's two chunks have neighbours on the next rank and on the one before, which is P − 1 ranks on."""
+    """The neighbours of a rank's chunks are on the next rank and the previous one, P − 1 ranks ahead."""
     layout, mask = zigzag(64, 8), Mask(window=2)
     assert plan.plan(layout, mask).offsets == (0, 1, 7)
     for schedule in ("ring", "allgather"):
@@ -97,7 +97,7 @@ def test_a_window_under_zigzag_needs_two_blocks_of_seven() -> None:
 @settings(max_examples=20)
 @given(P=st.integers(1, 5), S=st.integers(1, 30), w=st.integers(1, 40), data=st.data())
 def test_other_masks_send_what_their_hops_say(P: int, S: int, w: int, data: st.DataObject) -> None:
-    """Whatever the layout: what is sent is known from the plan, and with whole documents on a rank it is nothing."""
+    """The plan gives the bytes sent under every layout; none are sent if ranks have whole documents."""
     layout = data.draw(st.sampled_from([contiguous, zigzag]))(S, P)
     mask = Mask(window=w, documents=(S // 3, S - S // 3))
     trace = VirtualCluster(P, memory=False).run(program, layout, mask, "ring", False).trace
@@ -139,9 +139,10 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
 def test_processes_give_the_same_bits_and_send_the_same_bytes(transport: str) -> None:
-    """Jumps over ranks that see nothing, and the message home: the ways in which neighbours are left out."""
+    """Real processes, too, can jump over ranks that see nothing, and send gradients home past other ranks."""
     outcome = launch(all_windows, 4, transport=transport, threads=1, timeout=60, memory=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

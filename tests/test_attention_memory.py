@@ -1,4 +1,4 @@
-"""What a rank holds: its shard, a block in use and one on the way, and accumulators; never S/P × S of anything."""
+"""The memory of a rank: its shard, a block in use, one on the way, and accumulators, never S/P × S elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOAT = 4
 def program(
     ring: Ring, shards: list[tuple[Tensor, ...]], layout: Layout, block: str, schedule: str, learn: bool
 ) -> None:
-    """The shards are handed in, so that only what attention makes is counted."""
+    """Run attention on the caller's shards, so that only the tensors that attention makes are counted."""
     *qkv, dout = shards[ring.rank]
     q, k, v = (x.requires_grad_(learn) for x in qkv)
     out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, schedule=schedule)
@@ -43,7 +43,7 @@ def reports(
 
 
 def peak(*args: object, **options: object) -> float:
-    """The peak of the rank that needs most, in shards: tensors of S/P tokens."""
+    """Return the peak of the rank that needs most, in shards, which are tensors of S/P tokens."""
     length = args[2]
     assert isinstance(length, int)
     return max(report.peak_bytes for report in reports(*args, **options)) / (length * D * FLOAT)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_nothing_as_large_as_a_row_of_blocks(layout: str, block: str, schedule: 
 
 @pytest.mark.parametrize("learn", [False, True])
 def test_the_ring_holds_no_more_on_more_ranks(learn: bool) -> None:
-    """With S/P the same, twice the ranks and twice the sequence take the same memory, but for lse."""
+    """With equal S/P, a rank needs at most 2 % more memory for twice the ranks and twice the sequence."""
     four, eight = (peak("zigzag", P, 512, "native", "ring", learn=learn) for P in (4, 8))
     assert eight <= 1.02 * four
 
@@ -87,7 +87,7 @@ def test_a_rank_holds_its_blocks_and_accumulators(learn: bool, shards: float) ->
 
 
 def test_blockwise_is_linear_in_the_sequence() -> None:
-    """On one rank, twice the sequence takes at most little more than twice the memory; naive takes four times."""
+    """Twice the sequence on one rank takes twice the memory; with the naive block it takes four times as much."""
     for block, least, most in (("blockwise", 1.5, 2.2), ("naive", 3.0, 4.1)):
         one, two = (
             reports("contiguous", 1, length, block, learn=True)[0].peak_bytes for length in (1024, 2048)
@@ -112,7 +112,7 @@ def test_blockwise_is_linear_in_the_sequence() -> None:
 def test_a_peak_does_not_depend_on_the_pace_of_the_ranks(
     schedule: str, P: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank's computation may be under way while its messages complete: the bytes are those of the program alone."""
+    """Only the program decides the peak, even if a rank's messages complete while it is still computing."""
     compute, late = Turns.compute, [-1]
 
     def slowed(turn: Turns, thread: RankThread, function: Callable[[], object], thread_safe: bool) -> object:

@@ -48,8 +48,8 @@ def reached(out: Tensor) -> Tensor:
     return ~out.isfinite()
 
 
-HEADS = slice(H // K, H)  # those that read key/value head 1
-REACHES = {  # of a tensor: its head, tokens, poisons, and the entries of out that see token j
+HEADS = slice(H // K, H)  # the query heads that read key/value head 1
+REACHES = {  # for each tensor: its head, tokens, poisons, and the entries of out that see token j
     "v": (1, (0, 5), POISONS, lambda j, causal: (0, HEADS, slice(j if causal else 0, None), 2)),
     "k": (1, (0, 5, S - 1), (math.nan,), lambda j, causal: (0, HEADS, slice(j if causal else 0, None))),
     "q": (1, (5, S - 1), POISONS, lambda j, causal: (0, 1, j)),
@@ -74,7 +74,7 @@ def test_a_poison_reaches_exactly_what_sees_it(name: str, layout: str, block: st
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_row_with_no_score_above_minus_infinity_is_zero(block: str) -> None:
-    """An infinite query may give all keys that it sees −inf: it has seen nothing, here and in torch's SDPA."""
+    """If an infinite query scores −inf with all its keys, its row is zero, here and in torch's SDPA."""
     x = tensors()
     x["q"][0, 1, 0] = math.inf
     x["k"][0, 0, 0] = -1.0
@@ -112,10 +112,11 @@ def masked(ring: Ring, x: dict[str, Tensor], layout: Layout, block: str, mask: M
     return out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_a_window_or_a_document_hides_stays_hidden(mask: str, block: str) -> None:
-    """Key j reaches exactly the rows that see it, also where the edge of a window runs through a tile."""
+    """A poisoned key reaches only the rows that see it, even if the edge of a window runs through a tile."""
     everyone = np.arange(S)
     visible = torch.from_numpy(MASKS[mask].visible(everyone, everyone))
     for layout_name, (name, poison), j in itertools.product(
@@ -133,7 +134,7 @@ def test_what_a_window_or_a_document_hides_stays_hidden(mask: str, block: str) -
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_gradients_of_other_documents_know_nothing_of_it(block: str) -> None:
-    """A document full of NaN: all else, out and gradients, has the bits that it has beside a sound one."""
+    """A document full of NaN changes no bit of the other documents' outputs and gradients."""
     mask, layout = MASKS["documents"], LAYOUTS["zigzag"](S, P)
     sound, spoiled = tensors(), tensors()
     for x in spoiled.values():

@@ -1,4 +1,4 @@
-"""What `ring_attention` refuses: a clear error on every rank before any data moves, and no hang."""
+"""The calls that `ring_attention` refuses with a clear error on every rank, before data moves, without a hang."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Deaf(RingSchedule):
 
 
 def arguments(ring: Ring) -> Arguments:
-    """A call that is right."""
+    """Return the arguments of a correct call."""
     layout = zigzag(S, ring.world_size)
     length = layout.length(ring.rank)
     q, k = torch.ones(1, 4, length, 8), torch.ones(1, 2, length, 8)
@@ -53,7 +53,7 @@ def arguments(ring: Ring) -> Arguments:
 
 
 def call(ring: Ring, spoils: dict[int, Spoil]) -> Tensor | RinglabError:
-    """Call with what `spoils` does to this rank's arguments; return the error."""
+    """Call attention after `spoils` has changed this rank's arguments; return the output or the error."""
     x = arguments(ring)
     if ring.rank in spoils:
         spoils[ring.rank](x)
@@ -214,7 +214,7 @@ def assert_clear(error: Any, kind: type[RinglabError], words: str) -> None:
 
 
 def test_a_scale_may_be_as_large_as_the_scores() -> None:
-    """Scores of float64 tensors are float64."""
+    """A float64 call accepts a scale that only float64 can represent, because its scores are float64."""
     large: Spoil = lambda x: x.update({name: 0 * x[name].double() for name in "qkv"}, scale=1e300)  # noqa: E731
     outcome = VirtualCluster(P, memory=False).run(call, dict.fromkeys(range(P), large))
     assert all(torch.is_tensor(out) and (out == 0).all() for out in outcome.results)
@@ -223,7 +223,7 @@ def test_a_scale_may_be_as_large_as_the_scores() -> None:
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("name", WRONG)
 def test_some_ranks_called_wrongly(name: str, ranks: tuple[int, ...]) -> None:
-    """They say what is wrong; the other one says which rank, and why."""
+    """A rank with a wrong call reports the mistake; a rank with a correct call names the wrong rank and its error."""
     spoil, kind, words = WRONG[name]
     for rank, error in enumerate(run(dict.fromkeys(ranks, spoil)).results):
         if rank in ranks:
@@ -236,7 +236,7 @@ def test_some_ranks_called_wrongly(name: str, ranks: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_single_rank(name: str) -> None:
-    """Alone, a rank's shard is the whole sequence; everything else is as wrong as among many."""
+    """A single rank refuses the same calls as many ranks do, except that its shard is the whole sequence."""
     spoil, kind, _ = WRONG[name]
     [answer] = VirtualCluster(1).run(call, {0: spoil}).results
     if name == "unsharded":
@@ -247,7 +247,7 @@ def test_a_single_rank(name: str) -> None:
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_ranks_called_differently(name: str) -> None:
-    """Each call is right by itself; only together they are not."""
+    """Every rank reports rank 1 if its call, valid on its own, differs from the others' calls."""
     for error in run({1: DIFFERENT[name]}).results:
         assert_clear(error, AgreementError, "rank 1: ")
 
@@ -264,7 +264,7 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_others() -> None:
 
 
 def test_many_ranks_that_differ_are_quoted_once_each() -> None:
-    """A line for each text, and the words in which they differ; at most four texts."""
+    """The error has a line for each different text, with the words in which the texts differ, for at most four."""
     many = 64
     spoil: Spoil = put("causal", lambda _: False)
     for error in VirtualCluster(many, memory=False).run(call, {63: spoil}).results:
@@ -292,7 +292,7 @@ def test_one_rank_that_calls_alone_is_told(other: Callable[[Ring], Any]) -> None
 
 
 def test_masks_of_one_kind_that_differ() -> None:
-    """As many documents, other lengths; another window; another seed."""
+    """Ranks are refused if only the lengths of their documents, their prefixes or their seeds differ."""
     for one, other in (
         ({"mask": Mask(documents=(4, S - 4))}, {"mask": Mask(documents=(5, S - 5))}),
         ({"mask": Mask(prefix=3)}, {"mask": Mask(prefix=4)}),
@@ -313,7 +313,7 @@ def test_auto_takes_a_block_that_can() -> None:
 
 @pytest.mark.parametrize("block", ["native", Native()], ids=["name", "object"])
 def test_the_block_that_computes_in_place_of_native_is_recorded(block: str | Native) -> None:
-    """In the bits of the block that is named."""
+    """The result names the block that computed in place of the native one, and has the bits of that block."""
     more = {"softcap": 3.0, "dropout": 0.2, "seed": 5}
 
     def outcome(chosen: Any) -> Outcome:
@@ -357,11 +357,12 @@ def test_a_ring_must_be_a_ring() -> None:
 
 
 def call_all(ring: Ring) -> list[Any]:
-    """Every wrong call in turn, on rank 1 only, then every different one."""
+    """Make each wrong call in turn, on rank 1 only, and then each call that differs between ranks."""
     kinds = [*(spoil for spoil, *_ in WRONG.values()), *DIFFERENT.values()]
     return [call(ring, {1: spoil}) for spoil in kinds]
 
 
+@pytest.mark.thorough
 def test_processes_refuse_the_same() -> None:
     outcome = launch(call_all, P, timeout=60)
     virtual = VirtualCluster(P, memory=False).run(call_all)
@@ -389,9 +390,9 @@ def two_calls_back(
     order: tuple[tuple[int, int], ...],
     makes: tuple[tuple[Callable[[Ring], Ring], Callable[[Ring], Ring]], ...] = ((as_it_is, as_it_is),) * 2,
 ) -> list[Tensor] | RinglabError:
-    """Two calls of equal shapes, each over a ring that this rank makes for it, and back through them in its order.
+    """Return q's gradients of two calls of equal shapes, each over a ring that this rank makes for it.
 
-    Returns q's gradients.
+    The backward passes run in the order that this rank has chosen.
     """
     x = arguments(ring)
     k, v = x.pop("k"), x.pop("v")
@@ -431,7 +432,7 @@ def test_any_order_is_fine_that_all_ranks_keep_to():
 @pytest.mark.parametrize("make", [as_it_is, lambda ring: Ring(ring.comm), of_all, wrapped])
 @pytest.mark.parametrize("other", [as_it_is, of_all, wrapped])
 def test_calls_are_the_same_ones_however_a_rank_makes_its_rings(make, other):
-    """A rank may keep what another makes anew for every call: what is counted lies in the transport under it."""
+    """One rank may keep a ring while another makes one for each call, since the transport counts the calls."""
     run = VirtualCluster(P, memory=False).run
     kept = run(two_calls_back, ((0, 1), (0, 1)), ((make, other), (as_it_is, as_it_is))).results
     assert [len(gradients) for gradients in kept] == [2, 2]

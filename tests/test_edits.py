@@ -1,4 +1,4 @@
-"""Edits: what diff writes apply restores; a file of entries is read as written; everything else is an error."""
+"""Edits: `apply` undoes `diff`, files of entries are read as written, and anything else is an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Known layouts, their refusals, and what the laws in tests/laws leave open.
+"""Layouts worked out by hand, arguments that they refuse, and behaviour that tests/laws does not cover.
 
-Layouts by name: one table, and a layout in it can be used everywhere.
+All layouts with a name are in one table, and each layout in the table can be used everywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_known_layouts(layout: Layout, expected: list[list[int]]) -> None:
 
 
 def test_swapped_sizes_are_named_where_they_do_not_fit() -> None:
-    """Fewer tokens than ranks are legitimate, so a layout alone cannot tell."""
+    """The error names swapped sizes when a tensor does not fit; a layout alone cannot, as P may exceed S."""
     with pytest.raises(ShapeError, match=r"tokens come before ranks: \(S=32, P=2\)"):
         zigzag(2, 32).shard(torch.zeros(1, 4, 32, 8), 0)
     with pytest.raises(WorldSizeError, match=r"tokens come first: \(S=32, P=2\)"):
@@ -54,7 +54,7 @@ def test_swapped_sizes_are_named_where_they_do_not_fit() -> None:
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
 def test_an_axis_is_not_guessed_where_two_fit(make: Callable[..., Any]) -> None:
-    """Token ids of as many rows as tokens: axis −2 would be the batch."""
+    """An array with two axes of S entries needs dim=, since axis −2 may be the batch."""
     layout = zigzag(8, 2)
     for shape in ((8, 8), (8, 8, 3)):
         with pytest.raises(ShapeError, match="dim=0 or dim=1"):
@@ -79,7 +79,7 @@ def test_fewer_tokens_than_ranks_leave_ranks_empty() -> None:
 
 
 def test_small_chunks_make_few_runs() -> None:
-    """A token-level layout of a long sequence is a run or two a rank, not one per token."""
+    """A token-level layout of a long sequence has one or two runs on each rank, not one for each token."""
     assert all(len(striped(2**16, 8).runs(rank)) == 1 for rank in range(8))
     assert all(len(dealt(2**16, 8, chunk=1, folded=True).runs(rank)) == 2 for rank in range(8))
 
@@ -126,7 +126,7 @@ def test_runs_that_do_not_partition() -> None:
 
 
 def test_runs_that_do_not_ascend() -> None:
-    """Tile plans read them as if they did."""
+    """Runs that do not ascend are refused, since tile plans assume that runs ascend."""
     for step in (0, -1):
         with pytest.raises(LayoutError, match="ascend"):
             Layout(4, 2, "mine", ((Run(3, step, 2),), (Run(1, step, 2),)))
@@ -145,7 +145,7 @@ def test_wrong_tensors() -> None:
 
 
 def places(*options: str) -> dict[str, bool]:
-    """Return where a layout is known that a process of its own has registered before it imported anything else."""
+    """Return the places that accept a layout which a new process has registered before all other imports."""
     command = [sys.executable, "-m", "tests.new_layout", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

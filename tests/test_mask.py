@@ -1,4 +1,4 @@
-"""What a mask refuses, how one is made of document ids, and when the causal flag says all."""
+"""The arguments that a mask refuses, masks made from document ids, and masks that equal the causal flag."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_ids_that_are_no_sequence_are_refused() -> None:
 
 
 def test_a_mask_of_numpys_numbers_says_the_same_of_itself() -> None:
-    """Ranks compare what masks say."""
+    """A mask made of NumPy's numbers has the same text as one of Python's; ranks compare these texts."""
     numbers = np.array([4, 2, 3])
     one = Mask(np.True_, np.int64(4), tuple(numbers[1:]), tuple(numbers[1:]))
     assert repr(one) == repr(Mask(True, 4, (2, 3), (2, 3)))
@@ -118,7 +118,7 @@ def test_lists_are_taken_as_tuples() -> None:
 
 
 def test_flash_attns_windows_are_those_of_the_remedy() -> None:
-    """(before, after): key j is seen where i − before ≤ j ≤ i + after."""
+    """The windows (before, after) of the remedy mean what flash-attn means: i − before ≤ j ≤ i + after."""
     tokens = np.arange(9)
     apart = tokens[:, None] - tokens[None]
     for before, mask in ((3, Mask(window=4)), (0, Mask(window=1))):
@@ -127,7 +127,7 @@ def test_flash_attns_windows_are_those_of_the_remedy() -> None:
 
 
 def test_positions_that_are_in_no_document_are_refused() -> None:
-    """Ids that begin at another number than 0, as RoBERTa's, are not global positions."""
+    """Positions that do not begin at 0, such as RoBERTa's, are refused, as they are not global positions."""
     mask = Mask(documents=(3, 2))
     assert mask.position_ids(np.arange(5)).tolist() == [0, 1, 2, 0, 1]
     for wrong in (np.arange(2, 7), np.arange(-1, 4)):

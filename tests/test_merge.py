@@ -1,4 +1,4 @@
-"""Merging by numbers worked out by hand, in place, in mixed precision."""
+"""Merging compared with numbers worked out by hand, in place, and in mixed precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of(values: list[float], lse: float) -> Partial:
 
 
 def test_scores_2_and_1_then_3() -> None:
-    """Values 10 and 20 with scores 2 and 1, merged with value 30 of score 3."""
+    """A block of scores 2 and 1 merged with one of score 3 gives the softmax over all three scores."""
     first = of([(10 * math.e + 20) / (math.e + 1)], math.log(math.e**2 + math.e))
     both = merge(first, of([30.0], 3.0))
     expected = (10 * math.e**2 + 20 * math.e + 30 * math.e**3) / (math.e**2 + math.e + math.e**3)
@@ -72,7 +72,7 @@ def _in_place(a: Partial, b: Partial) -> Partial:
     ("merging", "exact"), [(merge, True), (_in_place, True), (_by_lerp, False), (_by_rounded_total, False)]
 )
 def test_large_lse_and_small_weights_cost_no_digits(merging: Callable[..., Partial], exact: bool) -> None:
-    """Both weights are functions of d = Lb − La, which is rounded to |d|·u: that is their relative error, and
+    """Both weights are functions of d = Lb − La, which is rounded to |d|·u: this bounds their relative error;
     exp, the sigmoid's sum and quotient, the product and the sum add a unit of last place or two each.
     """
     generator = torch.Generator().manual_seed(0)

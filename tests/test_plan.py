@@ -1,4 +1,4 @@
-"""How many launches and how much work the plans take: numbers worked out by hand."""
+"""The launches and the work of plans, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlab.plan import Tile, tiles, work
 
 
 def slowest_steps(layout: Layout) -> int:
-    """Score elements on the critical path: the sum over ring steps of the busiest rank's work."""
+    """Return the score elements on the critical path, the sum over ring steps of the busiest rank's work."""
     steps = range(layout.P)
     return sum(
         max(work(layout, rank, (rank - step) % layout.P) for rank in range(layout.P)) for step in steps
@@ -59,7 +59,7 @@ def test_striped_shifts_the_diagonal_for_later_ranks() -> None:
 
 
 def test_zigzag_is_fused_into_one_launch() -> None:
-    """Against an earlier rank all rows see its first half; against a later one the second half of rows sees all."""
+    """One launch is enough: all rows see half of an earlier rank's block, or half of the rows see a later one."""
     layout = zigzag(32, 4)
     assert tiles(layout, 1, 1) == (Tile(0, 8, 0, 8, True),)
     assert tiles(layout, 2, 1) == (Tile(0, 8, 0, 4, False),)

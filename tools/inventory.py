@@ -1,9 +1,9 @@
-"""An inventory of everything that must survive a change of the house: `python tools/inventory.py > before.json`.
+"""An inventory of everything that a large change must keep: `python tools/inventory.py > before.json`.
 
-It lists each stage's checks, misconceptions and hints, each right and wrong answer with a digest of its code, each
-wrong ring with the check that finds it, the tables of cases, every public function, class and method with its module
-and parameters, the commands with their help, the verdict on each wrong answer as it was committed last, and a digest of
-each picture.
+It lists each stage's checks, misconceptions and hints; each right and wrong answer with a digest of its code;
+each wrong ring with the check that finds it; the tables of cases; every public function, class and method
+with its module and parameters; the commands with their help; the last committed verdict on each wrong answer;
+and a digest of each picture.
 `--compare before.json` prints each line that differs from an earlier inventory.
 """
 
@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def inventory() -> dict[str, str]:
-    """Return one line of text for each thing there is, by a name that says where it belongs."""
+    """Return one line of text for each item, by a name that says to which part it belongs."""
     parts = (
         exercises,
         answers,
@@ -60,7 +60,7 @@ def exercises() -> Iterator[tuple[str, str]]:
 
 
 def answers() -> Iterator[tuple[str, str]]:
-    """Yield right and wrong answers: what each is expected to fall to, and a digest of what runs."""
+    """Yield right and wrong answers: the check that has to find each wrong one, and a digest of the code."""
     from ringlab_course.checking.loading import exercise_ids
     from ringlab_course.checking.wrong_answers import right_answers, wrong_answers
 
@@ -73,7 +73,7 @@ def answers() -> Iterator[tuple[str, str]]:
 
 
 def wrong_rings() -> Iterator[tuple[str, str]]:
-    """Yield the mutants of the conformance suite, with the check that finds each."""
+    """Yield the mutants of the conformance suite, with the check that finds each mutant."""
     from ringlab.conformance.mutants import MUTANTS
 
     for name, mutant in MUTANTS.items():
@@ -98,7 +98,7 @@ def tables() -> Iterator[tuple[str, str]]:
 
 
 def public_names() -> Iterator[tuple[str, str]]:
-    """Yield the names that `import ringlab` offers, and the parameters of every public function, class and method."""
+    """Yield the names that `import ringlab` offers, and the signatures of all public definitions."""
     import ringlab
 
     for name in ringlab.__all__:
@@ -113,7 +113,7 @@ def public_names() -> Iterator[tuple[str, str]]:
 
 
 def definitions(body: list[ast.stmt], place: str, in_class: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield public functions with their parameters, public classes with their bases, and their fields and methods."""
+    """Yield public functions with their parameters, and public classes with bases, fields and methods."""
     for node in body:
         if in_class and isinstance(node, ast.AnnAssign):
             yield f"definition {place}.{ast.unparse(node.target)}", ast.unparse(node.annotation)
@@ -159,7 +159,7 @@ def errata() -> Iterator[tuple[str, str]]:
 
 
 def verdicts() -> Iterator[tuple[str, str]]:
-    """Yield for each wrong answer the checks that found it and what each of them said, as the kill matrix has it."""
+    """Yield, for each wrong answer in the kill matrix, the checks that found it and their messages."""
     matrix = CHECKOUT / "benchmarks" / "results" / "judge" / "kill_matrix.json"
     for name, entry in json.loads(matrix.read_text(encoding="utf-8"))["entries"].items():
         kept = {
@@ -169,7 +169,7 @@ def verdicts() -> Iterator[tuple[str, str]]:
 
 
 def pictures() -> Iterator[tuple[str, str]]:
-    """Yield a digest of each picture in the notebooks and beside the documents."""
+    """Yield a digest of each picture in the notebooks and of each SVG file in docs and tools."""
     for path in sorted(path for folder in ("docs", "tools") for path in (CHECKOUT / folder).rglob("*.svg")):
         yield f"picture {path.relative_to(CHECKOUT)}", hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for folder in ("notebooks", "exercises", "solutions"):
@@ -185,7 +185,7 @@ def pictures() -> Iterator[tuple[str, str]]:
 
 
 def code_digest(source: str) -> str:
-    """Return a digest of what a program does: neither comments nor docstrings nor layout count."""
+    """Return a digest of a program that ignores comments, docstrings and formatting."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -197,7 +197,7 @@ def code_digest(source: str) -> str:
 
 
 def main() -> None:
-    """Print the inventory, or its differences from an earlier one; status 1 if there are any."""
+    """Print the inventory, or its differences from an earlier one; exit with status 1 if there are any."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--compare", type=Path, metavar="FILE", help="print differences from this inventory")
     before = parser.parse_args().compare

@@ -1,6 +1,7 @@
 """Serve the notebooks in JupyterLab, on this machine only: `python tools/lab.py [jupyter lab's arguments]`.
 
-Binds to 127.0.0.1, with a token that Jupyter makes and prints, and asks nobody for news or updates.
+The server listens on 127.0.0.1 with a token that Jupyter makes and prints, and does not look for news or
+updates.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def command(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become the JupyterLab server, so that Ctrl-C and signals reach it."""
+    """Replace this process by the JupyterLab server, so that Ctrl-C and signals reach the server."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.chdir(CHECKOUT)
     print(f"ringlab: serving {CHECKOUT}; open the URL below, end with Ctrl-C", flush=True)

@@ -22,7 +22,7 @@ RINGS: dict[str, dict[str, Any]] = {
     "4 ranks, zig-zag": {"layout": "zigzag"},
     "2 × 2 ranks, hybrid": {"layout": "zigzag", "schedule": "hybrid(ring=2, ulysses=2)"},
 }
-"""Each ring's changes of the recipe; one process alone makes none of them and uses torch's own attention."""
+"""The options in which each ring differs from the recipe. The single process uses torch's own attention."""
 
 
 def curves(recipe: Recipe) -> dict[str, list[float]]:
@@ -35,7 +35,7 @@ def curves(recipe: Recipe) -> dict[str, list[float]]:
 
 
 def differences(curves: dict[str, list[float]]) -> dict[str, float]:
-    """Return the largest relative difference of each ring's curve from that of one process."""
+    """Return the largest relative difference of each ring's curve from the curve of one process."""
     alone = curves[ALONE]
     return {
         name: max(abs(a - b) / abs(b) for a, b in zip(curve, alone, strict=True))
@@ -45,7 +45,7 @@ def differences(curves: dict[str, list[float]]) -> dict[str, float]:
 
 
 def measure(recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """Return recipe, text, machine, curves and their differences, ready for JSON."""
+    """Return recipe, text, machine, curves and their differences as data for JSON."""
     torch.set_num_threads(1)
     found = curves(recipe)
     text = library()

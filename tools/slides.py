@@ -1,7 +1,9 @@
 """A Markdown page as slides: `python tools/slides.py docs/labs.md build/slides.html`.
 
-Each section of the page is one slide or a few: what would not fit on one goes on the next, a table, a list or a
-block of commands is never cut, nor parted from the line that announces it. One file, no script, nothing loaded; it scrolls from slide to slide, and prints a page each.
+Each section of the page becomes one or several slides, because content that does not fit continues on the
+next slide. A table, a list or a block of commands is never split, and stays with the line that announces it.
+The result is one file without scripts that loads nothing. It scrolls from slide to slide, and prints one
+slide per page.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 LINES = 13
-"""As many lines of text as a slide holds below its heading, at the size of the style below."""
+"""The lines of text that fit on a slide below its heading, at the size of the style below."""
 _WIDTH = 88
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --paper: #fff; --rule: #cbd2d9; --accent: #0072b2; }
@@ -53,7 +55,7 @@ def slides(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _blocks(tokens: list[Token]) -> Iterator[list[Token]]:
-    """The tokens of each block of the page: a heading, paragraph, table, list or code."""
+    """Yield the tokens of each block of the page: a heading, paragraph, table, list or code."""
     block: list[Token] = []
     depth = 0
     for token in tokens:
@@ -65,7 +67,7 @@ def _blocks(tokens: list[Token]) -> Iterator[list[Token]]:
 
 
 def _together(blocks: Iterator[list[Token]]) -> Iterator[list[Token]]:
-    """The blocks, where a paragraph that ends with a colon is one with the block that it announces."""
+    """Yield the blocks, each joined with the paragraph before it if that ends with a colon."""
     held: list[Token] = []
     for block in blocks:
         if block[0].type == "heading_open" and held:
@@ -81,7 +83,7 @@ def _together(blocks: Iterator[list[Token]]) -> Iterator[list[Token]]:
 
 
 def _lines(tokens: list[Token]) -> int:
-    """About how many lines a block takes on a slide, with the paragraph that announces it."""
+    """Return about how many lines a block takes on a slide, with the paragraph that announces it."""
     if tokens[0].type == "paragraph_open" and len(tokens) > 3:
         return _lines(tokens[:3]) + _lines(tokens[3:])
     if tokens[0].type == "fence":

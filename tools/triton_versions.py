@@ -1,13 +1,13 @@
 """Run the tests of the Triton kernels in the interpreter of every supported Triton, with the newest NumPy.
 
     python tools/triton_versions.py                  Triton 3.6 to 3.9
-    python tools/triton_versions.py 3.6.0 3.8.0      these only
+    python tools/triton_versions.py 3.6.0 3.8.0      only these versions
     python tools/triton_versions.py --tests tests/blocks/test_interpreter.py
 
-Each version is downloaded once, without its dependencies, into a folder of its own (--folder; by default one
-for temporary files), and put before the environment's own packages by PYTHONPATH: the environment stays as it
-is, and torch is the one that is installed. It needs the network and about 700 MB a version, so `make test`
-does not do it. Exit status 1 where a test failed.
+Each version is downloaded once, without its dependencies, into its own folder below --folder, by default one
+for temporary files. PYTHONPATH puts it before the environment's own packages, so the environment is not
+changed, and torch is the installed one. The script needs the network and about 700 MB per version, so `make
+test` does not run it. The exit status is 1 if a test fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ TESTS = (
 
 
 def fetched(version: str, folder: Path) -> Path:
-    """Return the folder that holds this Triton and the newest NumPy, after downloading them where they are missing."""
+    """Return the folder with this version of Triton and the newest NumPy.
+
+    Download them if they are missing.
+    """
     target = folder / f"triton-{version}"
     if not (target / "triton").is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
@@ -36,7 +39,7 @@ def fetched(version: str, folder: Path) -> Path:
 
 
 def run(version: str, packages: Path, tests: list[str]) -> bool:
-    """Run the tests with these packages and return whether all passed."""
+    """Run the tests with these packages, and return whether all tests passed."""
     paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
     ask = "import numpy, torch, triton; print(triton.__version__, numpy.__version__, torch.__version__)"

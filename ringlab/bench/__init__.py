@@ -1,1 +1,1 @@
-"""Paired timings: ratios of two ways to do the same work, interleaved in one run."""
+"""Paired timings: the ratio of the times of two ways to do the same work, measured in turn in one run."""

@@ -1,4 +1,4 @@
-"""The time of an answer of the command line: whole processes, imports included, and the memory of a large simulation."""
+"""Measures how long commands of `ringlab` take, imports included, and the memory of a large simulation."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def bench_answers(
     commands: Sequence[Sequence[str]] = QUICK_ANSWERS,
     progress: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the wall seconds of `runs` calls of `ringlab` with each of these arguments, each its own process.
+    """Return the wall seconds of `runs` calls of each command of `ringlab`, each in its own process.
 
-    An additional first call of each, which loads the files into the machine's cache, is not counted. The commands take turns.
-    "It does not fit", status 1, counts as an answer. Raises: RinglabError if a call gives none.
+    The commands take turns. The first call of each command loads files into the machine's cache and is not
+    counted. Exit status 1, "it does not fit", counts as an answer. Raises: RinglabError if a call gives no
+    answer.
     """
     seconds: dict[str, list[float]] = {_words(command): [] for command in commands}
     for _ in range(runs + 1):
@@ -50,9 +51,9 @@ def bench_answers(
 
 
 def bench_simulator(commands: Sequence[Sequence[str]] = SIMULATE) -> dict[str, Any]:
-    """Return what `ringlab simulate` answers to each command, with the CPU seconds and the most bytes in memory of its process.
+    """Return the answer of `ringlab simulate` to each command, with its process's CPU seconds and memory.
 
-    Raises: RinglabError if it gives no answer.
+    Raises: RinglabError if a command gives no answer.
     """
     cases = []
     for arguments in commands:
@@ -71,7 +72,7 @@ def _words(arguments: Sequence[str]) -> str:
 
 
 def _answered(arguments: Sequence[str]) -> tuple[float, dict[str, Any], dict[str, float]]:
-    """The wall seconds of one call, its JSON if that was asked for, and the resources that its process used."""
+    """Return one call's wall seconds, its JSON if the command has --json, and its process's resources."""
     command = [sys.executable, "-I", "-S", "-c", _WATCH, sys.executable, "-c", CALL, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     *said, used = done.stderr.splitlines() or [""]
@@ -86,7 +87,8 @@ def _answered(arguments: Sequence[str]) -> tuple[float, dict[str, Any], dict[str
     return resources["wall_s"], answer, resources
 
 
-# A process of its own, and a small one: the most memory of a child counts what its parent held when it was started.
+# The command is started from a separate, small process, because a child's peak memory includes the memory
+# that its parent had when the child was started.
 _WATCH = """
 import json, os, sys, time
 begin = time.perf_counter()

@@ -1,10 +1,11 @@
 """Measures this machine for the simulator, and the simulator against this machine.
 
-P gloo processes of one thread run everything that is measured in turn, round after round, so that
-a slower minute slows all of it alike: tiles of attention, exchanges between neighbours, and the
-ring itself at several lengths. `ringlab.cost.fit` makes a hardware file of the first two; with it
-the ring is simulated, and the prediction set beside the third. A ring of so few tokens that its tiles take next to
-nothing says what a step takes whatever its length. What gloo's copies take from the computation is not charged.
+P gloo processes of one thread measure tiles of attention, exchanges between neighbours, and the ring
+itself at several lengths. They take turns, round after round, so that a slower minute slows all of them
+alike. `ringlab.cost.fit` makes a hardware file from the tiles and the exchanges. The ring is simulated
+with this file, and the prediction is compared with the measured ring. A ring of very few tokens, whose tiles
+take almost no time, shows the time that a step takes at any length. The model leaves out that gloo's copies
+slow down the computation.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ Probe = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds, medians over rounds of the ranks' mean; for `runs` of the rank that took longest.
+    """Measured seconds: medians over rounds of the ranks' mean, and for `runs` of the slowest rank.
 
-    tiles: by (pass, rows, keys); causal: of square tiles under a causal mask, by (pass, rows); links: by bytes each way; runs: by (pass, tokens);
-    short: of rings of `FEW` tokens, by pass; matmul_flops_per_s and copy_bytes_per_s are those of one process while the others do the same.
+    tiles: seconds by (pass, rows, keys). causal: seconds of square tiles under a causal mask, by (pass,
+    rows).
+    links: seconds by bytes in each direction. runs: seconds by (pass, tokens).
+    short: seconds of rings of `FEW` tokens, by pass. matmul_flops_per_s, copy_bytes_per_s: the speed of one
+    process while all other processes do the same work.
     """
 
     sizes: Attention
@@ -83,8 +87,9 @@ def calibrate(
     """Return this machine as hardware, and a report for JSON: the measurements, and the errors of predictions.
 
     The report's `cases` hold `measured_s`, `predicted_s` and `relative_error` = predicted/measured − 1
-    of whole rings at the lengths `tokens`; `worst_relative_error` is the largest of them, unsigned.
-    Raises: CostError, before anything is measured, for an impossible request, or a name unfit for a file.
+    of whole rings at the lengths `tokens`. `worst_relative_error` is the largest absolute relative error.
+    Raises: CostError, before anything is measured, for an impossible request or a name that cannot name a
+    file.
     """
     check_name(name)
     measured = measure(sizes, P, tokens, rounds)
@@ -143,8 +148,8 @@ def as_hardware(measured: Measured, name: str) -> Hardware:
 
 
 def _with_steps(measured: Measured, found: Hardware, of: str, pass_: str) -> Hardware:
-    """The hardware whose steps of `pass_` take so long that the short ring is predicted as it was measured."""
-    for _ in range(_ROUNDS):  # from below: P steps add up, unless one hides behind a message
+    """Return the hardware with the time per step of `pass_` that makes the short ring's prediction right."""
+    for _ in range(_ROUNDS):  # approaches from below: a step may hide behind a message
         missing = max(0.0, measured.short[of] - _predicted(measured, found, of, FEW)) / measured.P
         blocks = (
             replace(block, per_step_s=block.per_step_s + missing * (block.pass_ == pass_))
@@ -205,7 +210,7 @@ def measure(
     outcome = launch(_program, P, sizes, tokens, rounds, timeout=timeout, threads=1, memory=False)
     seconds = {
         name: statistics.median(
-            # A ring ends with its last rank; every rank measures everything else by itself.
+            # A ring ends when its slowest rank ends. Every rank measures all other probes separately.
             (max if name[0] in ("run", "short") else statistics.fmean)(of_round)
             for of_round in zip(*(of_rank[name] for of_rank in outcome.results), strict=True)
         )
@@ -230,7 +235,7 @@ _MATMUL, _COPY = 1024, 1 << 26
 
 
 def _program(ring: Ring, sizes: Attention, tokens: tuple[int, ...], rounds: int) -> dict[tuple, list[float]]:
-    """Time every probe once a round, all ranks at the same time; the first round warms up."""
+    """Time every probe once in each round, on all ranks at the same time. The first round is a warm-up."""
     chosen = get_block(BLOCK, torch.empty(1, 1, 1, sizes.D, dtype=getattr(torch, sizes.dtype)))
     probes = {**_tile_probes(sizes, chosen), **_link_probes(ring), **_machine_probes(sizes)}
     for S in tokens:
@@ -252,7 +257,7 @@ def _tensor(sizes: Attention, heads: int, rows: int) -> Tensor:
 
 
 def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
-    """A step of the ring on one tile, including merge and sums; square tiles also under a causal mask."""
+    """Return probes of a ring step on one tile, with merge and sums; square tiles also with a causal mask."""
     probes: dict[tuple, Probe] = {}
     masks = ("forward", "backward", False), ("causal forward", "causal backward", True)
     for forward, backward, causal in masks:
@@ -264,7 +269,7 @@ def _tile_probes(sizes: Attention, block: Block) -> dict[tuple, Probe]:
 
 
 def _probes_of(sizes: Attention, block: Block, tile: Tile) -> tuple[Probe, Probe]:
-    """Forward and backward of one tile."""
+    """Return the probes of the forward and the backward of one tile."""
     q, dout = (_tensor(sizes, sizes.H, tile.q_stop) for _ in range(2))
     k, v = (_tensor(sizes, sizes.K, tile.k_stop) for _ in range(2))
     tiles, scale = tuple(cut(tile, block.largest_causal)), sizes.D**-0.5
@@ -282,7 +287,7 @@ def _probes_of(sizes: Attention, block: Block, tile: Tile) -> tuple[Probe, Probe
 
 
 def _link_probes(ring: Ring) -> dict[tuple, Probe]:
-    """An exchange of that many bytes with both neighbours, on all ranks at once, as in the ring."""
+    """Return probes that exchange a number of bytes with both neighbours, on all ranks at once."""
     probes: dict[tuple, Probe] = {}
     for nbytes in MESSAGES:
         sent, into = (torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2))
@@ -297,7 +302,7 @@ def _machine_probes(sizes: Attention) -> dict[tuple, Probe]:
 
 
 def _run_probes(ring: Ring, sizes: Attention, S: int, block: Block) -> tuple[Probe, Probe]:
-    """The ring at one length: forward, and forward and backward."""
+    """Return the probes of the ring at one length: forward, and forward with backward."""
     layout = zigzag(S, ring.world_size)
     rows = layout.length(ring.rank)
     q, dout = (_tensor(sizes, sizes.H, rows) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The time of `ringlab check`: right rings in both tiers, and wrong ones, of which a user wants the first fault."""
+"""Times `ringlab check` on right rings of both tiers, and on wrong rings up to the first fault."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ FIRST_FAULT = ("--quick", "--fail-fast")
 def bench_check(
     wrong: int = 15, right: Sequence[str] = RIGHT, progress: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Return the seconds of `ringlab check`, from the start of its process to its end.
+    """Return the seconds that `ringlab check` takes, from the start of its process to its end.
 
-    right: targets over ringlab's Comm and over torch.distributed. wrong: how many wrong rings at most, at least 1, are checked until
-    their first fault; they are taken evenly from all of the suite's own.
+    right: targets over ringlab's Comm and over torch.distributed. wrong: the largest number of wrong rings,
+    at least 1, that are checked until their first fault. They are spread evenly over the suite's own wrong
+    rings.
     Raises: RinglabError if a right ring fails, or a wrong one passes.
     """
     cases = []

@@ -1,6 +1,6 @@
-"""Ways to compute the same attention in one form: prepare, run, and join the results.
+"""Ways to compute the same attention, all with the same three steps: prepare, run, and join the results.
 
-`Alone` is one rank of a ring without the others, for timing its kernels and measuring its memory.
+`Alone` is one rank of a ring without the other ranks, for timing its kernels and measuring its memory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ringlab.layout import contiguous, zigzag
 
 
 class Alone(Comm):
-    """Rank `rank` of `world_size`, whose neighbours hold what it holds itself.
+    """Rank `rank` of `world_size` without its neighbours: it receives the tensors that it sends.
 
-    The tensors it sends are copied into those it receives, as far as they fit: the sizes, the number and the
-    lifetimes of its tensors are those of a real rank, but the results are not unless it is the only one.
+    Sent tensors are copied into the received tensors, as far as they fit. The sizes, the number and the
+    lifetimes of the tensors are as on a real rank, but the results are wrong unless it is the only rank.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -76,8 +76,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 class Contender:
     """One way to compute attention: `turn(inputs, of)` is timed, and `join` turns its value into whole results.
 
-    `of` is "forward", "backward" or "forward_backward". `torchs`: it is one of torch's own operators, which
-    may refuse to run while new memory is filled with NaN.
+    `of` is "forward", "backward" or "forward_backward". `torchs`: whether this is one of torch's own
+    operators, which may refuse to run while new memory is filled with NaN.
     """
 
     turn: Callable[[Inputs, str], Turn]
@@ -97,7 +97,7 @@ def whole(attend: Attend, causal: bool, torchs: bool = False) -> Contender:
 
     def backward(inputs: Inputs, ready: dict[str, Tensor]) -> dict[str, Tensor]:
         leaves = (ready["q"], ready["k"], ready["v"])
-        # On this thread, as in the ring, and not on one of autograd's own.
+        # Backward runs on this thread, as in the ring, and not on a thread of autograd.
         with torch.autograd.set_multithreading_enabled(False):
             gradients = torch.autograd.grad(ready["out"], leaves, inputs.dout)
         return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
@@ -123,11 +123,14 @@ def all_sdpa(causal: bool) -> dict[str, Contender]:
 
 
 def sdpa(backend: SDPBackend) -> Attend:
-    """Return torch's attention with `backend` pinned; it raises RuntimeError if that cannot run."""
+    """Return torch's attention with only `backend` allowed.
+
+    It raises RuntimeError if the backend cannot run.
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, None]:
         with sdpa_kernel(backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # every excluded backend would warn; the error says enough
+            warnings.simplefilter("ignore")  # every excluded backend would warn; the error is enough
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal), None
 
     return attend
@@ -184,7 +187,7 @@ def rank_program(
 ) -> tuple[Tensor, ...]:
     """Return one rank's out and lse, and with `gradients` its dq, dk and dv.
 
-    The ranks' arguments are not compared: training does so once, not in every layer.
+    The ranks' arguments are not compared, because training compares them once and not in every layer.
     """
     q, k, v, dout = shards
     q, k, v = (x.detach().requires_grad_(gradients) for x in (q, k, v))
@@ -199,7 +202,7 @@ def rank_program(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Launch all ranks' kernels from one thread: workers side by side would only wait for each other."""
+    """Launch the kernels of all ranks from one thread, as parallel threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

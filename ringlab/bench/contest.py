@@ -1,15 +1,14 @@
-"""Ring attentions compared on the ranks of one group, in turn; the results of every call are checked.
+"""Compares ring attentions that run in turn on the ranks of one group, and checks the results of every call.
 
 An entrant is a target of the conformance suite, run under the first of its layouts. Its results at a sample
-of tokens are compared with float64, as in `ringlab.bench.reference`: first those of an untimed call, then
-those of every timed call, after its clock has stopped. Each call gets inputs of its own, so results cached
-from another call are wrong. An entrant that is wrong once is still timed, and reported as wrong.
+of tokens are compared with float64, as in `ringlab.bench.reference`: first the results of an untimed call,
+then the results of every timed call, after its clock has stopped. Each call gets different inputs, so results
+cached from another call are wrong. An entrant that is wrong once is still timed, and reported as wrong.
 
-The inputs of a call are turned so that its true results follow from the known ones. Heads change places, and
-numbers change signs: in each head and column those of q and k together, those of v and of out's gradient
-together, and those of all of a head's v at once. Scores and their softmax stay the same; out, dq, dk and dv change
-signs and places. This rounds nothing, so errors keep their size, but results cached from other numbers are
-now wrong.
+The inputs of a call are turned in such a way that its true results follow from the known results. Heads
+change places, and numbers change signs. In each head and column, q and k change sign together, and v and the
+gradient of out change sign together. In addition, all of a head's v can change sign. Scores and their softmax
+stay the same; out, dq, dk and dv change signs and places. Turning rounds nothing, so errors keep their size.
 """
 
 from __future__ import annotations
@@ -36,7 +35,11 @@ from ringlab.errors import LabError
 
 @dataclass(frozen=True)
 class Turned:
-    """A turn of inputs. heads (H,): the head at each place. Signs, +1 or −1: qk and v (H, 1, D), values (H, 1, 1)."""
+    """A turn: a permutation of heads and changes of sign that are applied to the inputs of a call.
+
+    heads (H,): the old head at each new place. The others are signs, +1 or −1. qk (H, 1, D): of q and k. v
+    (H, 1, D): of v and the gradient of out. values (H, 1, 1): of all of a head's v.
+    """
 
     heads: Tensor
     qk: Tensor
@@ -45,7 +48,7 @@ class Turned:
 
     @classmethod
     def drawn(cls, H: int, D: int, generator: torch.Generator) -> Turned:
-        """Return a random turn; the generator is the CPU's."""
+        """Return a random turn. The generator must be one for the CPU."""
 
         def signs(*shape: int) -> Tensor:
             return torch.randint(2, shape, generator=generator, dtype=torch.int8) * 2 - 1
@@ -67,7 +70,7 @@ class Turned:
         )
 
     def back(self, name: str, rows: Float[Tensor, "H n D"]) -> Float[Tensor, "H n D"]:
-        """Return rows of a result, "out", "dq", "dk" or "dv", turned back."""
+        """Return rows of the result `name` ("out", "dq", "dk" or "dv") with the turn undone."""
         signs = {
             "out": self.v * self.values,
             "dq": self.qk * self.values,
@@ -83,7 +86,11 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sampled:
-    """One rank's rows at its sampled tokens: their numbers in the sample, rows (H, n, D) by result, all finite?"""
+    """One rank's rows at its sampled tokens.
+
+    numbers: the tokens' numbers in the sample. rows: (H, n, D) by result. finite: whether the whole results
+    are finite.
+    """
 
     numbers: list[int]
     rows: dict[str, Tensor]
@@ -92,7 +99,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Look:
-    """The results of one call, turned back. draw: the number of its inputs. timed: whether it was timed."""
+    """The results of one call with the turn undone. draw: the number of the draw that gave its inputs."""
 
     draw: int
     timed: bool
@@ -101,7 +108,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Passed:
-    """A pass on this rank: by entrant, the results of each call, and the seconds of each, empty until they are measured."""
+    """A pass on this rank: the results of each call, and the seconds of each timed call, both by entrant."""
 
     of: str
     looks: dict[str, list[Look]]
@@ -117,11 +124,11 @@ def compete(
     beside: Mapping[str, Callable[[str], Any]] | None = None,
     seed: int = 0,
 ) -> Iterator[Passed]:
-    """Yield each causal pass twice: after every entrant was called once, and after all were timed, with all calls.
+    """Yield each causal pass twice: after one untimed call of every entrant, and after all timed calls.
 
-    draws: whole sequences, the same on all ranks; each call gets one of them, turned as described above.
-    beside: other functions timed in turn, by name, called with the pass on every rank. Without rounds nothing
-    is timed.
+    draws: whole sequences, the same on all ranks. Each call gets one of them, turned as described above.
+    beside: further functions that are timed in turn, by name. They are called with the pass on every rank.
+    Without rounds nothing is timed.
     Raises: LabError for results that are not plain tensors of the shard's shape.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -147,9 +154,9 @@ def compete(
 
 
 def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:
-    """Return each result's error in each sampled row, (H, tokens), in one call of one entrant, from all ranks' rows.
+    """Return the errors of one call of one entrant in each sampled row, (H, tokens), by result.
 
-    NaN if a rank's result is not finite, or no rank gave the row.
+    parts: the rows of all ranks. An error is NaN if a rank's result is not finite, or if no rank has the row.
     """
     found = {}
     for name in parts[0].rows:
@@ -162,9 +169,10 @@ def errors_of(parts: list[Sampled], expected: Reference) -> dict[str, Tensor]:
 
 
 def worst_of(calls: Sequence[tuple[int, list[Sampled]]], expected: Sequence[Reference]) -> dict[str, Tensor]:
-    """Return each row's largest error over an entrant's calls, (H, tokens of all draws); NaN if one is not finite.
+    """Return each row's largest error over an entrant's calls, (H, tokens of all draws), by result.
 
-    calls: the number of the draw, and all ranks' rows. Rows of a draw that no call used are 0.
+    calls: for each call the number of its draw, and the rows of all ranks. A row is NaN if one of its errors
+    is NaN. Rows of a draw that no call used are 0.
     """
     found: dict[str, list[Tensor]] = {
         name: [torch.zeros_like(of.bounds[name]) for of in expected] for name in calls[0][1][0].rows
@@ -194,7 +202,7 @@ def case(
 ) -> dict[str, Any]:
     """Return one pass on P ranks, for JSON: each entrant's correctness and times, and the fastest correct one.
 
-    `ratio` is the median over rounds of an entrant's time relative to that of the entrant `ours`.
+    `ratio` is the median over rounds of an entrant's time divided by the time of the entrant `ours`.
     """
     contenders = judged(of, found, expected)
     for name, each in contenders.items():
@@ -223,7 +231,7 @@ def judged(
 
 
 def _of_largest(rows: Tensor, expected: Reference, result: str) -> tuple[float, float]:
-    """The largest error of a row and the largest allowed, both relative to the largest row."""
+    """Return the largest error of a row and the largest allowed error, both relative to the largest row."""
     lengths = expected.true[result].double().norm(dim=-1)
     lengths = lengths.clamp(min=float(lengths.median()))
     largest = float(lengths.max())
@@ -232,7 +240,7 @@ def _of_largest(rows: Tensor, expected: Reference, result: str) -> tuple[float, 
 
 @dataclass(frozen=True)
 class _Returned:
-    """The value of a call: out, and with gradients dq, dk and dv, in the entrant's own axes."""
+    """The value of a call: out, or out, dq, dk and dv, with the order of axes that the entrant uses."""
 
     by: _Entrant
     draw: int
@@ -244,7 +252,10 @@ Prepared = tuple[int, Turned, tuple[Tensor, ...]]
 
 
 class _Entrant:
-    """A target on this rank: its share of every draw, turned anew for each call, and its sampled rows turned back."""
+    """A target on this rank.
+
+    It turns its share of a draw for each call, and undoes the turn in the sampled rows.
+    """
 
     def __init__(
         self, name: str, target: Target, ring: Ring, draws: Sequence[Inputs], tokens: Tensor
@@ -265,7 +276,7 @@ class _Entrant:
         self.rows = torch.tensor([place[int(tokens[number])] for number in self.numbers], dtype=torch.int64)
 
     def prepared(self, of: str, generator: torch.Generator) -> Prepared:
-        """A random draw with a turn of its own, ready for a call."""
+        """Return the inputs of a call: a random draw with a random turn."""
         draw = int(torch.randint(len(self.shares), (1,), generator=generator))
         _, H, _, D = self.shares[draw][0].shape
         turned = Turned.drawn(H, D, generator)
@@ -273,7 +284,7 @@ class _Entrant:
         return draw, turned, tuple(as_axes(x, axes) for x in turned.inputs(*self.shares[draw])[:wanted])
 
     def run(self, of: str, given: Prepared) -> _Returned:
-        """The call that is timed."""
+        """Return the value of a call. Only this function is timed."""
         draw, turned, (q, k, v, *dout) = given
         gradients = of != "forward"
         leaves = tuple(x.detach().requires_grad_(gradients) for x in (q, k, v))
@@ -284,18 +295,18 @@ class _Entrant:
         return _Returned(self, draw, turned, (out, *grads))
 
     def look(self, of: str, generator: torch.Generator) -> Look:
-        """An untimed call."""
+        """Return the results of an untimed call with random inputs."""
         return self.looked(self.run(of, self.prepared(of, generator)), timed=False)
 
     def looked(self, returned: _Returned, *, timed: bool) -> Look:
-        """The sampled rows, copied.
+        """Return a copy of the sampled rows of a call's value.
 
         Raises: LabError for results that are not plain tensors of the shard's shape.
         """
         rows, finite = {}, True
         share = self.shares[returned.draw][0]
         for name, x in zip(PASSES["forward_backward"], returned.results, strict=False):
-            if type(x) is not Tensor:  # one that computes when it is looked at would do so behind the clock
+            if type(x) is not Tensor:  # a lazy tensor would compute after its clock has stopped
                 raise LabError(f"{name} of {self.name} as a torch.Tensor that is computed", type(x).__name__)
             whole = as_axes(x.detach(), self.target.axes)
             if whole.shape != share.shape:
@@ -307,7 +318,7 @@ class _Entrant:
 
 
 def _group() -> Any:
-    """The default group, for functions over torch.distributed; None on virtual ranks."""
+    """Return the default group, which functions over torch.distributed need, or None on virtual ranks."""
     return torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
 
 

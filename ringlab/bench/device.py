@@ -1,6 +1,6 @@
-"""What a benchmark runs on, a GPU, a CPU or a group of ranks: its clock, its caches and its memory.
+"""The clock, the caches and the memory of the GPU, the CPU or the group of ranks that a benchmark runs on.
 
-`machine` describes the machine and the versions that a figure was measured with.
+`machine` describes the machine, and the versions of packages, on which a number was measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLUSHES = 8
 
 
 def no_cuda() -> str | None:
-    """Return why nothing can run on a GPU here, None if it can; tests and `ringlab doctor` print it."""
+    """Return the reason why this machine has no usable GPU, or None; tests and `ringlab doctor` print it."""
     found = _without_cuda()
     return f"needs {NEEDED}: {found}; {REMEDY}" if found else None
 
@@ -77,34 +77,34 @@ def new_memory_is_nan() -> Iterator[None]:
 
 
 class Clock(Protocol):
-    """What `ringlab.bench.interleaved` needs of the machine that it times."""
+    """The interface through which `ringlab.bench.interleaved` times a machine."""
 
     def seconds(self, run: Callable[[], Any]) -> float:
         """Return the seconds from the first to the last operation of `run`."""
         ...
 
     def settle(self) -> None:
-        """Clear the caches, and give a device enough work that it need not wait for the next launch."""
+        """Clear the caches, and queue enough work on a device that it need not wait for the next launch."""
         ...
 
 
 class Device(Clock, Protocol):
-    """A clock that also knows the memory of the machine: what the benchmarks of kernels need."""
+    """A clock that also measures memory, for the benchmarks of kernels."""
 
     name: str
     """Its name in torch: "cuda" or "cpu"."""
 
     def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
-        """Write NaN over `outputs`; when they are freed, the next outputs are likely to lie there."""
+        """Write NaN over `outputs`. After they are freed, the next outputs probably get the same memory."""
         ...
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Return the peak bytes allocated during `run`, beyond those before it."""
+        """Return the peak bytes allocated during `run`, minus the bytes allocated before `run`."""
         ...
 
 
 class Cpu:
-    """This process's processor."""
+    """A clock for work on this machine's processor, in this process."""
 
     name = "cpu"
 
@@ -133,7 +133,7 @@ class Cpu:
 
 
 class Ranks:
-    """All ranks of a group as one clock: a run ends when the last rank is done."""
+    """A clock for all ranks of a group. A run ends when the last rank has finished."""
 
     def __init__(
         self,
@@ -141,7 +141,10 @@ class Ranks:
         device: torch.device | str = "cpu",
         seen: Callable[[Any], None] = lambda kept: None,
     ) -> None:
-        """seen: called with the value of a run after its clock has stopped."""
+        """Make the clock.
+
+        seen: a function that is called with the value of a run after its clock has stopped.
+        """
         self.ring, self.device, self.seen = ring, torch.device(device), seen
 
     def seconds(self, run: Callable[[], Any]) -> float:
@@ -185,7 +188,7 @@ class Cuda:
         return begin.elapsed_time(end) / 1000
 
     def settle(self) -> None:
-        """Overwrite the L2 cache FLUSHES times; the GPU is still busy when this returns."""
+        """Overwrite the L2 cache FLUSHES times. The GPU is still busy when this function returns."""
         torch.cuda.synchronize()
         for _ in range(FLUSHES):
             self._buffer.zero_()
@@ -197,7 +200,7 @@ class Cuda:
             fill_with_nan(output)
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Return the peak bytes of torch's allocator during `run`, beyond those before it."""
+        """Return the peak bytes of torch's allocator during `run`, minus the bytes allocated before `run`."""
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -220,7 +223,7 @@ _ASKED = {
 def machine() -> dict[str, object]:
     """Return processor, cores, GPUs, system, versions and the date (UTC), ready for JSON.
 
-    With a GPU, `gpu` describes the current one and `versions` has those of triton, CUDA and cuDNN.
+    With a GPU, `gpu` describes the current GPU, and `versions` includes triton, CUDA and cuDNN.
     """
     return {
         "processor": _processor(),
@@ -236,7 +239,7 @@ def machine() -> dict[str, object]:
 
 
 def _gpu() -> dict[str, Any]:
-    """The current GPU: bytes, multiprocessors, and driver, clocks, power and temperature if they can be read."""
+    """Return the current GPU's memory and multiprocessors and, if readable, driver, clocks and power."""
     gpu = torch.cuda.get_device_properties()
     return {
         "name": gpu.name,
@@ -249,7 +252,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _read(uuid: str) -> dict[str, str]:
-    """The answers of nvidia-smi about a GPU, with units, by the names of `_ASKED`; {} without nvidia-smi."""
+    """Return nvidia-smi's values, with units, for each name of `_ASKED`, or {} without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(_ASKED.values())}"]

@@ -1,6 +1,6 @@
-"""Pictures of results: bars for each result, a roofline for kernels, each with a text.
+"""Draws results: bars for each result and a roofline for kernels, each with a description.
 
-The roof comes from a table of GPU limits, by the name that torch reports.
+The roof comes from a table of GPU limits, indexed by the name that torch reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Dense bf16 matrix FLOP/s with float32 sums, and bytes/s of device memory, as the maker states them.
+    """The limits that the maker states: dense bf16 FLOP/s with float32 sums, and bytes/s of device memory.
 
     Both are upper limits at the highest clocks, which a loaded GPU does not hold.
     """
@@ -48,7 +48,7 @@ CEILINGS = {
 
 
 def ceiling(name: str) -> Ceiling | None:
-    """Return the ceiling of the GPU that torch calls `name`, None if the table does not have it."""
+    """Return the ceiling of the GPU that torch calls `name`, or None if the table does not contain it."""
     return CEILINGS.get(name)
 
 
@@ -60,7 +60,7 @@ DPI = 160
 def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
     """Write the figures of `files` into `out`; return each PNG's path and a description of it.
 
-    Every PNG has an SVG beside it; both hold the description. `figures.md` shows all pictures.
+    An SVG is written beside every PNG, and both contain the description. `figures.md` shows all pictures.
     Raises: RinglabError if there is nothing to draw, or a file is not a result of `ringlab bench`.
     """
     if not files:
@@ -100,7 +100,7 @@ def _save(figure: Figure, alt: str, path: Path) -> None:
 
 
 def _where(result: Result) -> str:
-    """One line on the measurement, its machine and its date; a result's own `note` first."""
+    """Return one line about the measurement, its machine and its date, after the result's `note` if any."""
     machine, work = result["machine"], result["work"]
     device = ", ".join(machine["gpus"]) or f"{machine['processor']}, {machine['cores']} cores"
     P = f", P={work['P']}" if "P" in work else ""
@@ -114,7 +114,7 @@ def _alt(text: str, result: Result) -> str:
 
 
 def time_bars(result: Result) -> Drawn:
-    """Times of the ring and of torch in one call, on a CPU: medians, with every measured time as a dot."""
+    """Draw the times of the ring and of one call of torch on a CPU: medians, with a dot for every time."""
     names = {"forward": "forward", "forward_backward": "forward + backward"}
     who = {"emulate": "virtual ranks", "processes": "processes"}[result["bench"]]
     sides = {"subject": f"ring, {result['work']['P']} {who}", "baseline": "torch, one call"}
@@ -139,7 +139,7 @@ def time_bars(result: Result) -> Drawn:
 
 
 def speed_bars(result: Result) -> Drawn:
-    """TFLOP/s of every contender, case by case."""
+    """Draw the TFLOP/s of every contender, case by case."""
     cases = result["cases"]
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
     figure = new_figure((max(WIDE[0], 0.55 * len(cases) * len(names) + 2), WIDE[1] + 0.4))
@@ -162,7 +162,7 @@ def speed_bars(result: Result) -> Drawn:
 
 
 def ratio_bars(result: Result) -> Drawn:
-    """Speed of each subject relative to each of its baselines; the line at 1 marks equal speed."""
+    """Draw the speed of each subject relative to each of its baselines. The line at 1 marks equal speed."""
     cases = result["cases"]
     rows = [
         (f"{_title(case)}: {subject} / {baseline}", ratio, index)
@@ -175,7 +175,7 @@ def ratio_bars(result: Result) -> Drawn:
     for place, (_, ratio, index) in enumerate(rows):
         colour, hatch = PALETTE[index % len(PALETTE)], HATCHES[index % len(HATCHES)]
         axes.barh(place, ratio, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
-        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # it may lie on the line at 1
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # the text may overlap the line at 1
         axes.annotate(
             f"{ratio:.2f}",
             (ratio, place),
@@ -195,7 +195,7 @@ def ratio_bars(result: Result) -> Drawn:
 
 
 def roofline(result: Result) -> Drawn:
-    """TFLOP/s over operations per byte, under the GPU's ceiling if it is known."""
+    """Draw TFLOP/s over operations per byte, and the GPU's ceiling if it is known."""
     cases, gpu = result["cases"], ", ".join(result["machine"]["gpus"])
     roof = ceiling(result["machine"].get("gpu", {}).get("name", gpu))
     names = list(dict.fromkeys(name for case in cases for name in case["contenders"]))
@@ -228,7 +228,7 @@ def roofline(result: Result) -> Drawn:
 
 
 def _draw_roof(axes: Axes, roof: Ceiling | None, gpu: str, intensities: list[float]) -> str:
-    """Draw the ceilings, and return a sentence about them; without a known GPU, only the sentence."""
+    """Draw the ceilings, and return a sentence about them. For an unknown GPU, only return a sentence."""
     if roof is None:
         note = f"No ceilings: ringlab's table does not know {gpu or 'this machine'}."
         axes.text(0.01, 0.02, note, transform=axes.transAxes, color=QUIET, fontsize=9)
@@ -254,7 +254,7 @@ def _bar(
     words: str,
     above: float | None = None,
 ) -> None:
-    """One bar with its number above it, or above `above`."""
+    """Draw one bar, with its number above the bar, or above the height `above`."""
     colour, hatch = PALETTE[index % len(PALETTE)], HATCHES[index % len(HATCHES)]
     axes.bar(at, height, width, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label)
     top = (at, height if above is None else above)

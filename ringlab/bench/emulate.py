@@ -1,4 +1,4 @@
-"""The cost of emulation: P virtual ranks compared with torch computing the whole problem in one call.
+"""The cost of emulation: P virtual ranks are compared with one call of torch on the whole problem.
 
 `Work` is shared by the CPU benchmarks: causal attention, forward or with backward.
 """
@@ -29,7 +29,7 @@ from ringlab.plan import tiles
 
 @dataclass(frozen=True)
 class Work:
-    """Sizes: B batch, H heads, S tokens, D head dim; float32, causal."""
+    """The sizes of causal attention in float32: B batch, H heads, S tokens, D head dim."""
 
     B: int = 1
     H: int = 8
@@ -41,7 +41,7 @@ class Work:
         return {**asdict(self), "dtype": "float32", "causal": True, "layout": "zigzag", "block": "native"}
 
     def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k, v and the gradient of out: whole sequences of random numbers."""
+        """Return random whole sequences for q, k, v and the gradient of out."""
         random = torch.Generator().manual_seed(seed)
         shape = (self.B, self.H, self.S, self.D)
         q, k, v, dout = (torch.randn(shape, generator=random) for _ in range(4))
@@ -82,9 +82,9 @@ def ring_program(ring: Ring, S: int, shards: tuple[Float[Tensor, "B H L D"], ...
 
 
 def block_alone(S: int, parts: Sequence[tuple[Float[Tensor, "B H L D"], ...]], gradients: bool) -> None:
-    """Compute the tiles of all ranks' rings with the block alone: nothing travels, nothing is merged or summed.
+    """Compute the tiles of all ranks with the block only: no messages, no merges and no sums.
 
-    Ranks share as many threads as torch has, with one thread for each, as they do on a virtual cluster.
+    Each rank has one thread, and the ranks share as many threads as torch has, as on a virtual cluster.
     """
     layout, threads = zigzag(S, len(parts)), torch.get_num_threads()
 
@@ -97,7 +97,7 @@ def block_alone(S: int, parts: Sequence[tuple[Float[Tensor, "B H L D"], ...]], g
 
 
 def _use_one_thread() -> None:
-    torch.get_num_threads()  # the first call on a thread forgets what was set on it before
+    torch.get_num_threads()  # the first call on a thread resets its number of threads
     torch.set_num_threads(1)
 
 
@@ -124,8 +124,9 @@ def bench_emulate(
 ) -> dict[str, Any]:
     """Return ratios, times and the machine, for JSON; times in seconds.
 
-    Shards are prepared before the clock starts, as the tensors for SDPA are. `block_alone` holds the part of the ratios that
-    a ring of these tiles cannot avoid. Memory is measured in separate runs, per rank and beyond the prepared shards.
+    Shards are prepared before the clock starts, as are the tensors for SDPA. `block_alone` is the part of the
+    ratios that no ring of these tiles can avoid. Memory is measured in separate runs, per rank and beyond the
+    prepared shards.
     """
     tensors = work.tensors()
     parts = [shards(rank, P, tensors) for rank in range(P)]
@@ -165,7 +166,7 @@ def bench_emulate(
 
 
 def _memory(reports: list[MemoryReport], work: Work, P: int) -> dict[str, Any]:
-    """Peaks per rank, and in shards: tensors of S/P tokens of all heads."""
+    """Return peak bytes per rank, also as a number of shards (tensors of S/P tokens of all heads)."""
     shard = work.B * work.H * -(-work.S // P) * work.D * 4
     return {
         "peak_bytes": [report.peak_bytes for report in reports],

@@ -1,4 +1,4 @@
-"""The cost of the ring without its links: P virtual ranks on one GPU, compared with the whole problem in one call."""
+"""The cost of the ring without links: P virtual ranks on one GPU are compared with one call of the kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench_ring(
     """Return times, speed ratios and memory of the emulated zig-zag ring, for JSON; times in seconds.
 
     Each block's ring is compared to the same block called once on the whole problem, and to torch's
-    attention called once. `progress` is called after every round, 3 + `rounds` times a pass.
+    attention called once. `progress` is called after every round, 3 + `rounds` times in each pass.
     Raises: DeviceError without a GPU.
     """
     device = device or Cuda()
@@ -68,7 +68,7 @@ def bench_ring(
 
 
 def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
-    """Each rank's own peak, in bytes and in tensors of S/P tokens."""
+    """Return the peak of each rank, in bytes and as a number of tensors of S/P tokens."""
     problem, layout = bench.problem, zigzag(bench.problem.S, P)
     peaks = []
     for rank in range(P):
@@ -78,7 +78,7 @@ def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
         def run(ring: Ring = ring, shards: tuple[torch.Tensor, ...] = shards) -> Any:
             return rank_program(ring, shards, layout, block, problem.causal, of != "forward")
 
-        run()  # lasting tables and workspaces do not count
+        run()  # a first run, so that lasting tables and workspaces do not count
         peaks.append(bench.device.peak_bytes(run))
     one = problem.tensor_bytes // problem.S * -(-problem.S // P)
     return {

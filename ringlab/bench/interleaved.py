@@ -1,6 +1,7 @@
-"""The one timer of all benches: several ways to do the same work, in turn, so that all see the same machine.
+"""The timer of all benchmarks, which runs several ways to do the same work in turn.
 
-All contenders of a round run one right after the other, so the ratios of their times survive a noisy machine.
+All contenders of a round run directly after each other, so noise of the machine hardly changes the ratios of
+their times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Times = dict[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Turn:
-    """`run` is timed; `prepare`, not timed, comes before it and gives it its argument."""
+    """A contender's functions. `prepare` is called first and not timed, and its value is passed to `run`."""
 
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
@@ -32,10 +33,10 @@ def interleaved(
     fresh: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
 ) -> Times:
-    """Return the times of `rounds` rounds; in each every contender runs once, and another begins.
+    """Return the times of `rounds` rounds. Every contender runs once in each round, in rotating order.
 
-    `fresh` is called before every round, to draw new inputs; `warm_up` rounds come first and are not
-    counted; `progress` is called after every round.
+    `fresh` is called before every round to draw new inputs. The first `warm_up` rounds are not counted.
+    `progress` is called after every round.
     """
     names = list(turns)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -56,13 +57,13 @@ def interleaved(
 def speed_ratio(times: Times, subject: str, baseline: str) -> float:
     """Return the speed of `subject` relative to `baseline`: the median over rounds of baseline time / subject time.
 
-    1 is as fast, 0.5 takes twice as long.
+    1 means that both are equally fast, 0.5 that the subject takes twice as long as the baseline.
     """
     return statistics.median(b / s for s, b in zip(times[subject], times[baseline], strict=True))
 
 
 def paired(times: Times) -> dict[str, Any]:
-    """Return what the contender "subject" took beside "baseline", ready for JSON: the ratio of times, medians, all times in seconds."""
+    """Return the times of the contenders "subject" and "baseline" for JSON, with medians and their ratio."""
     subject, baseline = times["subject"], times["baseline"]
     return {
         "ratio": round(speed_ratio(times, "baseline", "subject"), 4),

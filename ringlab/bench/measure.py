@@ -32,7 +32,7 @@ Pairs = Mapping[str, Iterable[str]]
 
 
 class Bench:
-    """Fresh inputs of one problem on a device, and their true results."""
+    """Inputs of one problem on a device, which are drawn anew for each round, and their true results."""
 
     def __init__(self, problem: Problem, device: Device, seed: int | None = None) -> None:
         self.problem, self.device = problem, device
@@ -51,11 +51,12 @@ class Bench:
     ) -> dict[str, Any]:
         """Return times, TFLOP/s, errors and ratios of one pass, ready for JSON.
 
-        A contender that fails, leaves rows unwritten or is wrong is not timed; `not_timed` says why.
+        A contender that fails, leaves rows unwritten or is wrong is not timed; `not_timed` contains the
+        reason.
         """
         verdicts = {name: self.admit(contender, of) for name, contender in contenders.items()}
         turns = {n: contenders[n].turn(self.inputs, of) for n in contenders if not verdicts[n].refusal}
-        checked = Inputs(*(x.clone() for x in self.inputs))  # the inputs of the true results
+        checked = Inputs(*(x.clone() for x in self.inputs))  # the inputs to which the true results belong
         times = interleaved(
             turns,
             self.device,
@@ -68,9 +69,9 @@ class Bench:
         return self._report(of, verdicts, times, pairs)
 
     def admit(self, contender: Contender, of: str) -> Verdict:
-        """Return the verdict on a run whose outputs were in memory full of NaN.
+        """Return the verdict on a run whose outputs were allocated in memory full of NaN.
 
-        ringlab's own are run once more where all new memory is, so that no allocator can hide a gap.
+        ringlab's own contenders run once more with all new memory full of NaN, so no allocator can hide a gap.
         """
         turn = contender.turn(self.inputs, of)
         try:
@@ -80,7 +81,7 @@ class Bench:
             with new_memory_is_nan():
                 again = judge(contender.join(turn.run(turn.prepare())), self.expected)
             return again if again.refusal else verdict
-        except Exception as error:  # a kernel that cannot run must not keep the others from being timed
+        except Exception as error:  # other kernels are still timed if one cannot run
             reason = in_one_line(error) or "no reason given"
             return Verdict({}, {}, f"{type(error).__name__}: {reason[:300]}")
 
@@ -113,16 +114,16 @@ class Bench:
 
 
 def all_subjects_timed(cases: list[dict[str, Any]], pairs: Pairs) -> bool:
-    """Return whether every subject was found correct, and timed, in every case."""
+    """Return whether every subject was found correct and was timed in every case."""
     return all(subject in case["contenders"] for case in cases for subject in pairs)
 
 
 def _poisoned_run(turn: Turn, device: Device) -> Any:
-    """Run twice, with the memory of the first run's results full of NaN before the second."""
+    """Run twice, and fill the memory of the first run's results with NaN before the second run."""
     outputs = tuple(_tensors(turn.run(turn.prepare())))
     ready = turn.prepare()
     device.poison(outputs)
-    del outputs  # so that the second run is given the same memory
+    del outputs  # so that the second run gets the same memory
     return turn.run(ready)
 
 

@@ -1,8 +1,9 @@
 """Known packages of ring attention compared with ringlab's ring: the same causal work, in turn, in one process group.
 
-Each call's result is compared with float64 on a sample of tokens. A wrong one is timed, too, and listed
-as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead, which is the one that
-ringlab's `native` block uses: they then differ in messages, masks and sums, not in the kernel.
+Each call's result is compared with float64 on a sample of tokens. A wrong package is timed too, and listed
+as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead. ringlab's
+`native` block uses the same operator, so the packages then differ in messages, masks and sums, but not in the
+kernel.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def bench_peers(
 ) -> dict[str, Any]:
     """Return errors, times and ratios for each number of ranks and pass, for JSON; times in seconds.
 
-    Peers that are not installed, or fail in a small run, are not timed; `not_run` says why.
-    Raises: BackendError for an unknown peer or dtype, or a length that twice the ranks do not divide.
+    Peers that are not installed, or fail in a small run, are not timed; `not_run` contains the reasons.
+    Raises: BackendError for an unknown peer or dtype, or a length that is not divisible by twice the number
+    of ranks.
     """
     _check(work, ranks, names, dtype)
     inputs = _inputs(work, dtype)
@@ -110,7 +112,7 @@ def _about(name: str, dtype: str) -> str:
 
 
 def _version(name: str) -> str | None:
-    """The reason why the peer is not installed, None if it is."""
+    """Return the reason why the peer is not installed, or None if it is installed."""
     of = peers.peer(name)
     try:
         of.version  # noqa: B018
@@ -121,7 +123,7 @@ def _version(name: str) -> str | None:
 
 
 def _obstacle(name: str, P: int, dtype: str) -> str | None:
-    """The reason why the peer cannot be timed: it is not installed, or it fails in a small run of its own."""
+    """Return the reason why the peer cannot be timed (not installed, or fails in a small run), or None."""
     absent = _version(name)
     if absent is not None:
         return absent
@@ -135,7 +137,7 @@ def _obstacle(name: str, P: int, dtype: str) -> str | None:
 
 
 def _target(name: str) -> Target:
-    """The entrant of that name, in the process that runs it."""
+    """Return the target called `name`; it is loaded in the process that runs it."""
     if name == OURS:
         return Target(ring_attention, OURS, layouts=("zigzag",), options={"block": "native"}).completed()
     choose(Kernel.OPERATOR)
@@ -151,6 +153,9 @@ def _program(
 
 
 def _worst(name: str, ranks: Sequence[Passed], expected: Reference) -> dict[str, Tensor]:
-    """The largest errors over all calls of one entrant; each rank holds the errors of its own rows."""
+    """Return the largest errors over all calls of one entrant.
+
+    Each rank passes the errors of its own rows.
+    """
     calls = zip(*(rank.looks[name] for rank in ranks), strict=True)
     return worst_of([(0, [look.sampled for look in looks]) for looks in calls], [expected])

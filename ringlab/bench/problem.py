@@ -1,4 +1,4 @@
-"""The work of the GPU benchmarks: its sizes, its operations and bytes, and random inputs."""
+"""The problem that GPU benchmarks compute: its sizes, operations and bytes, and random inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes: H query heads and as many K/V heads, S tokens, D head dim, batch 1."""
+    """The sizes of a problem: H query heads and H K/V heads, S tokens, D head dim, batch 1."""
 
     H: int = 16
     S: int = 16384
@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the dtype as torch's."""
+        """Return the dtype as a torch.dtype."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
@@ -46,9 +46,9 @@ class Problem:
         return products * 2.0 * self.S**2 * self.D * self.H / (2 if self.causal else 1)
 
     def least_bytes(self, of: str) -> int:
-        """Return the fewest bytes to and from memory: each input read once, each result written once.
+        """Return the fewest bytes that must be moved: each input is read once, each result is written once.
 
-        Tensors of S tokens: forward q, k, v → out; backward q, k, v, out, dout → dq, dk, dv.
+        The tensors of S tokens are, forward, q, k, v → out and, backward, q, k, v, out, dout → dq, dk, dv.
         """
         tensors = {"forward": 4, "backward": 8, "forward_backward": 12}[of]
         return tensors * self.tensor_bytes
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 def draw(problem: Problem, device: str, generator: torch.Generator) -> Inputs:
-    """Return normally distributed inputs, different ones at every call."""
+    """Return normally distributed inputs, which differ at every call."""
     shape = (1, problem.H, problem.S, problem.D)
     dtype = problem.torch_dtype
     return Inputs(*(torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)))

@@ -1,4 +1,4 @@
-"""The cost of real processes: P gloo processes compared with torch with P threads, in one process group."""
+"""The cost of real processes: P gloo processes are compared with torch on P threads, in one process group."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""torch.profiler on every rank, and lanes recorded for readers without several GPUs.
+"""Runs torch.profiler on every rank, and records lanes for readers who do not have several GPUs.
 
-`python -m ringlab.bench.profile FILE` records the ring of lesson 13 in both orders, with the machine: each several times,
-of which the one with the median duration is kept. On all GPUs of this machine over NCCL where there are two or more (which
-nobody has tried yet), on two gloo processes elsewhere.
+`python -m ringlab.bench.profile FILE` records the ring of lesson 13 in both orders, with a description of the
+machine. Each order runs several times, and the run of median duration is kept. If this machine has two or
+more GPUs, all of them are used over NCCL (nobody has tried this yet). Otherwise two gloo processes are used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS, LAYERS, H, C, D = 5, 3, 8, 1024, 64
 
 
 def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
-    """Return the lanes of this rank in `run()`, which all ranks begin together; seconds from there."""
+    """Return the lanes of this rank in `run()`, in seconds from its start. All ranks start `run` together."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -47,7 +47,7 @@ def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
             pass
         run()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # launched work is not complete yet
+            torch.cuda.synchronize()  # launched kernels may still be running
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -56,7 +56,7 @@ def profiled(ring: Ring, run: Callable[[], Any]) -> list[Span]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Lanes of all ranks in earlier runs, by the name of the run; `label` describes them, `machine` their machine and date."""
+    """The lanes of all ranks in earlier runs, by name of the run, with a label, the machine and the date."""
 
     runs: Mapping[str, list[Span]]
     label: str
@@ -64,7 +64,7 @@ class Recorded:
 
 
 def recorded(path: Path | None = None) -> Recorded:
-    """Return the lanes that come with the course, or those that `save` wrote.
+    """Return recorded lanes: those of the course, or those in a file that `save` wrote.
 
     Raises: OSError if the file is missing.
     """
@@ -78,7 +78,7 @@ def recorded(path: Path | None = None) -> Recorded:
 
 
 def save(path: Path, label: str, runs: Mapping[str, Sequence[Span]]) -> None:
-    """Write lanes with their machine to `path`, for `recorded` to read; times to a tenth of a microsecond."""
+    """Write lanes with their machine to `path` for `recorded`, with times rounded to 0.1 microseconds."""
     rows = {
         name: [asdict(s) | {"start": round(s.start, 7), "end": round(s.end, 7)} for s in spans]
         for name, spans in runs.items()
@@ -89,7 +89,10 @@ def save(path: Path, label: str, runs: Mapping[str, Sequence[Span]]) -> None:
 
 
 def ring_in_order(ring: Ring, q: Any, k: Any, v: Any, order: Sequence[str]) -> Any:
-    """Return full attention of q over all ranks' K and V; `order`: that of post, compute and wait in a step."""
+    """Return full attention of q over all ranks' K and V.
+
+    order: the order of post, compute and wait in a step.
+    """
     state, block, arriving = Partial.identity(q), get_block("auto", q), None
     for step in range(ring.world_size):
         own = k, v
@@ -106,7 +109,10 @@ def ring_in_order(ring: Ring, q: Any, k: Any, v: Any, order: Sequence[str]) -> A
 
 
 def both_orders(ring: Ring, device: str) -> dict[str, list[list[Span]]]:
-    """Return this rank's lanes in every run of each order; the orders alternate, after an unrecorded round."""
+    """Return this rank's lanes in every run of each order.
+
+    The orders alternate. The first round is not recorded.
+    """
     torch.manual_seed(ring.rank)
     q, k, v = (torch.randn(1, H, C, D, device=device) for _ in range(3))
     found: dict[str, list[list[Span]]] = {name: [] for name in ORDERS}

@@ -1,14 +1,14 @@
-"""Is a kernel right at the size it is timed at? Its results on a sample of tokens against float64.
+"""Checks a kernel at the size at which it is timed: compares its results on a sample of tokens with float64.
 
 The oracle would need the whole S×S scores. Here lse and delta of all rows are computed in float64, a
-few rows at a time; from them follow out, lse and dq of any rows and dk and dv of any keys. The same
-function in the inputs' own dtype is the yardstick: the error of a row may be twice that of this plainest
-implementation in its worst row, plus a unit of last place for storing the result, plus the effect of
-storing `out` on the row: delta is computed from it, see part 2 of ringlab.conformance.tolerance.
+few rows at a time. Then out, lse and dq of any rows, and dk and dv of any keys, can be computed from them.
+The same function in the dtype of the inputs gives the bound. The error of a row may be twice the error of
+this plain implementation in its worst row, plus a unit of last place for storing the result, plus the effect
+of a rounded `out` on delta (see part 2 of ringlab.conformance.tolerance).
 
-This finds errors that occur at full size: rows and keys not visited, masks, strides and indices that
-overflow, a lost rescaling. One missing key among 16k moves `out` by less than its rounding and shows
-in dk and dv only; the case table at small sizes finds such errors in forward.
+The check finds errors that occur at full size, such as rows and keys that are not visited, wrong masks,
+strides and indices that overflow, or a lost rescaling. One missing key among 16k changes `out` by less than
+its rounding, and is visible only in dk and dv. The case table at small sizes finds such errors in forward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Results = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """True results at `tokens`, and the largest error allowed in each of their rows, (H, tokens)."""
+    """The true results at `tokens`, and the largest allowed error of each of their rows, (H, tokens)."""
 
     tokens: Tensor
     true: dict[str, Tensor]
@@ -45,7 +45,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The error of a kernel's worst row, and the largest error / bound, by result; `refusal` says what is wrong."""
+    """The error of a kernel's worst row and the largest error / bound, by result.
+
+    refusal: the fault, or empty.
+    """
 
     errors: dict[str, float]
     of_bounds: dict[str, float]
@@ -60,7 +63,7 @@ def sample(S: int, generator: torch.Generator, count: int = 48) -> Tensor:
 
 
 def reference(inputs: Inputs, causal: bool, tokens: Int[Tensor, " tokens"]) -> Reference:
-    """Return the true results at `tokens` in float64, and the bounds that the inputs' own dtype implies."""
+    """Return the true results at `tokens` in float64, and the error bounds for the inputs' dtype."""
     tokens = tokens.to(inputs.q.device)
     lse, delta, spread = _of_all_rows(inputs, causal)
     true = at_tokens(inputs, tokens, lse, delta, causal, torch.float64)
@@ -77,7 +80,7 @@ def reference(inputs: Inputs, causal: bool, tokens: Int[Tensor, " tokens"]) -> R
 
 
 def judge(results: Results, expected: Reference) -> Verdict:
-    """Return the errors of `results`, and a refusal if rows are not written or exceed a bound."""
+    """Return the errors of `results`, and a refusal if rows are unwritten or their errors exceed a bound."""
     results = {name: tensor.detach() for name, tensor in results.items()}
     for name, tensor in results.items():
         rows = ~torch.isfinite(tensor if name == "lse" else tensor.sum(dim=-1, dtype=torch.float32))
@@ -117,7 +120,7 @@ def at_tokens(
 ) -> dict[str, Tensor]:
     """Return out, lse and dq of the rows, dk and dv of the keys at `tokens`, every tensor in `dtype`.
 
-    lse and delta are those of all rows. Source of the gradients: arXiv 2205.14135, appendix B.
+    lse, delta: of all rows. Source of the gradients: arXiv 2205.14135, appendix B.
     """
     q, k, v, dout = (x[0].to(dtype) for x in inputs)
     scale, positions = q.shape[-1] ** -0.5, torch.arange(q.shape[1], device=q.device)
@@ -137,7 +140,7 @@ def at_tokens(
 
 
 def _of_all_rows(inputs: Inputs, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """lse, delta = rowsum(dout·out) and √rowsum((dout·out)²), (H, S), in float64."""
+    """Return lse, delta = rowsum(dout·out) and √rowsum((dout·out)²) of all rows, each (H, S), in float64."""
     q, k, v, dout = (x[0].double() for x in inputs)
     H, S, D = q.shape
     positions, count = torch.arange(S, device=q.device), max(1, ROW_BYTES // (8 * H * S))
@@ -156,12 +159,13 @@ def _of_all_rows(inputs: Inputs, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
 def _storing_out(
     inputs: Inputs, tokens: Tensor, lse: Tensor, spread: Tensor, causal: bool
 ) -> dict[str, Tensor]:
-    """The change of the rows of dq and dk at `tokens` when delta is computed from a rounded out."""
+    """Return how much the rows of dq and dk at `tokens` change if delta is computed from a rounded out."""
     q, k = (x[0].double() for x in inputs[:2])
     scale, positions = q.shape[-1] ** -0.5, torch.arange(q.shape[1], device=q.device)
     state = torch.finfo(torch.promote_types(inputs.q.dtype, torch.float32)).eps
-    # Both delta and dout·v are sums of D products, in an order of the kernel's own. How far they part is in part 2
-    # of ringlab.conformance.tolerance; delta is taken as large as r here, which it is for normal inputs.
+    # delta and dout·v are sums of D products, which each kernel adds in its own order. Part 2 of
+    # ringlab.conformance.tolerance states how far they differ. delta is assumed to be as large as r, as it is
+    # for normally distributed inputs.
     change = (torch.finfo(inputs.q.dtype).eps + state * q.shape[-1] ** 0.5) * spread
     rows = (q[:, tokens] @ k.mT * scale - lse[:, tokens, None]).exp()
     columns = (q @ k[:, tokens].mT * scale - lse[..., None]).exp()

@@ -1,8 +1,9 @@
-"""Choosing launch configurations by measuring them, for `ringlab tune` on a GPU.
+"""Chooses launch configurations by measuring them, for `ringlab tune` on a GPU.
 
-For each row of the table: compile every candidate, drop those that exceed a budget of
-`blocks.triton.offline`, keep the likely ones by the model of `blocks.triton.occupancy`, drop those that compute wrong
-results, time the rest in a short heat, and time the fastest again in a final.
+For each row of the table, every candidate is compiled. Candidates that exceed a budget of
+`blocks.triton.offline` are dropped, and the model of `blocks.triton.occupancy` selects the likely ones. Of
+these, candidates with wrong results are dropped. The others are timed in a short heat, and the fastest are
+timed again in a final.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Race = Callable[[Slot, Sequence[Config], int], Mapping[Config, float]]
 
 
 class Gpu:
-    """The current CUDA device as the place of races: one block, causal, fresh inputs in every round."""
+    """Times configurations on the current CUDA device: one causal block, with new inputs in every round."""
 
     def __init__(self, tokens: int = 8192, heads: int = 16, device: Device | None = None) -> None:
         self.tokens, self.heads = tokens, heads
@@ -57,9 +58,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The row chosen for a slot, None if no candidate is left, and the numbers of candidates.
+    """The row chosen for a slot, or None if no candidate is left, and the numbers of candidates per stage.
 
-    Of `compiled` candidates `kept` kept the budgets, `raced` of those were run, and `right` of those computed correct results.
+    `compiled` candidates were compiled, `kept` of these are within the budgets, `raced` of these were run,
+    and `right` of these gave correct results.
     """
 
     slot: Slot
@@ -70,7 +72,7 @@ class Tuned:
     right: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `ringlab tune --json` prints it."""
+        """Return the result as `ringlab tune --json` prints it."""
         counts = {
             "compiled": self.compiled,
             "kept_budgets": self.kept,
@@ -93,7 +95,10 @@ def tune(
     compiler: Callable[..., list[Compiled]] = compile_all,
     most: int = MOST,
 ) -> Tuned:
-    """Return the fastest candidate of `slot` that keeps the budgets and is correct, of the `most` likely ones and that of the table."""
+    """Return the fastest correct candidate of `slot` within the budgets.
+
+    Candidates are the `most` likeliest ones by the model, and the one that the table has now.
+    """
     found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
     able = {each.job.config: each for each in found if not each.broken()}
     likely = sorted(able, key=lambda config: clocks_per_score(able[config]))[:most]
@@ -107,7 +112,7 @@ def tune(
 
 
 def stamp(tokens: int, heads: int) -> str:
-    """Return the problem, GPU, versions and date of a measurement, for the reason beside a row."""
+    """Return the problem, GPU, versions and date of a measurement, to be written as the reason of a row."""
     here = machine()
     gpu, versions = _dict(here.get("gpu")).get("name", "no GPU"), _dict(here.get("versions"))
     what = f"{heads} heads, {tokens} tokens, causal"
@@ -115,7 +120,7 @@ def stamp(tokens: int, heads: int) -> str:
 
 
 def merged(old: Sequence[Row], tuned: Sequence[Tuned]) -> list[Row]:
-    """Return the rows of a table, the tuned ones replaced in place."""
+    """Return the rows of a table after tuned rows have replaced the old ones, in the same order."""
     new = {_key(each.row): each.row for each in tuned if each.row}
     return [new.get(_key(row), row) for row in old]
 

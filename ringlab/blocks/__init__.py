@@ -25,7 +25,7 @@ _TRITON = "triton"
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the block backends that run on every machine, in any floating point dtype.
+    """Return the names of the block backends that run on every machine, with every floating point dtype.
 
     >>> available()
     ('naive', 'blockwise', 'native')
@@ -34,7 +34,9 @@ def available() -> tuple[str, ...]:
 
 
 def known() -> tuple[str, ...]:
-    """Return the names of all block backends. `triton` needs a GPU or its interpreter, and has no float64.
+    """Return the names of all block backends.
+
+    `triton` needs a GPU or Triton's interpreter, and does not support float64.
 
     >>> known()
     ('naive', 'blockwise', 'native', 'triton')
@@ -45,12 +47,13 @@ def known() -> tuple[str, ...]:
 def get_block(
     name: str | Block, q: Query, requirements: frozenset[str] = frozenset(), v: Value | None = None
 ) -> Block:
-    """Return the block backend called `name`, after a check that it can compute tensors like `q`.
+    """Return the block backend called `name`, after a check that it supports tensors like `q`.
 
-    "auto" is `native` if that can compute `q`, else `blockwise`. A block object is returned as it is.
-    requirements: the score rules that it must support, of "softcap" and "dropout". v: values whose head dim may be another.
-    Raises: BackendError for an unknown name, for something that is no block, or for a backend that does not support `q`, `v`
-    and all requirements.
+    "auto" means `native` if it supports `q`, and otherwise `blockwise`. A block object is returned unchanged.
+    requirements: the score rules that the block must support, among "softcap" and "dropout". v: the values,
+    if their head dim differs from that of `q`.
+    Raises: BackendError for an unknown name, for an object that is not a block, or for a block that does not
+    support `q`, `v` and all requirements.
 
     >>> import torch
     >>> get_block("auto", torch.empty(1, 2, 16, 8)).name
@@ -76,9 +79,9 @@ def get_block(
 
 
 def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: frozenset[str]) -> None:
-    """Record in the trace of `comm` which block computes, if that is not the one that the caller asked for.
+    """Record in the trace of `comm` which block computes, if it is not the block that the caller asked for.
 
-    asked: "auto", a name or a block object, as `get_block` takes them. chosen: what `get_block` returned.
+    asked: "auto", a name or a block object, as for `get_block`. chosen: the block that `get_block` returned.
 
     >>> from ringlab import VirtualCluster
     >>> run = VirtualCluster(1).run(lambda ring: record_block(ring.comm, "native", Native(), frozenset({"softcap"})))
@@ -99,12 +102,12 @@ def _named(name: str) -> Block:
 
 
 def _unsupported(block: Block, tensors: tuple[Tensor, ...]) -> str | None:
-    """Return the reason why the block cannot compute one of these, or None if it can compute all."""
+    """Return the reason why the block does not support one of these tensors, or None if it supports all."""
     return next((reason for x in tensors if (reason := block.supports(x))), None)
 
 
 def _remedy(tensors: tuple[Tensor, ...]) -> str:
-    """Return what to do when a block does not support `tensors`: use a block that does, or else convert them."""
+    """Return the remedy for unsupported tensors: a block that supports them, or else a conversion."""
     for name in ("native", "blockwise"):
         if _unsupported(_named(name), tensors) is None:
             return f"use block='{name}'"

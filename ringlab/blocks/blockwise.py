@@ -1,4 +1,4 @@
-"""The block backend `blockwise`: tiled attention in plain torch, memory linear in the sequence, made to be read.
+"""The block backend `blockwise`: readable tiled attention in plain torch, with memory linear in S.
 
 Source: arXiv 2112.05682 (forward by tiles), arXiv 2205.14135 (backward from lse and delta).
 """
@@ -18,7 +18,7 @@ from ringlab.types import KeyValue, Query, Value
 
 
 class Blockwise(Block):
-    """Walks over square tiles of `tile` × `tile` scores; only one of them exists at a time."""
+    """Walks over square tiles of `tile` × `tile` scores. Only one tile is in memory at a time."""
 
     name = "blockwise"
     largest_causal: int | None = None
@@ -81,7 +81,7 @@ class Blockwise(Block):
         return dq, dk, dv
 
     def _tiles(self, q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[slice, slice, bool]]:
-        """Yield (rows, keys, whether the diagonal runs through them) of each tile with visible keys."""
+        """Yield (rows, keys, whether the diagonal crosses the tile) of each tile with visible keys."""
         for row in range(0, q.shape[-2], self.tile):
             for key in range(0, k.shape[-2], self.tile):
                 if causal and key > row:

@@ -1,4 +1,4 @@
-"""The block backend `naive`: the whole tile of scores at once, in float32 or float64. The definition, in torch."""
+"""The block backend `naive`: the definition of attention in torch, which computes all scores at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringlab.types import KeyValue, Query, Value
 
 
 class Naive(Block):
-    """Materialises the Lq×Lk scores. The reference among the backends, for small tiles."""
+    """Computes all Lq×Lk scores at once. It is the reference for the other backends, for small tiles."""
 
     name = "naive"
     largest_causal: int | None = None
@@ -55,12 +55,12 @@ class Naive(Block):
         groups, dtype = k.shape[1], state_dtype(rows.q.dtype)
         q, k, v = _grouped(rows.q, k, v)
         dout, lse, delta = (x.to(dtype).unflatten(1, (groups, -1)) for x in (rows.dout, rows.lse, rows.delta))
-        # A row that sees no key has lse −inf; +inf in its place makes all its weights 0.
+        # A row that sees no key has lse −inf. Replacing −inf by +inf makes all weights of the row 0.
         lse = lse.masked_fill(lse == -math.inf, math.inf)
         scores = rules.capped(scale * (q @ k.mT))
         slope, factors = rules.cap_slope(scores), _dropout_factors(rules, q)
         weights = torch.exp(_masked(scores, causal) - lse.unsqueeze(-1))
-        del scores  # a tile's worth of memory
+        del scores  # frees the memory of a tile
         dscores = weights * (_times(dout @ v.mT, factors) - delta.unsqueeze(-1))
         dscores = _times(dscores, slope)
         dq = scale * (dscores @ k)
@@ -83,7 +83,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dropout_factors(rules: TileRules, q: Tensor) -> Tensor | None:
-    """Return the factors of the weights of grouped heads; None without dropout."""
+    """Return the dropout factors of the weights of grouped heads, or None without dropout."""
     factors = rules.dropout_factors(q.shape[0], q.shape[1] * q.shape[2], q)
     return None if factors is None else factors.unflatten(1, q.shape[1:3])
 
@@ -104,7 +104,8 @@ def _weighted_sum(weights: Tensor, v: Tensor, causal: bool) -> Tensor:
     out = weights @ v
     if not causal or v.numel() == 0 or torch.isfinite(out.sum()):
         return out
-    # A hidden key has weight 0, and 0·NaN = NaN: a non-finite value may reach only the rows that see it.
+    # A hidden key has weight 0, but 0·NaN = NaN. A non-finite value must reach only the rows that see its
+    # key.
     finite = torch.isfinite(v)
     spread = v.masked_fill(finite, 0.0).cumsum(dim=-2)
     last = torch.arange(weights.shape[-2], device=v.device).clamp(max=v.shape[-2] - 1)

@@ -1,7 +1,7 @@
 """The block backend `native`: torch's own flash attention operators, which return the lse that a ring needs.
 
-They take q, k and v of one head dim only. Where v has another, the narrower tensors are filled up with zeros, which add
-nothing to scores, out or gradients; the surplus is cut off the results.
+The operators take only q, k and v of one head dim. If v has another head dim, the narrower tensors are padded
+with zeros, which do not change scores, out or gradients, and the padding is cut off the results.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _aten = torch.ops.aten
 
 
 class Native(Block):
-    """Flash attention of torch: on the CPU any float dtype, on CUDA from compute capability 8.0 float16 and bfloat16.
+    """Flash attention of torch: any float dtype on the CPU, float16 and bfloat16 on GPUs from sm_80 on.
 
-    torch's operators have no soft cap, and their dropout does not follow from positions; nor do they take a gradient of lse.
-    Tiles with such rules, and the backward of such rows, are computed by `Blockwise`.
+    torch's operators have no soft cap, their dropout does not depend on positions, and they take no gradient
+    of lse. Tiles with these rules, and the backward of rows with a gradient of lse, are computed by
+    `Blockwise`.
     """
 
     name = "native"
@@ -36,7 +37,7 @@ class Native(Block):
 
     def __init__(self, largest_causal: int | None = None) -> None:
         # On the diagonal the CPU operator computes whole blocks of 512 keys, so smaller causal tiles waste less.
-        # That paid on AVX-512 machines without AMX; with AMX the additional calls and merges cost more.
+        # They were faster on AVX-512 machines without AMX. With AMX the additional calls and merges cost more.
         self.largest_causal = largest_causal
 
     def supports(self, q: Query) -> str | None:
@@ -71,8 +72,8 @@ class Native(Block):
             return _cuda_forward(q, k, v, causal, scale)
         q, k, v = map(_dense, (q, k, v))
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-        # The operator lets a non-finite value reach rows that do not see it (0·NaN = NaN). It also returns out 0
-        # with lse 0 for a row whose scores are all −inf, or all NaN and fewer than a vector register holds.
+        # The operator lets a non-finite value reach rows that do not see its key (0·NaN = NaN). It also returns
+        # out 0 and lse 0 for a row whose scores are all −inf, or all NaN and too few to fill a vector register.
         leaks = causal and not torch.isfinite(out.sum(dtype=lse.dtype))
         if leaks or (not lse.all() and ((lse == 0) & (out == 0).all(dim=-1)).any()):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
@@ -108,7 +109,7 @@ class Native(Block):
 
 
 def too_old(device: torch.device) -> str | None:
-    """Return the reason why a GPU is too old for kernels that need Ampere's instructions, or None if it is not."""
+    """Return the reason why a GPU is too old for kernels that need Ampere's instructions, or None."""
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 8 else f"needs a GPU of compute capability 8.0 or more, got {major}.{minor}"
 
@@ -118,34 +119,34 @@ def _on_cuda(x: Tensor) -> bool:
 
 
 def _dense(x: Tensor) -> Tensor:
-    # The CPU operators accept any strides, except that they read the last axis as if it were dense.
+    # The CPU operators accept any strides of the first axes, but read the last axis as if it were dense.
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-_LOAD = 16  # bytes that the CUDA kernels load at once, from addresses that are multiples of it
+_LOAD = 16  # bytes that the CUDA kernels load at once; addresses must be multiples of this number
 
 
 def _loadable(x: Tensor) -> Tensor:
-    """Return `x`, or a dense copy where the CUDA kernels could not load its rows."""
+    """Return `x`, or a dense copy if the CUDA kernels cannot load the rows of `x`."""
     rows = [x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1])]
     fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors with zeros after their head dims, up to the largest of these."""
+    """Return the tensors padded with zeros to the largest of their head dims."""
     most = max(x.shape[-1] for x in tensors)
     return tuple(x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in tensors)
 
 
 def _cut(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` with the head dim of `like`, in memory of its own."""
+    """Return `x` cut to the head dim of `like`, as a copy."""
     return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]].contiguous()
 
 
 def _check_square(q: Tensor, k: Tensor, causal: bool) -> None:
     """Return if a causal tile is square. Raises: BackendError."""
-    # How the CUDA operators align a rectangular causal mask differs between versions.
+    # Versions of the CUDA operators differ in how they align a rectangular causal mask.
     if causal and q.shape[-2] != k.shape[-2]:
         raise BackendError(
             "a square causal tile for the native block on CUDA",
@@ -166,8 +167,8 @@ def _cuda_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_square(q, k, causal)
     dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
-    lse = lse.contiguous()  # the kernel knows no strides of it, and torch makes no copy
-    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # the random state of dropout
+    lse = lse.contiguous()  # the kernel ignores strides of lse, and torch makes no copy
+    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # in place of the random state of dropout
     return _aten._scaled_dot_product_flash_attention_backward(
         dout,
         q,

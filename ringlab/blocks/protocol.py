@@ -1,7 +1,8 @@
 """The interface of a block backend: attention of some query rows over one K/V block, forward and backward.
 
-A schedule brings the blocks; for each one, `AttentionCall` hands the tiles to a `Block`. A backend that can compute all tiles
-of a block in one launch is a `StepBlock` and keeps its own state between blocks, a `ForwardSteps` or `BackwardSteps`.
+A schedule delivers the K/V blocks. For each of them, `AttentionCall` passes the tiles to a `Block`. A backend
+that can compute all tiles of a K/V block in one launch is a `StepBlock`, and keeps its state between blocks
+in a `ForwardSteps` or `BackwardSteps`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 @dataclass(frozen=True)
 class BackwardRows:
-    """Some query rows with everything that backward needs to know about them.
+    """Some query rows with all tensors of these rows that backward needs.
 
-    out and lse are those of the forward over all keys, not over one block, and count the sinks if there are any. delta is
-    rowsum(dout·out), less the gradient of lse if there is one. through_lse: whether there is one, so that delta does not
-    follow from dout and out.
-    out is None for rows that travel without it; then through_lse is true, and a backend takes delta as it is.
+    out and lse are results of the forward over all keys, not over one block, and include the sinks if there
+    are any. delta is rowsum(dout·out) minus the gradient of lse, if lse has one. through_lse: whether lse has
+    a gradient, so that delta cannot be computed from dout and out.
+    out is None for rows that travel without out. Then through_lse is true, and a backend must use the given
+    delta.
     """
 
     dout: Out
@@ -47,7 +49,7 @@ class BackwardRows:
         )
 
     def of_heads(self, heads: slice) -> BackwardRows:
-        """Return all rows of some heads; views."""
+        """Return all rows of some heads, as views of these tensors."""
         out = None if self.out is None else self.out[:, heads]
         return replace(
             self, dout=self.dout[:, heads], q=self.q[:, heads], out=out, lse=self.lse[:, heads], delta=self.delta[:, heads]
@@ -65,8 +67,9 @@ class BackwardRows:
 class Block(Protocol):
     """One way to compute a tile. Backends keep no state between tiles.
 
-    v may have another head dim than q and k; out has that of v. Query head h reads key/value head h // (H // K). With
-    `causal`, row i sees keys 0 … i (aligned top-left), and there are no more keys than rows.
+    v may have another head dim than q and k; out has the head dim of v. Query head h reads key/value head
+    h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and there are no more keys than
+    rows.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Block(Protocol):
     """Which `ringlab.scores.ScoreRules` it computes, of "softcap" and "dropout"; it is never given another."""
 
     def supports(self, q: Query) -> str | None:
-        """Return None, or the reason why tensors of this dtype, device and head dim cannot be computed."""
+        """Return None, or the reason why tensors of this dtype, device and head dim are not supported."""
         ...
 
     def forward(
@@ -93,7 +96,7 @@ class Block(Protocol):
     ) -> Partial:
         """Return the partial of softmax(scale·q·kᵀ)·v over these keys; by default `Native.forward`.
 
-        Scores are capped by `rules` first. Dropped weights count in lse but not in out.
+        Scores are first capped by `rules`. Dropped weights count in lse but not in out.
         """
         ...
 
@@ -128,10 +131,13 @@ class Gradient:
 
 @runtime_checkable
 class ForwardSteps(Protocol):
-    """The forward of one rank's queries, a K/V block at a time: `TilewiseForward`, or with Triton `TritonForward`."""
+    """The forward of one rank's queries, one K/V block at a time: `TilewiseForward` or `TritonForward`."""
 
     def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
-        """Attend to the next block; `tiles` are its visible parts, `rules` those of all rows and all its keys."""
+        """Attend to the next block.
+
+        tiles: its visible parts. rules: the rules of all rows and all its keys.
+        """
         ...
 
     def partial(self) -> Partial:
@@ -141,12 +147,15 @@ class ForwardSteps(Protocol):
 
 @runtime_checkable
 class BackwardSteps(Protocol):
-    """The backward of one rank's queries, a K/V block at a time: `TilewiseBackward`, or with Triton `TritonBackward`."""
+    """The backward of one rank's queries, one K/V block at a time: `TilewiseBackward` or `TritonBackward`."""
 
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return the contribution of these queries to the gradients of the next block; arguments as in the forward."""
+        """Return what these queries add to the gradients of the next block.
+
+        Arguments are those of the forward.
+        """
         ...
 
     def query_gradient(self) -> Query:
@@ -158,13 +167,13 @@ class BackwardSteps(Protocol):
 class StepBlock(Block, Protocol):
     """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance.
 
-    `TritonBlock` is one; `Naive`, `Blockwise` and `Native` are not.
+    `TritonBlock` is a StepBlock. `Naive`, `Blockwise` and `Native` are not.
     """
 
     def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
-        """Return the forward of `q` over `count` blocks, before the first one."""
+        """Return the forward of `q`, ready for the first of `count` blocks."""
         ...
 
     def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> BackwardSteps:
-        """Return the backward of `rows` over `count` blocks, before the first one."""
+        """Return the backward of `rows`, ready for the first of `count` blocks."""
         ...

@@ -1,6 +1,7 @@
 """The command line: `ringlab doctor`, `verify`, `check`, `bench`, `plan`, `simulate`, …
 
-Other packages add commands by entry points: the groups "ringlab.commands", "ringlab.bench" and "ringlab.probes".
+Other packages add commands by entry points of the groups "ringlab.commands", "ringlab.bench" and
+"ringlab.probes".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ringlab.errors import MissingExtraError
 
 
 class Commands(ExtensibleGroup):
-    """`ringlab` itself."""
+    """The command `ringlab`, which contains all other commands."""
 
     entry_group = "ringlab.commands"
     own: ClassVar = {
@@ -46,17 +47,17 @@ def about() -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """End as after Ctrl-C: what is open is closed, temporary folders are removed."""
+    """End the process as Ctrl-C does, so that files are closed and temporary folders are removed."""
     sys.exit(128 + number)
 
 
 def main() -> None:
-    """Run the command line; the exit status is 1 where something is not ok, 2 for a wrong call."""
-    # Imports leave nothing to collect, and looking for it takes a tenth of a short command.
+    """Run the command line. The exit status is 1 if a result is not ok, and 2 for a wrong call."""
+    # Imports leave no garbage, and a garbage collection takes a tenth of the time of a short command.
     gc.set_threshold(50_000)
     if (
         "TORCHELASTIC_RUN_ID" not in os.environ
-    ):  # torchrun's ranks may wait in calls that no Python handler interrupts
+    ):  # ranks of torchrun may wait in calls that a Python handler cannot interrupt
         signal.signal(signal.SIGTERM, _leave)
     try:
         app()

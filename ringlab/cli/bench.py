@@ -20,8 +20,8 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Prepare what all benches need."""
-    # As a user's Python, those that are measured keep what they compiled.
+    """Prepare the environment of all benchmarks."""
+    # Measured processes write compiled bytecode, as a user's Python does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
@@ -69,7 +69,7 @@ def processes(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare gloo processes of one thread with one call of torch's attention with as many threads."""
+    """Compare gloo processes of one thread with one call of torch's attention on equally many threads."""
     from ringlab.bench.emulate import Work
     from ringlab.bench.processes import bench_processes
 
@@ -92,7 +92,10 @@ def peers(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare known packages of ring attention with ringlab's: causal, gloo processes of one thread. Exits 1 if ringlab is wrong."""
+    """Compare known packages of ring attention with ringlab's, causal, over gloo processes of one thread.
+
+    The exit status is 1 if ringlab's own result is wrong.
+    """
     numbers = [each.strip() for each in ranks.split(",")]
     if not all(each.isdigit() for each in numbers):
         raise typer.BadParameter("comma-separated numbers are needed", param_hint="--ranks")
@@ -153,7 +156,7 @@ def check(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how long `ringlab check` takes: right rings in both tiers, and wrong ones until their first fault."""
+    """Measure how long `ringlab check` takes for right rings, and for wrong rings until the first fault."""
     with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.conformance import bench_check
 
@@ -182,7 +185,10 @@ def kernels(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the kernels on one GPU with torch's cuDNN and flash attention, bf16. Exits 1 without a GPU."""
+    """Compare the kernels on one GPU with torch's cuDNN and flash attention, in bf16.
+
+    Exits 1 without a GPU.
+    """
     if mask not in MASKS:
         raise typer.BadParameter(f"{mask!r} is not one of {', '.join(MASKS)}", param_hint="--mask")
     with reporting_errors(as_json), progress_bar() as bar:
@@ -208,7 +214,10 @@ def ring(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the whole zig-zag ring on one GPU with the same kernel in one call, bf16, causal. Exits 1 without a GPU."""
+    """Compare the zig-zag ring on one GPU with one call of the same kernel, causal, in bf16.
+
+    Exits 1 without a GPU.
+    """
     with reporting_errors(as_json), progress_bar() as bar:
         from ringlab.bench.emulated_ring import bench_ring
         from ringlab.bench.problem import Problem
@@ -228,7 +237,7 @@ def draw(
     out: Annotated[Path, typer.Option("--out", help="The folder of the pictures.")] = Path("build/figures"),
     as_json: Json = False,
 ) -> None:
-    """Draw results: bars for each, and a roofline for kernels, as PNG and SVG with a text for each."""
+    """Draw bars for each result, and a roofline for kernels, as PNG and SVG files with descriptions."""
     with reporting_errors(as_json):
         from ringlab.bench.draw import draw_all
 
@@ -260,7 +269,10 @@ def _print_peers(measured: dict[str, Any]) -> None:
 
 
 def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
-    """Write a result as JSON to `output`, if it is given; print it, or return true where people want lines instead."""
+    """Write a result as JSON to `output`, if given.
+
+    With --json print the result, and otherwise return true.
+    """
     if output is not None:
         import json
 
@@ -272,7 +284,7 @@ def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> 
 
 
 def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    """Report a result with cases; status 1 if a block was wrong or could not run."""
+    """Report a result with cases. The exit status is 1 if a block was wrong or could not run."""
     if not for_people(measured, output, as_json):
         finish(measured["ok"])
     for case in measured["cases"]:

@@ -53,9 +53,10 @@ def check(
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Check a ring attention, a merge of partials, a decode, or a training step; of a ring its messages and memory, too.
+    """Check a ring attention, a merge of partials, a decode or a training step.
 
-    Started by torchrun, it takes torchrun's processes for the ranks; with --device cuda, each has a GPU.
+    The check of a ring includes its messages and memory. Under torchrun, the processes of torchrun are the
+    ranks; with --device cuda, each of them has a GPU.
     """
     with _ranks(as_json) as lead:
         files = {"markdown": markdown, "junit": junit, "html": html, "script": script, "badge": badge}
@@ -87,7 +88,10 @@ def check(
 
 @contextmanager
 def _ranks(as_json: bool) -> Iterator[Lead | None]:
-    """Yield rank 0's side of torchrun's ranks, None without torchrun; the other ranks end here, with rank 0's status."""
+    """Yield rank 0's connection to torchrun's other ranks, or None without torchrun.
+
+    The other ranks do not return: they end with rank 0's exit status.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield None
         return
@@ -156,7 +160,7 @@ def _other(
 
 
 def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoReturn:
-    """Write the report into the files asked for, print it, and end with its status."""
+    """Write the report into the files of the options, print the report, and exit with its status."""
     from ringlab.conformance.report import html, junit, text
 
     made = (text.markdown, junit.junit, html.html, lambda found: found.script, text.badge)
@@ -216,9 +220,10 @@ CLAIMS_OF_A_TEST = (
 
 
 def write_test(reference: str, file: Path, claims: dict[str, Any]) -> str:
-    """Write a test of the function `reference` to a file that does not exist yet; return what to do next.
+    """Write a test of the function `reference` to a new file, and return advice on what to do next.
 
-    Raises: BackendError if it is no function of a module that can be imported, for an invalid claim, or if there is such a file.
+    Raises: BackendError if `reference` is not a function of a module that can be imported, for an invalid
+    claim, or if the file exists.
     """
     from ringlab.conformance.run.loading import named
     from ringlab.conformance.target.claims import Target, as_target
@@ -246,12 +251,12 @@ def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any]
     if kind != "attention":
         attach_nothing(found, {"merge": "merge", "decode": "decode", "step": "training step"}[kind])
         return
-    with redirect_stdout(sys.stderr):  # a module may print when it is imported, and JSON must stand alone
+    with redirect_stdout(sys.stderr):  # a module may print on import, but stdout must contain only JSON
         attach(found, lambda: load(target, **claims), device)
 
 
 def _options(context: typer.Context) -> str:
-    """The options on the command line that have an effect on the runs, as in a shell."""
+    """Return the options on the command line that affect the runs, written as in a shell."""
     words: list[str] = []
     for option in context.command.params:
         value, name = context.params[option.name or ""], option.name or ""
@@ -274,13 +279,13 @@ _IGNORED_BY = {
 
 
 def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_json: bool) -> None:
-    """Refuse options on the command line that would be ignored beside `option`."""
+    """Raise an error for options on the command line that would be ignored together with `option`."""
     if given := ignored(context, others):
         _bad(BackendError(f"{option} without {given}", "both", "leave one of them out"), as_json)
 
 
 def _status(found: Report) -> int:
-    """1 if a check failed, 2 if the reference names nothing that can be checked."""
+    """Return the exit status: 1 if a check failed, 2 if the reference is nothing that can be checked."""
     from ringlab.conformance.report.diagnosis import INVALID
 
     first = found.findings[0]
@@ -288,7 +293,7 @@ def _status(found: Report) -> int:
 
 
 def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **has: bool) -> dict[str, Any]:
-    """Only the claims on the command line; the target itself states the others."""
+    """Return the claims on the command line. The target itself states all other claims."""
     claims: dict[str, Any] = {}
     if layouts or dtypes:
         from ringlab.conformance.cases import LAYOUTS
@@ -314,7 +319,7 @@ def _claims(layouts: str, ranks: str, dtypes: str, axes: str, as_json: bool, **h
 def _request(
     kind: str, only: list[str] | None, limit: float, transport: str, device: str, as_json: bool
 ) -> None:
-    """Refuse an invalid request before anything is run."""
+    """Raise an error for an invalid request before anything is run."""
     from ringlab.comm.processes import connect
     from ringlab.conformance import checks
 
@@ -332,7 +337,7 @@ def _request(
 
 
 def _writable(files: Mapping[str, Path | None], init: Path | None, as_json: bool) -> None:
-    """Refuse files that cannot be written; the folder of --init is made."""
+    """Raise an error for files that cannot be written, and make the folder of --init."""
     from ringlab.cli.output import check_writable
 
     try:
@@ -353,7 +358,7 @@ def _device(device: str) -> None:
 
 
 def _bad(error: RinglabError, as_json: bool) -> NoReturn:
-    """End with status 2: the request itself is invalid."""
+    """Exit with status 2, because the request itself is invalid."""
     if as_json:
         fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
         print_json({"ok": False, "error": {"kind": type(error).__name__, **fields}})

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are first needed, among them those that other packages add by entry points."""
+"""Commands that are imported when they are first needed, including commands of other packages."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typer.models import TyperInfo
 
 
 class _Later(NamedTuple):
-    """A command that has not been made yet. Entry points are of another class where a package for older Pythons finds them."""
+    """A command that is not loaded yet. It wraps the command's entry point."""
 
     entry: EntryPoint
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; one given as an entry point is made when it is first needed.
+    """Commands by name. A command that is given as an entry point is loaded when it is first needed.
 
-    The entry points of other packages are looked for once a name is not known, or all names are needed. None of them takes the place of
-    a command that is there already.
+    The entry points of other packages are looked up if a name is unknown, or if all names are needed. They
+    never replace a command that exists already.
     """
 
     def __init__(self, made: Mapping[str, Any], own: Mapping[str, str], entry_group: str) -> None:
@@ -54,7 +54,7 @@ class LazyCommands(UserDict[str, Any]):
         return len(self._all())
 
     def listed(self) -> dict[str, Any]:
-        """Return the commands without their options, for a list: options take longer to make than the rest of it."""
+        """Return the commands without their options, for a list. Making the options takes most of the time."""
         return {
             name: _listed(found.entry) if isinstance(found, _Later) else found
             for name, found in self._all().items()
@@ -69,9 +69,10 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class ExtensibleGroup(TyperGroup):
-    """A group of commands of its own and of other packages, each imported when it is first needed.
+    """A group of ringlab's commands and of other packages' commands, each imported when it is first needed.
 
-    An entry point, whether in `own` or of the group `entry_group`, is a command's function or the app of its subcommands.
+    An entry point, in `own` or in the group `entry_group`, is the function of a command or the app of its
+    subcommands.
     """
 
     entry_group: ClassVar[str]
@@ -95,7 +96,7 @@ class ExtensibleGroup(TyperGroup):
 
 
 class ExtensibleBench(ExtensibleGroup):
-    """`ringlab bench`."""
+    """The command group `ringlab bench`."""
 
     entry_group = "ringlab.bench"
 
@@ -140,7 +141,7 @@ _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def _unavailable(entry: EntryPoint, error: ImportError) -> Any:
-    """Return a command that reports why another cannot be imported, so that `--help` and the others still work."""
+    """Return a command that reports why a command cannot be imported, so that --help still works."""
     package = entry.dist.name if entry.dist else entry.module.partition(".")[0]
 
     def unavailable() -> None:

@@ -1,6 +1,6 @@
 """`ringlab doctor`: what works on this machine, what does not, and the remedy.
 
-Triton's interpreter and its offline compiler are each probed in a process of its own.
+Triton's interpreter and its offline compiler are each probed in a separate process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASSEMBLERS = (
 
 
 def no_triton() -> str | None:
-    """Return the reason why kernels can be neither compiled nor interpreted here, None if they can."""
+    """Return the reason why kernels can be neither compiled nor interpreted on this machine, or None."""
     if importlib.util.find_spec("triton") is not None:
         return None
     here = f"{platform.system()} on {platform.machine()}, without it"
@@ -38,7 +38,7 @@ def no_triton() -> str | None:
 
 
 def ask(code: str, interpret: bool) -> tuple[bool, str]:
-    """Return whether `code` ran in a fresh Python, and the last line that it printed or its error."""
+    """Return whether `code` ran in a fresh Python process, and the last line of its output or its error."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
@@ -59,7 +59,10 @@ class Diagnosis:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what works here, what does not, and how to fix it. Exits 1 only if something needed is broken."""
+    """Report what works on this machine, what does not, and how to fix it.
+
+    Exits 1 only if something needed is broken.
+    """
     findings = list(examine())
     ok = all(finding.state != "broken" for finding in findings)
     if as_json:
@@ -75,7 +78,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> Iterator[Diagnosis]:
-    """Yield the findings one by one; a probe that crashes is itself a finding."""
+    """Yield the findings one by one. If a probe crashes, the crash is a finding."""
     for name, probe in {**PROBES, **_transports(), **_contributed()}.items():
         try:
             yield probe(name)
@@ -111,7 +114,7 @@ def _package(name: str) -> Diagnosis:
 
 
 def optional(extra: str, user: str) -> Callable[[str], Diagnosis]:
-    """Return a probe for the package of that name, which `extra` installs for `user`."""
+    """Return a probe for the package `name`, which the extra `extra` installs and which `user` needs."""
 
     def probe(name: str) -> Diagnosis:
         require_package(name, extra, user)
@@ -179,7 +182,7 @@ def _peers(name: str) -> Diagnosis:
 
 
 def _transports() -> dict[str, Callable[[str], Diagnosis]]:
-    """A probe for each transport between processes except gloo, which has a more thorough one."""
+    """Return a probe for each transport between processes except gloo, which has a more thorough probe."""
     try:
         from ringlab.comm.processes.connect import available
     except ImportError:
@@ -195,7 +198,10 @@ def _transports() -> dict[str, Callable[[str], Diagnosis]]:
 
 
 def _contributed() -> dict[str, Callable[[str], Diagnosis]]:
-    """The probes of other packages. A package that cannot be imported is optional, hence missing and not broken."""
+    """Return the probes of other packages.
+
+    Such packages are optional, so one that fails to import is "missing".
+    """
     found: dict[str, Callable[[str], Diagnosis]] = {}
     for entry in importlib.metadata.entry_points(group="ringlab.probes"):
         try:

@@ -96,7 +96,7 @@ def _record(archs: tuple[str, ...], found: list[Compiled]) -> None:
 
 
 def _variant(job: Job) -> str:
-    """Which kernel of several it is: the step, and the rules that it is compiled for."""
+    """Return the variant of a kernel in words: the step and the score rules for which it is compiled."""
     return " ".join((job.step, *job.scores.split(), *(("window",) if job.window else ())))
 
 

@@ -23,24 +23,28 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
-# Names of files, learners and models, and texts of errors may look like markup: they are printed as they are. Style by `Text` and `style=`.
+# Names of files, learners and models, and texts of errors may look like markup, so markup is off. Use `Text`
+# and `style=` for styles.
 people = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
-_SILENT = 10.0  # seconds after which a step without news is a line of a log, too
+_SILENT = 10.0  # seconds of silence after which a log gets a line also for a step without news
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Print `data` as JSON on stdout; NaN and infinities become strings, since JSON has neither."""
+    """Print `data` as JSON on stdout.
+
+    NaN and infinities become strings, because JSON has no numbers for them.
+    """
     typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Return whether a parameter was given on the command line."""
+    """Return whether a parameter was passed on the command line."""
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def ignored(context: typer.Context, names: Iterable[str]) -> str | None:
-    """Return the first of these options that is on the command line, as it is written there; None without one."""
+    """Return the first of these options that is on the command line, as the user wrote it, or None."""
     given = next((name for name in names if typed(context, name)), None)
     return None if given is None else f"--{given.replace('_', '-')}"
 
@@ -66,10 +70,10 @@ def reporting_errors(as_json: bool) -> Iterator[None]:
 
 
 def check_writable(option: str, path: Path, *, make_folder: bool = False) -> None:
-    """Check that a file can be written at `path` by opening one; nothing is changed there.
+    """Check that a file can be written at `path` by opening one. The check leaves no change.
 
-    make_folder: missing folders will be made later.
-    Raises: CostError if it cannot be written.
+    make_folder: whether missing folders will be made later, and so are no error.
+    Raises: CostError if the file cannot be written.
     """
     try:
         if path.is_dir():
@@ -87,7 +91,7 @@ def check_writable(option: str, path: Path, *, make_folder: bool = False) -> Non
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on stderr, silent if that is not a terminal."""
+    """Return a progress bar on stderr, which is silent if stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -101,9 +105,10 @@ def progress_bar() -> Progress:
 
 @contextmanager
 def counted(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each of `total` steps, with its news or "".
+    """Yield a function to call after each of `total` steps, with the news of the step or "".
 
-    A terminal shows a bar on stderr. A log, such as that of a CI job, gets a line for news, and for a step after some silence.
+    On a terminal, stderr shows a bar. A log, such as that of a CI job, gets a line for each news, and for a
+    step after a period of silence.
     """
     with progress_bar() as bar:
         task = bar.add_task(description, total=total)

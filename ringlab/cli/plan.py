@@ -1,7 +1,8 @@
-"""`ringlab plan`: does a context fit on a cluster, how, how fast, what limits it, and what would help?
+"""`ringlab plan`: whether and how a context fits on a cluster, how fast it is, and what limits it.
 
-The answer comes first; `--details` adds the memory item by item, the time of a layer, the other ways to share the work, and all
-that is assumed. `--bound` computes a bound that a paper states, `--list` prints the tables that plans use.
+The answer is printed first. `--details` adds the memory item by item, the time of a layer, the other ways to
+share the work, and all assumptions. `--bound` computes a bound that a paper states. `--list` prints the
+tables that plans use.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def plan(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Size a cluster: does this context fit, with which layout and split, how fast, what limits it, and what would help?
+    """Size a cluster: whether a context fits, with which layout and split, how fast, and what limits it.
 
     ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """
@@ -268,7 +269,10 @@ def _need(**given: str | None) -> None:
 
 
 def kernel_tile(text: str | None) -> tuple[int, int] | None:
-    """Return (rows, keys) of a kernel tile, None without a text. Raises: CostError for any other text."""
+    """Return (rows, keys) of a kernel tile, or None if there is no text.
+
+    Raises: CostError for an invalid text.
+    """
     if text is None:
         return None
     from ringlab.cost.planner.request import MOST_OF_A_COUNT
@@ -296,11 +300,11 @@ SERVING_WORDS = (
 
 
 CHANGES_SHOWN = 3  # without --details
-LARGEST_SHOWN = 4  # items of the memory, without --details
+LARGEST_SHOWN = 4  # items of the memory that are shown without --details
 
 
 def show(plan: Plan, details: bool) -> None:
-    """Print the plan: the answer and what to change, and the tables behind it with `details`."""
+    """Print the plan: the answer, what to change and, with `details`, the tables behind the answer."""
     people.print(Text(plan.answer, style="bold green" if plan.fits else "bold red"))
     for line in _first_lines(plan):
         people.print(Text(line))
@@ -329,7 +333,7 @@ def show(plan: Plan, details: bool) -> None:
 
 
 def _largest(plan: Plan) -> str:
-    """The largest items of the memory in one line."""
+    """Return one line with the largest items of the memory."""
     entries = sorted(plan.best.memory.entries, key=lambda entry: -entry.bytes)
     words = [f"{entry.name} {short(entry.bytes, 'bytes')}" for entry in entries[:LARGEST_SHOWN]]
     if rest := sum(entry.bytes for entry in entries[LARGEST_SHOWN:]):
@@ -338,7 +342,7 @@ def _largest(plan: Plan) -> str:
 
 
 def _hidden_passes(plan: Plan) -> str:
-    """Whether computation hides the hops of the ring, by pass, in one line."""
+    """Return one line on whether computation hides the hops of the ring, by pass."""
     passes = [it for it in plan.hidden if not it.name.endswith("recomputation")]
     names = {hides: [it.name for it in passes if it.hidden is hides] for hides in (True, False)}
     words = {True: "hidden behind computation in", False: "NOT hidden in"}
@@ -347,7 +351,7 @@ def _hidden_passes(plan: Plan) -> str:
 
 
 def _left_out(plan: Plan) -> str:
-    """What only `details` show, in words."""
+    """Return a sentence about the tables that only --details shows."""
     parts = ["the memory item by item", f"the time of a {'token' if plan.request.decoding else 'layer'}"]
     if len(plan.suggestions) > CHANGES_SHOWN:
         parts.append(f"{len(plan.suggestions) - CHANGES_SHOWN} more changes")
@@ -484,8 +488,8 @@ def _layer(time: StepTime) -> Group:
 def _parts(time: StepTime) -> list[str]:
     """Return the parts of a step's time in words.
 
-    For a pipeline, they begin with the time of all rounds in its slowest stage, which may be the one that computes the
-    logits.
+    For a pipeline, the parts begin with the time of all rounds in its slowest stage, which may be the stage
+    that computes the logits.
     """
     rounds = f"{time.rounds} rounds × " if time.rounds > 1 else ""
     if time.pipeline is not None:
@@ -536,7 +540,7 @@ def _hidden(plan: Plan) -> list[str]:
 
 
 def _travel(found: RingTable, machine_word: str) -> str:
-    """Who travels in one line: the schedule of the fewest bytes, and the one that waits least if it is another."""
+    """Return one line with the schedule of the fewest bytes, and the one that waits least if it differs."""
     least, shortest, ring = found.least, found.shortest, found.ring
     words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
     if least is not ring:
@@ -596,7 +600,7 @@ def _alternatives(plan: Plan) -> None:
 
 
 def _how(candidate: Candidate) -> tuple[str, str]:
-    """The columns that depend on the purpose: sharing and first token, or layout and recomputation."""
+    """Return the columns that depend on the purpose: sharing and first token, or layout and recomputation."""
     from ringlab.cost.planner.serve_time import serving_time
 
     ring = candidate.degrees.ring > 1
@@ -608,7 +612,7 @@ def _how(candidate: Candidate) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class BoundOptions:
-    """The options that bounds read."""
+    """The options of the command line that bounds read."""
 
     model: str | None
     tokens: int | None
@@ -621,7 +625,7 @@ class BoundOptions:
     dtype: str
 
     def need(self, *names: str) -> tuple[Any, ...]:
-        """Return these options. Raises: BadParameter for one that was left out."""
+        """Return the options with these names. Raises: BadParameter for an option that was left out."""
         for name in names:
             if getattr(self, name) is None:
                 raise typer.BadParameter("is missing for this bound", param_hint=f"--{name}")
@@ -644,7 +648,7 @@ def show_bound(name: str, given: BoundOptions, as_json: bool) -> None:
 
 
 def striped_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
-    """Return the striped layout's greatest speed-up over contiguous, as figures and as a sentence.
+    """Return the largest speed-up of the striped over the contiguous layout, as numbers and as a sentence.
 
     Raises: CostError for an unknown model, or ranks or tokens out of range.
     """
@@ -675,7 +679,7 @@ def striped_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
 
 
 def ring_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
-    """Return the shortest block and sequence that hide communication on some hardware, as figures and a sentence.
+    """Return the shortest block and sequence that hide communication, as numbers and as a sentence.
 
     Raises: CostError for unknown hardware, link or dtype, or a bandwidth without a unit.
     """
@@ -709,7 +713,7 @@ def ring_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
 
 
 def _rates(given: BoundOptions, machine: Hardware, link: Link) -> str:
-    """The sources of the FLOP/s and bytes/s in a ring's bound, which are not the paper's."""
+    """Return the sources of the FLOP/s and bytes/s in a ring's bound, which do not come from the paper."""
     table = f"FLOP/s of {machine.name} from this project's table ({machine.source})"
     if given.bandwidth is not None:
         return f"{table}, bandwidth as given"
@@ -717,7 +721,7 @@ def _rates(given: BoundOptions, machine: Hardware, link: Link) -> str:
 
 
 def context_bound(given: BoundOptions) -> tuple[dict[str, Any], str]:
-    """Return the longest contexts in the Ring Attention paper's setting by architecture, as figures and a sentence.
+    """Return the longest contexts in the Ring Attention paper's setting, as numbers and as a sentence.
 
     Raises: CostError for an unknown model or hardware, or ranks out of range.
     """

@@ -1,7 +1,8 @@
 """`ringlab simulate`: the timeline of ring attention on a cluster that need not exist.
 
-The makespan and the timeline come first; `--details` adds the other figures and all that is assumed. `--serve decode|prefill`
-simulates a step of serving instead. Files are checked before the simulation and written after it.
+The makespan and the timeline are printed first. `--details` adds the other numbers and all assumptions.
+`--serve decode|prefill` simulates a step of serving instead. Files are checked before the simulation and
+written after it.
 """
 
 from __future__ import annotations
@@ -192,7 +193,10 @@ def simulate(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Draw when every rank computes, sends and waits in one layer's attention: the real program, without data."""
+    """Draw when every rank computes, sends and waits in a layer's attention.
+
+    The program runs without data.
+    """
     with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.simulate import check_amounts, runs_every_rank
@@ -206,7 +210,7 @@ def simulate(
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
         kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
-        check_amounts(S, P, kernel, sizes)  # a layout of too much would take for ever
+        check_amounts(S, P, kernel, sizes)  # too large a layout would take forever
         lay = layout_of(layout, S, P, chunk, folded, mask)
         if serving is not None or runs_every_rank(lay, schedule, mask, backward, jitter):
             _announce(P, S if serving is None else 0, backward)
@@ -255,7 +259,10 @@ def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Sim
 
 
 def _announce(P: int, tokens: int, backward: bool, soon_s: float = 20.0) -> None:
-    """Announce a long simulation in which every rank runs. Raises: CostError for too many ranks (see `check_ranks_that_run`)."""
+    """Announce a long simulation in which every rank runs.
+
+    Raises: CostError for too many ranks (see `check_ranks_that_run`).
+    """
     from ringlab.cost.simulate import check_ranks_that_run, estimated_cpu_s
 
     check_ranks_that_run(P, tokens)
@@ -280,14 +287,14 @@ def _sizes(
     if model is not None:
         return replace(model_of(model).attention(B=batch, dtype=dtype, causal=causal), **own)
     if heads is not None and kv_heads is None and heads % 8:
-        own["K"] = heads  # 8 key/value heads cannot be shared out; each query head has its own
+        own["K"] = heads  # not divisible by 8 key/value heads: each query head gets its own
     return Attention(B=batch, dtype=dtype, causal=causal, **own)
 
 
 def rank_count(ranks: int | None, nodes: int | None, machine: Hardware) -> int:
     """Return the number of ranks.
 
-    Raises: CostError if ranks and nodes are below one or contradict each other.
+    Raises: CostError if ranks or nodes are below one, or if they contradict each other.
     """
     per_node = machine.ranks_per_node
     for name, value in (("ranks", ranks), ("nodes", nodes)):
@@ -314,7 +321,7 @@ def _mask(causal: bool, window: str | None, documents: str | None, S: int) -> Ma
 def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: Mask) -> Layout:
     """Return the layout `name`.
 
-    Raises: CostError for an unknown name, or a chunk or fold that does not belong to it.
+    Raises: CostError for an unknown name, or for a chunk or fold with a layout that has none.
     """
     from ringlab.layout import dealt, get_layout, layout_names, per_document
 
@@ -331,7 +338,7 @@ def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: 
 
 
 def kernel_tile(text: str) -> tuple[int, int] | None:
-    """Return (rows, keys) of a kernel tile, None for "exact". Raises: CostError for any other text."""
+    """Return (rows, keys) of a kernel tile, or None for "exact". Raises: CostError for an invalid text."""
     from ringlab.cost.units import shown
 
     if text == "exact":
@@ -384,10 +391,10 @@ QUERIES, TRAVELS = ("own", "all"), ("auto", "kv", "q")
 
 @dataclass(frozen=True)
 class Serving:
-    """One step of serving: a token of `batch` sequences, or a chunk after `prefix` cached tokens of them.
+    """One step of serving: a token, or a chunk after `prefix` cached tokens, of each of `batch` sequences.
 
     queries: as in `decode_heads`. travels: as in `prefill`.
-    Raises: CostError for an unknown step, or a choice that it does not have.
+    Raises: CostError for an unknown step, or for an option that the step does not have.
     """
 
     step: str
@@ -413,14 +420,14 @@ class Serving:
         return f"prefill(travels={self.travels!r})", f"a chunk after {self.prefix:,} tokens"
 
     def layout_words(self, layout: Layout) -> str:
-        """Return where the tokens lie: in pages, or a chunk's under `layout`."""
+        """Return a description of where the tokens are: in pages or, for a chunk, under `layout`."""
         from ringlab.cost.simulate_serving import PAGE
 
         return f"pages of {PAGE} tokens" if self.step == "decode" else repr(layout)
 
     @property
     def assumed(self) -> str:
-        """Return how the cache comes to be, in a sentence."""
+        """Return a sentence about how the cache is assumed to be filled."""
         whose = "all tokens" if self.step == "decode" else "a rank's tokens"
         return (
             "one layer's attention; K and V are read at the memory's bandwidth; the cache is filled before, in no time, from K and V "
@@ -428,7 +435,7 @@ class Serving:
         )
 
     def run(self, sizes: Attention, tokens: int, P: int, hardware: Hardware, layout: str) -> Simulation:
-        """Return the simulation: of sequences of `tokens` each, or of a chunk of `tokens`.
+        """Return the simulation of sequences of `tokens` tokens each, or of a chunk of `tokens` tokens.
 
         Raises: CostError for amounts that cannot be simulated; ShapeError for heads that ranks cannot share.
         """
@@ -460,9 +467,9 @@ NOT_OF_SERVING = (
 def serving_of(
     context: typer.Context, step: str | None, prefix: str | None, queries: str, travels: str
 ) -> Serving | None:
-    """Return the step of serving that was asked for, or None.
+    """Return the step of serving that --serve names, or None without --serve.
 
-    Raises: CostError for an option of serving without --serve, or an option that serving does not have.
+    Raises: CostError for an option of serving without --serve, or for an option that serving does not have.
     """
     from ringlab.cost.units import tokens
 
@@ -482,7 +489,7 @@ COMPUTES, SOME, WAITS, ENDED = "█", "▒", "·", " "
 
 
 def show(console: Console, done: Simulation, report: dict[str, Any], details: bool) -> None:
-    """Print the makespan and a row of characters for each rank; with `details` all figures and assumptions."""
+    """Print the makespan and a row of characters for each rank; with `details` also all other numbers."""
     from ringlab.cost.simulate import shown_ranks
     from ringlab.cost.units import short
 
@@ -541,7 +548,10 @@ def show(console: Console, done: Simulation, report: dict[str, Any], details: bo
 
 
 def strip(timeline: Timeline, rank: int, wide: int) -> str:
-    """Return `wide` characters: the main activity of `rank` in each part of the makespan; SOME if it computes less."""
+    """Return `wide` characters for the main activity of `rank` in each part of the makespan.
+
+    SOME means that the rank mainly does not compute in the part, but computes in more than 5 % of it.
+    """
     import numpy as np
 
     from ringlab.comm.clocked.log import COMPUTE, WAIT
@@ -550,7 +560,7 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
     edges = np.linspace(0.0, timeline.makespan_s, wide + 1)
 
     def seconds(kind: int) -> np.ndarray:
-        """Seconds of this kind between successive edges."""
+        """Return the seconds of this kind between successive edges."""
         chosen = kinds == kind
         begin, end = starts[chosen], ends[chosen]
         done = np.concatenate([[0.0], np.cumsum(end - begin)])
@@ -564,14 +574,14 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
     cell = timeline.makespan_s / wide
     idle = cell - busy - waiting
     choice = np.argmax([busy, waiting, idle], axis=0)
-    # Many short computations in a cell are not idleness, though together they may fill less than half of it.
+    # A cell with many short computations is not idle, although they may fill less than half of the cell.
     choice[(choice > 0) & (busy > 0.05 * cell)] = 3
     return "".join((COMPUTES, WAITS, ENDED, SOME)[i] for i in choice)
 
 
 @dataclass(frozen=True)
 class Files:
-    """Paths of pictures, events and the result; None for files that are not wanted."""
+    """The paths of the pictures, the events and the result. None means that a file is not written."""
 
     png: Path | None = None
     svg: Path | None = None
@@ -579,7 +589,7 @@ class Files:
     output: Path | None = None
 
     def check(self) -> None:
-        """Check the files first, so that no long simulation is lost.
+        """Check before the simulation that the files can be written, so that no long simulation is lost.
 
         Raises: CostError for a file that cannot be written; MissingExtraError without matplotlib.
         """
@@ -590,9 +600,9 @@ class Files:
                 check_writable(f"--{name}", path, make_folder=name == "output")
 
     def write(self, done: Simulation) -> dict[str, Any]:
-        """Write pictures and events; return the files, and the ranks that they show.
+        """Write pictures and events. Return the files, and the ranks that they show.
 
-        Raises: CostError if one fails.
+        Raises: CostError if a file cannot be written.
         """
         files = {"png": self.png, "svg": self.svg, "perfetto": self.perfetto}
         written: dict[str, Any] = {kind: str(path) for kind, path in files.items() if path}
@@ -617,7 +627,7 @@ class Files:
         return {**written, "ranks": shown}
 
     def publish(self, report: dict[str, Any]) -> None:
-        """Write the result, with the time and memory that this run took and a description of the machine.
+        """Write the result, the time and memory that this run took, and a description of the machine.
 
         Raises: CostError if the file cannot be written.
         """
@@ -628,7 +638,7 @@ class Files:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         measured = {
             "process_cpu_s": time.process_time(),
-            "load_average": os.getloadavg()[0],  # other processes lengthen wall_s, and cpu_s too
+            "load_average": os.getloadavg()[0],  # other processes increase wall_s, and also cpu_s
             "peak_rss_bytes": usage.ru_maxrss * 1024,
             "machine": machine(),
         }

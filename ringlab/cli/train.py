@@ -1,6 +1,7 @@
 """`ringlab train`: train the small transformer on one process, on virtual ranks or under torchrun.
 
-The options make a recipe; each step adds a line to log.jsonl and moves the progress on stderr; a summary ends it.
+The options define a recipe. Each step adds a line to log.jsonl and advances the progress on stderr. A summary
+is printed at the end.
 """
 
 from __future__ import annotations
@@ -147,7 +148,10 @@ def train(
     until: Until = None,
     as_json: Json = False,
 ) -> None:
-    """Train a small transformer over a ring, and write its loss curve; started by torchrun, on torchrun's processes."""
+    """Train a small transformer over a ring, and write its loss curve.
+
+    Under torchrun, torchrun's processes are used.
+    """
     sizes = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
              "recompute": recompute}  # fmt: skip
     fields = {"S": tokens, "batch": batch, "micro_batches": micro_batches, "seed": seed, "window": window,
@@ -172,7 +176,10 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _here(request: Request) -> dict[str, Any]:
-    """Run on virtual ranks, or on this process alone if there is neither `ranks` nor a window, which needs a ring."""
+    """Run on virtual ranks.
+
+    Without `ranks` and without a window, which needs a ring, run on this process only.
+    """
     from ringlab.comm.virtual.cluster import VirtualCluster
 
     if request.ranks is None and "window" not in request.fields:
@@ -189,7 +196,7 @@ def _under_torchrun(request: Request) -> dict[str, Any]:
 
 
 def _follow(request: Request) -> NoReturn:
-    """Run as a rank other than 0, which prints nothing: rank 0 quotes its errors."""
+    """Run as a rank other than 0. It prints nothing, because rank 0 quotes its errors."""
     try:
         _under_torchrun(request)
     except RinglabError:
@@ -203,7 +210,10 @@ DEFAULTS: dict[str, Any] = {"learning_rate": 3e-3, "decay": "cosine", "clip": 1.
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `ringlab train`; `sizes` and `fields` hold those of the model and the recipe that were given."""
+    """The options of `ringlab train`.
+
+    `sizes` and `fields` contain those of the model and recipe that were passed.
+    """
 
     sizes: dict[str, Any]
     fields: dict[str, Any]
@@ -219,9 +229,9 @@ class Request:
     def run(self, ring: Ring | None) -> dict[str, Any]:
         """Train as one rank, and return the report; rank 0 writes the log and the figure.
 
-        Raises: as `train`; TrainingError if the folder holds a checkpoint and `resume` is not set, the text is not that
-            of the checkpoint, or there are other ranks than `ranks` or the degrees ask for; CostError if the folder cannot
-            be written.
+        Raises: as `train`; TrainingError if the folder contains a checkpoint and `resume` is not set, if the
+            text is not the checkpoint's text, or if the number of ranks does not fit `ranks` and the degrees;
+            CostError if the folder cannot be written.
         """
         from ringlab.nn import train
 
@@ -257,7 +267,7 @@ class Request:
         }
 
     def recipe(self, before: Progress | None) -> Recipe:
-        """Return the recipe of the options; those not given are the checkpoint's, or the defaults without one.
+        """Return the recipe. Options that were not passed come from the checkpoint, or are the defaults.
 
         Raises: as `Recipe`.
         """
@@ -271,7 +281,10 @@ class Request:
         return Recipe(ModelConfig(**self.sizes), **fields)
 
     def _agreed(self, ring: Ring | None) -> tuple[Recipe, nn_text.Text, Progress | None]:
-        """Return recipe, text and the progress made before, once every rank has them. Raises: as `run`."""
+        """Return the recipe, the text and the earlier progress, once every rank has them.
+
+        Raises: as `run`.
+        """
         from ringlab.rank_agreement import agree
 
         made, error = None, None
@@ -288,7 +301,7 @@ class Request:
         return made
 
     def _check_ranks(self, there_are: int) -> None:
-        """Raise TrainingError if there are other ranks than `ranks`, or one alone and degrees that need more."""
+        """Raise TrainingError if the number of ranks is not `ranks`, or is 1 and the degrees need more."""
         if self.ranks not in (None, there_are):
             got = f"--ranks {self.ranks}"
             raise TrainingError(
@@ -342,14 +355,14 @@ class Request:
 
 
 BARS = "▁▂▃▄▅▆▇█"
-_LINES = 10  # of progress in a log that is no terminal
+_LINES = 10  # lines of progress if stderr is not a terminal
 
 
 class Journal:
-    """The `report` of a training: it writes each step to a JSONL file, and shows progress.
+    """The `report` function of a training, which writes each step to a JSONL file and shows progress.
 
-    The file is opened at the first step. Of an earlier run it keeps the steps before that one: a run may have been
-    killed after its last checkpoint, and its later steps are done again.
+    The file is opened at the first step. The steps of an earlier run before that step are kept. Later steps
+    are removed, because a run that was killed after its last checkpoint makes these steps again.
     """
 
     def __init__(self, path: Path, done: int, last: int, steps: int) -> None:
@@ -362,7 +375,7 @@ class Journal:
         return self
 
     def __call__(self, step: Step) -> None:
-        """Record a step that is done."""
+        """Record a finished step."""
         if self.file is None:
             self._open(step.number)
         assert self.file is not None
@@ -393,7 +406,7 @@ class Journal:
 
 
 def _number(line: str) -> float:
-    """Return the step of a line; infinity for one that a killed run did not finish."""
+    """Return the number of the step of a line, or infinity for a line that a killed run did not finish."""
     try:
         return float(json.loads(line)["number"])
     except (KeyError, TypeError, ValueError):
@@ -401,7 +414,7 @@ def _number(line: str) -> float:
 
 
 def sparkline(losses: list[float], width: int = 60) -> str:
-    """Return the curve as a row of bars, each the mean of equally many steps.
+    """Return the curve as a row of bars. Each bar is the mean of equally many steps.
 
     >>> sparkline([5.5, 4.0, 3.0, 2.8], width=4)
     '█▄▁▁'

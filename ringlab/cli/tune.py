@@ -1,6 +1,6 @@
 """`ringlab tune`: measure launch configurations on a GPU and rewrite the table of its architecture.
 
-`ringlab calibrate`: measure this machine, write its hardware file, and compare the simulator with the clock.
+`ringlab calibrate`: measure this machine, write its hardware file, and compare simulated with measured times.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _measure(
     from ringlab.bench.tune import Gpu, stamp, tune
     from ringlab.blocks.triton.configs import architecture
 
-    gpu = Gpu(tokens, heads)  # says so where there is no GPU
+    gpu = Gpu(tokens, heads)  # raises DeviceError without a GPU
 
     import torch
 
@@ -184,7 +184,7 @@ def calibrate(
 
 
 def check_new(hardware: Path) -> None:
-    """Check that the hardware file is not there yet. Raises: CostError if it is."""
+    """Check that the hardware file does not exist yet. Raises: CostError if it exists."""
     if hardware.exists():
         raise CostError(
             "a new file for the hardware",

@@ -38,7 +38,7 @@ def verify(
 
 
 def _table(findings: list[Finding]) -> Table:
-    """The case closest to its bound for each transport, block, layout and dtype."""
+    """Return a table with the case closest to its bound for each transport, block, layout and dtype."""
     table = Table(title="errors against the float64 oracle, relative to the largest true value")
     for column in ("transport", "block", "layout", "dtype", "cases", "worst", "error", "bound", ""):
         table.add_column(

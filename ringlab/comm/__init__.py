@@ -1,1 +1,1 @@
-"""Transports: ranks that send tensors to each other, as threads of one process, as processes, or on a clock alone."""
+"""Transports, by which ranks send tensors to each other: as threads, as processes, or in a recording."""

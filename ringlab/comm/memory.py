@@ -17,8 +17,9 @@ from ringlab.comm.protocol import AnyTensor
 class MemoryReport:
     """The bytes of the tensors that one rank's program made.
 
-    peak_bytes: the most bytes that were live at once; largest_bytes: the largest single allocation; live_bytes: the
-    bytes still live at the end. Tensors handed to the program and scratch space inside an operator are not counted.
+    peak_bytes: the most bytes that were live at the same time. largest_bytes: the largest single allocation.
+    live_bytes: the bytes that are still live at the end. Tensors that were passed to the program, and scratch
+    memory inside an operator, are not counted.
     """
 
     rank: int
@@ -30,14 +31,15 @@ class MemoryReport:
 class MemoryMeter:
     """Counts the tensors that operators return while one of its `watch()` contexts is open.
 
-    A context watches one thread. Several threads may watch for the same meter, as when another thread works on a rank's
-    behalf.
+    A context watches one thread. Several threads may watch for the same meter, for example if another thread
+    works for the rank.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.live_bytes = self.peak_bytes = self.largest_bytes = 0
-        # Worker threads and other ranks' hand-overs update these counts, and a weakref callback may run at any time.
+        # Worker threads and other ranks' hand-overs change these counts, and a weakref callback may run at
+        # any time.
         self._lock = threading.RLock()
         self._storages: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
 
@@ -46,11 +48,11 @@ class MemoryMeter:
         return Watch(self)
 
     def report(self) -> MemoryReport:
-        """Return the figures so far."""
+        """Return the numbers of bytes so far."""
         return MemoryReport(self.rank, self.peak_bytes, self.largest_bytes, self.live_bytes)
 
     def ignore(self, tensor: AnyTensor) -> None:
-        """Leave the memory of `tensor` out if the meter does not know it yet: this rank did not make it."""
+        """Exclude the memory of `tensor`, if new to the meter, from the count: another rank made it."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._storages:
             self._remember(storage, 0)
@@ -60,8 +62,9 @@ class MemoryMeter:
         return self._storages.get(tensor.untyped_storage()._cdata, (None, 0))[1]
 
     def trade(self, gone: AnyTensor, come: AnyTensor, nbytes: int) -> None:
-        """Count `nbytes` for the memory of `come`, which another rank made, in place of that of `gone`."""
-        # Both at once: a computation of this rank may be under way, and its peak is to be exact.
+        """Stop counting the memory of `gone`, and count `nbytes` for `come`, which another rank made."""
+        # Both changes are made under one lock, so that the peak of a concurrent computation of this rank is
+        # exact.
         with self._lock:
             self.live_bytes -= self.counted(gone)
             self._storages.pop(gone.untyped_storage()._cdata, None)
@@ -76,7 +79,7 @@ class MemoryMeter:
         key = storage._cdata
 
         def forget(reference: Any) -> None:
-            # The key may stand for a newer storage by now, or for none.
+            # By now the key may belong to a newer storage, or to no storage.
             with self._lock:
                 if self._storages.get(key, (None, 0))[0] is reference:
                     del self._storages[key]
@@ -90,7 +93,7 @@ class MemoryMeter:
 
 
 class Watch(TorchDispatchMode):
-    """Shows a meter what the operators of this thread return."""
+    """Reports the tensors that operators of this thread return to a meter."""
 
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
@@ -98,10 +101,10 @@ class Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, and triton with it, to keep it away from here
+        return False  # if True, torch would import its compiler, and triton, in order to skip this mode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument in args:  # views and in-place results of inputs are no new memory
+        for argument in args:  # views of inputs and in-place results are not new memory
             if isinstance(argument, torch.Tensor):
                 self.meter.ignore(argument)
         result = func(*args, **(kwargs or {}))

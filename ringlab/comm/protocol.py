@@ -1,4 +1,4 @@
-"""The interface of every transport: a rank among others, `exchange`, and the collectives built on it."""
+"""The interface of every transport: rank, world_size, `exchange`, and the collectives that use it."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ CONTROL = "control:"
 
 
 def thread_safe(function: F) -> F:
-    """Return `function`, marked as touching only its arguments, so that it may run for several ranks at once."""
+    """Return `function`, marked as touching only its arguments, so that several ranks may run it at once."""
     function.thread_safe = True  # type: ignore[attr-defined]
     return function
 
 
 def thread_safe_if(safe: bool, function: Callable[..., T]) -> Callable[..., T]:
-    """Return `function`, marked as thread-safe if it is with the arguments to come, such as the block of a call.
+    """Return `function`, marked as thread-safe if `safe`, for example because the block of this call is.
 
-    The mark is on a copy, because another call may bring another block.
+    The mark is on a copy, because another call may use another block.
     """
     return thread_safe(partial(function)) if safe else function
 
 
 class Work(ABC):
-    """An exchange under way.
+    """An exchange that is under way.
 
-    `stall`: after `wait` on a GPU, the seconds for which computations waited for the exchange, to be read as a float
-    when the run is over; None where `wait` itself took that time.
-    `transit`: after `wait`, the stretches of time in which a message was on its way, where a virtual clock knows them.
+    `stall`: after `wait` on a GPU, the seconds for which computations waited for the exchange. Read it as a
+    float when the run has ended. It is None if `wait` itself took that time.
+    `transit`: after `wait`, the intervals in which a message was under way. Only virtual clocks know them.
     """
 
     stall: SupportsFloat | None = None
@@ -54,10 +54,10 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self) -> tuple[Tensor, ...]:
-        """Return the receive buffers, filled; from then on the sent tensors may be written again.
+        """Return the filled receive buffers. After `wait` the sent tensors may be written again.
 
-        Raises: PeerDiedError, MismatchError, DeadlockError or TransportTimeout if the messages do not arrive, or do
-        not fit; each names both ranks, the tag and the number of the exchange.
+        Raises: PeerDiedError, MismatchError, DeadlockError or TransportTimeout if the messages do not arrive
+        or do not fit. Each error names both ranks, the tag and the number of the exchange.
         """
 
 
@@ -65,7 +65,7 @@ class Comm(ABC):
     """One rank's end of a transport.
 
     Messages from one rank to another arrive in the order in which they were sent. A receive takes the next message, and
-    fails if its tag, shape or dtype is not the expected one.
+    raises an error if the message's tag, shape or dtype is not the expected one.
     """
 
     rank: int
@@ -81,9 +81,9 @@ class Comm(ABC):
         source: int | None = None,
         tag: str = "",
     ) -> Work:
-        """Return the work of sending to rank `to` and receiving from rank `source`, both posted at once, without waiting.
+        """Post a send to rank `to` and a receive from rank `source` at once, and return the work of both.
 
-        Before `wait`, `send` must not be written, and `receive` must be neither read nor written.
+        Before `wait`, the tensors `send` must not be written, and `receive` must be neither read nor written.
 
         Raises: WorldSizeError if `to` or `source` is needed and is not a rank.
         """
@@ -97,7 +97,7 @@ class Comm(ABC):
         source: int,
         tag: str = "",
     ) -> Work:
-        """Return the work of an `exchange` that gives up what it sends: after `wait` the content of `send` is undefined.
+        """Return the work of an `exchange` after whose `wait` the content of `send` is undefined.
 
         Transports inside one process swap the memory of both ends instead of copying.
         """
@@ -115,33 +115,36 @@ class Comm(ABC):
     ) -> Work:
         """Return the work of a `hand_over` of a block that has made `hops` hops unchanged since it left its owner.
 
-        All ranks relay at once, by the same distance: first their own block, which each keeps (hops 0), then the block
-        that they received. A transport may fetch a block directly from its owner, past the ranks between. A round has at
-        most P − 1 relays; the next one with hops 0 begins another.
+        All ranks relay together, by the same distance: first their own block (hops 0), which each rank keeps,
+        and then the block that they received last. A transport may fetch a block directly from its owner,
+        past the ranks in between. A round has at most P − 1 relays. A relay with hops 0 begins another round.
         """
         post = self.hand_over if hops else self.exchange
         return post(send=send, to=to, receive=receive, source=source, tag=tag)
 
     @abstractmethod
     def now(self) -> float:
-        """Return the seconds on this rank's clock; the virtual cluster counts virtual time."""
+        """Return the seconds on this rank's clock. On the virtual cluster they are virtual."""
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return `function(*args, **kwargs)`; transports override this to time, trace or move the work."""
+        """Return `function(*args, **kwargs)`.
+
+        Transports override this method to time, trace or move the work.
+        """
         return function(*args, **kwargs)
 
     def record_choice(self, asked: str, chosen: str) -> None:  # noqa: B027 (only traces need it)
-        """Record that `chosen` was taken where the program left the choice open, as in block="auto"."""
+        """Record that `chosen` was used where the program left the choice open, as in block="auto"."""
 
     def name_call(self, ranks: Sequence[int] | None = None) -> str:
-        """Return a name for the next call of attention over `ranks`, all by default; it is the same on each of them.
+        """Return a name for the next call of attention over `ranks`. It is the same on each of these ranks.
 
-        The name is a count. All ranks of a call take part in it, so their counts agree. Wrappers and subgroups leave the
-        counting to the transport that they are made of, because a rank may make new ones for every call, or may have
-        more of them than another rank.
+        ranks: by default all. The name is a count. All ranks of a call take part in the call, so their counts
+        agree. Wrappers and subgroups leave counting to the transport that they wrap, because a rank may make
+        new wrappers for every call, or may have more wrappers than another rank.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
-        inner = getattr(self, "inner", None)  # the transport that a wrapper is made of
+        inner = getattr(self, "inner", None)  # the transport that a wrapper wraps
         if isinstance(inner, Comm):
             return inner.name_call(among)
         counts: Counter[tuple[int, ...]] = self.__dict__.setdefault("_named_calls", Counter())
@@ -150,14 +153,15 @@ class Comm(ABC):
         return f"call {counts[among]} of attention{over}"
 
     def fail(self, error: BaseException) -> None:  # noqa: B027 (most transports need nothing here)
-        """Report to the other ranks, where the transport can, that this rank gives up because of `error`."""
+        """Report to the other ranks, if the transport can, that this rank ends because of `error`."""
 
     def all_gather(
         self, tensor: AnyTensor, shapes: Sequence[Sequence[int]] | None = None, tag: str = "all_gather"
     ) -> list[Tensor]:
-        """Return every rank's tensor in rank order; `shapes` gives each rank's shape where they differ.
+        """Return every rank's tensor in rank order. shapes: the shape of each rank's tensor, if they differ.
 
-        Raises: WorldSizeError unless there is a shape for each rank; ShapeError if this rank's tensor has another one.
+        Raises: WorldSizeError unless there is a shape for each rank; ShapeError if this rank's tensor has
+        another shape.
         """
         shapes = shapes or [tensor.shape] * self.world_size
         if len(shapes) != self.world_size:
@@ -179,7 +183,7 @@ class Comm(ABC):
         return gathered
 
     def all_reduce(self, tensor: AnyTensor, op: str = "sum", tag: str = "all_reduce") -> Tensor:
-        """Return the sum or maximum over ranks, folded in rank order, so that every rank gets the same bits.
+        """Return the sum or maximum over ranks, computed in rank order, so every rank gets the same bits.
 
         Raises: MismatchError unless `op` is "sum" or "max".
         """
@@ -192,14 +196,15 @@ class Comm(ABC):
         return total
 
     def barrier(self) -> None:
-        """Return once every rank has called this."""
+        """Return once every rank has called this method."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8), tag=CONTROL + "barrier")
 
 
 class Wrapper(Comm):
-    """A transport made of `inner`. A subclass says what becomes of an exchange.
+    """A transport that wraps the transport `inner`. A subclass overrides `exchange`.
 
-    `hand_over`, `relay` and the collectives go through that exchange unless they are overridden, too. All else is passed on.
+    `hand_over`, `relay` and the collectives use that `exchange`, unless they are overridden too. All other
+    calls are passed to `inner`.
     """
 
     def __init__(self, inner: Comm) -> None:

@@ -1,4 +1,4 @@
-"""A transport as a ring: everything goes to the next rank and comes from the previous one."""
+"""A transport as a ring: each rank sends to the next rank and receives from the previous rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Ring:
-    """Rank `rank` of `world_size` ranks in a circle; sends go to `next`, receives come from `previous`.
+    """Rank `rank` of `world_size` ranks in a circle, which sends to `next` and receives from `previous`.
 
-    Programs receive one from `VirtualCluster`, `launch` or `connect`, or make one by `Ring.of_group`.
+    Programs receive a ring from `VirtualCluster`, `launch` or `connect`, or make one by `Ring.of_group`.
 
-    Raises: BackendError for something else than a transport.
+    Raises: BackendError for an object that is not a transport.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -54,12 +54,13 @@ class Ring:
         """Return the ring of the processes of a group that the program opened itself, in the order of their ranks.
 
         group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or None for all
-        processes. Every process of the group calls this. Calls for one group share a transport. The group stays the
-        program's own to close.
-        timeout: seconds that a message may take, the time for which other ranks save or evaluate included.
+        processes. Every process of the group must call this method. Calls for the same group share a
+        transport. The program must close the group itself.
+        timeout: the seconds that a message may take, including time in which other ranks save or evaluate.
 
-        Raises: BackendError if no process group is open, for something else than a group, or for a group that cannot carry
-        CPU tensors, as headers are; WorldSizeError for a mesh of several dimensions, or a group without this process.
+        Raises: BackendError if no process group is open, for an object that is not a group, or for a group
+        that cannot carry CPU tensors, which headers are; WorldSizeError for a mesh of several dimensions, or
+        a group without this process.
 
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -76,7 +77,7 @@ class Ring:
         return f"Ring(rank={self.rank}, world_size={self.world_size}, over {type(self.comm).__name__})"
 
     def origin(self, step: int) -> int:
-        """Return the rank whose K/V is here after `step` shifts."""
+        """Return the rank whose K/V block this rank holds after `step` shifts."""
         return (self.rank - step) % self.world_size
 
     def post(
@@ -89,18 +90,20 @@ class Ring:
         stride: int = 1,
         tag: str = "shift",
     ) -> Work:
-        """Return the work of sending `tensors` to the next rank and receiving as many from the previous one.
+        """Return the work of sending `tensors` to the next rank and receiving as many from the previous rank.
 
-        It returns at once; `wait` on the work returns the received tensors, in the shapes of the sent ones.
-        The transport does the work: its `relay` if `hops` is given, its `hand_over` if `release_after_send` is true, else its `exchange`.
-        length: the number of tokens to receive, on axis −2, where ranks hold different numbers.
-        into: the receive buffers; new ones by default.
-        release_after_send: leave the content of `tensors` undefined after `wait`, which may save a copy.
-        hops: `tensors` are a block on its way around the ring, which has made so many hops unchanged. A rank keeps its
-        own block (hops 0) and gives up those of others.
-        stride: send so many ranks ahead, and receive from so many ranks behind.
+        `post` returns at once. `wait` on the work returns the received tensors, in the shapes of the sent
+        tensors. The method calls the transport's `relay` if `hops` is passed, `hand_over` if
+        `release_after_send` is true, and otherwise `exchange`.
+        length: the number of tokens to receive, on axis −2, if ranks hold different numbers of tokens.
+        into: the receive buffers; by default new tensors.
+        release_after_send: whether the content of `tensors` may be undefined after `wait`, which may save a
+        copy.
+        hops: the number of hops that `tensors`, a block that travels around the ring unchanged, has made. A
+        rank keeps its own block (hops 0), and gives up the blocks of other ranks.
+        stride: how many ranks ahead to send, and from how many ranks behind to receive.
 
-        Raises: ShapeError if something other than a tensor is posted.
+        Raises: ShapeError if an argument to send is not a tensor.
         """
         try:
             whole = all(map(Tensor.is_contiguous, tensors))
@@ -119,24 +122,27 @@ class Ring:
         return post(send=sends, to=to, receive=receives, source=source, tag=tag)
 
     def shift(self, *tensors: AnyTensor, length: int | None = None, tag: str = "shift") -> Any:
-        """Return the tensors that the previous rank shifted: a tensor for one argument, a tuple for more."""
+        """Return the tensors that the previous rank shifted: a tensor for one argument, else a tuple."""
         received = self.post(*tensors, length=length, tag=tag).wait()
         return received[0] if len(received) == 1 else received
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return `function(*args, **kwargs)`, timed and traced under `label`."""
+        """Return `function(*args, **kwargs)`, and time and trace the call under `label`."""
         return self.comm.compute(label, function, *args, **kwargs)
 
     def all_gather(self, tensor: AnyTensor, shapes: Sequence[Sequence[int]] | None = None) -> list[Tensor]:
-        """Return every rank's tensor in rank order; `shapes` gives each rank's shape where they differ."""
+        """Return every rank's tensor in rank order.
+
+        shapes: the shape of each rank's tensor, if they differ.
+        """
         return self.comm.all_gather(tensor, shapes)
 
     def all_reduce(self, tensor: AnyTensor, op: str = "sum") -> Tensor:
-        """Return the sum or maximum over ranks, folded in rank order."""
+        """Return the sum or maximum over ranks, computed in rank order."""
         return self.comm.all_reduce(tensor, op)
 
     def barrier(self) -> None:
-        """Return once every rank has called this."""
+        """Return once every rank has called this method."""
         self.comm.barrier()
 
 
@@ -157,7 +163,10 @@ def _buffer_like(tensor: Tensor, length: int | None) -> Tensor:
 
 
 def check_ring(ring: Any) -> None:
-    """Check that an argument `ring` is a Ring. Raises: WorldSizeError, which names the call that makes one of a group."""
+    """Check that an argument `ring` is a Ring.
+
+    Raises: WorldSizeError, which names the call that makes a Ring of a process group.
+    """
     if isinstance(ring, Ring):
         return
     group = type(ring).__name__.startswith(("DeviceMesh", "ProcessGroup"))

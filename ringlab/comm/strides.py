@@ -1,4 +1,4 @@
-"""The strides of rings that go through all ranks."""
+"""The strides of rings that visit all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import gcd
 
 
 def strides(world_size: int) -> tuple[int, ...]:
-    """Return the strides of rings through all ranks, the two of neighbours first.
+    """Return the strides of the rings that visit all ranks. 1 and P − 1, to the neighbours, are first.
 
     >>> strides(8)
     (1, 7, 3, 5)

@@ -1,4 +1,4 @@
-"""Some ranks of a transport as a transport of their own, for rings inside the rows and columns of a mesh of ranks."""
+"""A transport over some ranks of another transport, for rings inside the rows and columns of a mesh."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ringlab.errors import WorldSizeError
 
 
 def members(comm: Comm) -> tuple[Comm, tuple[int, ...]]:
-    """Return the transport under `comm` and everything that it is made of, and the numbers there of the ranks of `comm`.
+    """Return the innermost transport that `comm` wraps, and the numbers of the ranks of `comm` in it.
 
-    Two transports of one rank have the same ones exactly if their messages go to the same ranks, in the same order.
+    The results for two transports of one rank are equal exactly if both have the same ranks in the same
+    order.
     """
     ranks = tuple(range(comm.world_size))
     while isinstance(comm, Wrapper):
@@ -25,11 +26,12 @@ def members(comm: Comm) -> tuple[Comm, tuple[int, ...]]:
 
 
 class SubGroup(Wrapper):
-    """The ranks `ranks` of `comm`, numbered 0, 1, … in this order; this rank is one of them.
+    """The ranks `ranks` of `comm`, numbered 0, 1, … in this order. This rank must be among them.
 
-    Each member makes its own, and nothing is exchanged for it. Messages are those of `comm`: traces, meters and errors
-    name its ranks, and two ranks that meet in several subgroups receive in the order in which they sent. A relayed
-    block goes from neighbour to neighbour, even where `comm` would fetch it from its owner.
+    Each member makes its own SubGroup, without communication. Messages are messages of `comm`, so traces,
+    meters and errors name the ranks of `comm`, and two ranks that are both in several subgroups receive in
+    the order in which they sent. A relayed block goes from neighbour to neighbour, even if `comm` would fetch
+    it from its owner.
 
     Raises: WorldSizeError unless `ranks` are different ranks of `comm` and include this one.
     """
@@ -65,5 +67,5 @@ class SubGroup(Wrapper):
         return self.inner.name_call(self.ranks if ranks is None else [self.ranks[rank] for rank in ranks])
 
     def _outside(self, rank: int | None, tensors: Sequence[Tensor], name: str) -> int | None:
-        """Return the number of `rank` in the transport, or None if no tensor goes there."""
+        """Return the number of `rank` in the wrapped transport, or None if no tensor is sent or received."""
         return self.ranks[where(rank, self, name)] if tensors else None

@@ -1,6 +1,6 @@
-"""The trace of a run: its exchanges and computations with their times, to count and to export.
+"""The trace of a run: its exchanges and computations with their times, for counting and for export.
 
-`Outcome` is the return value of a run on several ranks, whatever the transport.
+`Outcome` is the return value of a run on several ranks, on any transport.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringlab.comm.protocol import CONTROL
 
 
 def union(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the times that any of the (begin, end) covers, in order, without empty ones.
+    """Return the union of the intervals (begin, end), in order, without empty intervals.
 
     >>> union([(4.0, 6.0), (1.0, 2.0), (2.0, 3.0), (5.0, 5.0)])
     ((1.0, 3.0), (4.0, 6.0))
@@ -31,10 +31,11 @@ def union(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ..
 
 @dataclass(frozen=True)
 class Exchange:
-    """One rank's exchange: bytes, and the times at which it was posted, waited for and complete.
+    """One rank's exchange: its bytes, and the times at which it was posted, waited for and complete.
 
-    stall: on a GPU, the seconds for which computations waited for it (see `Work`), because `wait` itself returns at once.
-    transit: the stretches of time in which a message of it was on its way; None where the clock is a real one.
+    stall: on a GPU, where `wait` returns at once, the seconds for which computations waited for the exchange
+    (see `Work`).
+    transit: the intervals in which a message of the exchange was under way; None on a real clock.
     """
 
     rank: int
@@ -55,7 +56,7 @@ class Exchange:
     def exposed(self) -> float:
         """Return the seconds for which the rank could not compute because this message had not arrived.
 
-        On a GPU, reading it waits for the GPU: read it when the run is over.
+        On a GPU, reading this value waits for the GPU, so read it when the run has ended.
         """
         return self.done - self.waited if self.stall is None else float(self.stall)
 
@@ -67,7 +68,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Compute:
-    """One computation on one rank."""
+    """One computation on one rank, with its times."""
 
     rank: int
     label: str
@@ -77,7 +78,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice made on one rank where the program left it open: for `asked`, as in block="auto", it took `chosen`."""
+    """A choice that the program left open. asked: such as block="auto". chosen: the value that was used."""
 
     rank: int
     asked: str
@@ -87,13 +88,13 @@ class Choice:
 
 @dataclass
 class Trace:
-    """All events of a run, those of each rank in the order in which they were completed."""
+    """All events of a run. The events of each rank are in the order in which they were completed."""
 
     world_size: int
     events: list[Exchange | Compute | Choice] = field(default_factory=list)
 
     def exchanges(self, rank: int | None = None, *, control: bool = False) -> list[Exchange]:
-        """Return the exchanges of `rank`, of all ranks if None; `control` includes control messages."""
+        """Return the exchanges of `rank`, or of all ranks. control: whether to include control messages."""
         return [
             e
             for e in self.events
@@ -101,28 +102,29 @@ class Trace:
         ]
 
     def computes(self, rank: int | None = None) -> list[Compute]:
-        """Return the computations of `rank`, of all ranks if None."""
+        """Return the computations of `rank`, or of all ranks if `rank` is None."""
         return [e for e in self.events if isinstance(e, Compute) and rank in (None, e.rank)]
 
     def choices(self, rank: int | None = None) -> list[Choice]:
-        """Return the choices made on `rank`, on all ranks if None, where the program left them open."""
+        """Return the choices that the program left open, on `rank`, or on all ranks if `rank` is None."""
         return [e for e in self.events if isinstance(e, Choice) and rank in (None, e.rank)]
 
     def rounds(self, rank: int) -> int:
-        """Return how many exchanges of attention data `rank` made; control messages are not counted."""
+        """Return the number of exchanges of attention data that `rank` made, without control messages."""
         return len(self.exchanges(rank))
 
     def bytes_sent(self, rank: int | None = None) -> int:
         """Return the bytes that `rank`, or all ranks together, sent in exchanges that carry attention data.
 
-        Control messages are not counted: `exchanges(rank, control=True)` lists them, too.
+        Control messages are not counted. `exchanges(rank, control=True)` includes them.
         """
         return sum(e.bytes_sent for e in self.exchanges(rank))
 
     def exposed(self, rank: int | None = None) -> float:
-        """Return the seconds of exposed communication of `rank`, of all ranks together if None.
+        """Return the seconds of exposed communication of `rank`, or the sum over all ranks if `rank` is None.
 
-        `[e.exposed for e in trace.exchanges(rank)]` gives those of each step. The virtual cluster counts virtual seconds.
+        `[e.exposed for e in trace.exchanges(rank)]` are the seconds of each step. On the virtual cluster they
+        are virtual.
         """
         return sum(e.exposed for e in self.exchanges(rank))
 
@@ -131,10 +133,10 @@ class Trace:
         return {e.to for e in self.exchanges(rank) if e.to is not None}
 
     def to_chrome(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return the trace in Chrome's trace-event form, also written to `path` as JSON if given.
+        """Return the trace in Chrome's trace-event format, and write it to `path` as JSON if `path` is given.
 
-        ui.perfetto.dev and chrome://tracing open the file. Each rank has a row of computation and one of communication;
-        times are in microseconds.
+        ui.perfetto.dev and chrome://tracing open the file. Each rank has a row for computation and a row for
+        communication. Times are in microseconds.
         """
         rows = [_name(rank) for rank in range(self.world_size)]
         document = {"traceEvents": [*_flatten(rows), *map(_chrome, self.events)], "displayTimeUnit": "ms"}
@@ -179,7 +181,7 @@ def _span(rank: int, lane: int, name: str, start: float, end: float, args: dict[
 
 @dataclass(frozen=True)
 class Outcome:
-    """The programs' return values in rank order, the trace, and each rank's memory."""
+    """The result of a run: the programs' return values in rank order, the trace, and each rank's memory."""
 
     results: list[Any]
     trace: Trace

@@ -1,4 +1,4 @@
-"""The seconds that a rank computes on one block: from the peak of its hardware, or from measurements."""
+"""The seconds that a rank takes to compute one block, from the peak of its hardware or from measurements."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class BlockTime(Protocol):
 
 
 def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
-    """Return the score elements of `tile` that a kernel with tiles of (rows, keys) `kernel` computes.
+    """Return the score elements of `tile` that are computed by a kernel with tiles of (rows, keys) `kernel`.
 
     A kernel tile that is not entirely masked counts as a whole; tiles at the edges are smaller.
-    With None only the visible pairs count.
+    If `kernel` is None, only the visible pairs count.
     """
     if kernel is None or not tile.causal:
         return tile.scores
@@ -40,9 +40,10 @@ def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
 
 @dataclass(frozen=True)
 class PeakTime:
-    """FLOPs of the kernel tiles over the FLOP/s that kernels reach.
+    """Block times computed as the FLOPs of the kernel tiles, divided by the FLOP/s that kernels reach.
 
-    `attention_flops` of the score elements. Launches, merging, and adding up gradients take no time.
+    FLOPs are the `attention_flops` of the score elements. Launches, merging, and summing gradients take no
+    time.
     """
 
     forward_flops_per_s: float
@@ -58,14 +59,14 @@ class PeakTime:
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """Measured seconds per launch (one for each tile of the plan), per score element, per row and per step."""
+    """Block times from measured seconds per launch (one for each tile of the plan), score element, row and step."""
 
     forward: MeasuredBlock
     backward: MeasuredBlock | None
 
     @property
     def of_tiles(self) -> MeasuredTime:
-        """Return these times without those of steps, for tiles that are no steps of a ring."""
+        """Return these times without the seconds per step, for tiles that are not steps of a ring."""
         backward = self.backward and replace(self.backward, per_step_s=0.0)
         return MeasuredTime(replace(self.forward, per_step_s=0.0), backward)
 
@@ -83,7 +84,7 @@ class MeasuredTime:
 
 
 def _launches(tile: Tile, block: MeasuredBlock) -> Iterator[tuple[int, float]]:
-    """(rows, keys charged to each row) of the launches that a tile is cut into."""
+    """Yield (rows, keys charged to each row) for each launch of a tile."""
     kernel = None if block.kernel_tile is None else (block.kernel_tile, block.kernel_tile)
     for part in cut(tile, block.largest_causal):
         rows, keys = part.q_stop - part.q_start, part.k_stop - part.k_start
@@ -99,8 +100,8 @@ def block_time(
 ) -> BlockTime:
     """Return the block time of `hardware`: measured if its file has measurements, otherwise from its peak.
 
-    Measurements apply to their own head dim only; for another `D`, or where `Dv`, the head dim of v, is another than `D`,
-    the peak is used.
+    Measurements apply only to the head dim that was measured. For another `D`, or if `Dv`, the head dim of v,
+    differs from `D`, the peak is used.
     Raises: CostError for a dtype that the hardware does not compute in, or a tile size below one.
     """
     check_tile(tile)

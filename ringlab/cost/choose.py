@@ -1,8 +1,8 @@
 """The choice of a schedule by its exposed communication: the ring, the all-gather, Ulysses and every hybrid compared.
 
-The comparison is of one forward of one attention layer, with equally many tokens on each rank, equal links,
-and a balanced layout if causal. A ring's hops overlap with blocks; an all-gather and Ulysses' all-to-alls
-overlap with nothing:
+The comparison covers one forward of one attention layer, with equally many tokens on each rank, equal links,
+and a balanced layout if causal. A ring's hops overlap with blocks, while an all-gather and the all-to-alls of
+Ulysses overlap with nothing:
 
     exposed = bytes up front / B + messages in turn · latency + hops · max(0, hop − block)
 
@@ -36,10 +36,10 @@ REASONS = ("hidden", "exposed", "memory", "heads")
 class Way:
     """One schedule on P ranks, `ulysses` of which share the heads; all figures are for one token on each rank.
 
-    open_bytes: sent while nothing is computed. turns: the number of those messages that wait for each other.
-    hop_bytes: sent in each of the `hops`. block_flops: computed during a hop; they grow with the square of
-    the tokens.
-    held_bytes: q, k, v, out, and the tensors received from other ranks.
+    open_bytes: bytes sent while nothing is computed. turns: the number of messages among them that must wait
+    for each other. hop_bytes: bytes sent in each of the `hops`. block_flops: FLOPs computed during a hop,
+    which grow with the square of the tokens. held_bytes: bytes of q, k, v, out, and the tensors received from
+    other ranks.
     """
 
     schedule: str
@@ -67,7 +67,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Option:
-    """A way with its bytes and seconds, None for the reason "heads". `reason` is one of REASONS."""
+    """A way with its bytes and seconds, which are None if `reason` is "heads". `reason` is one of REASONS."""
 
     schedule: str
     ulysses: int
@@ -78,7 +78,7 @@ class Option:
 
     @property
     def usable(self) -> bool:
-        """Return whether it fits and its ranks can share the heads."""
+        """Return whether this option fits into memory and its ranks can share the heads."""
         return self.reason in ("hidden", "exposed")
 
 
@@ -94,7 +94,7 @@ def candidates(P: int) -> list[tuple[str, int]]:
 
 
 def way(sizes: Attention, P: int, schedule: str, ulysses: int = 1) -> Way:
-    """Return one way to divide a layer among P ranks. Raises: CostError if P ranks cannot share it so."""
+    """Return one way to divide a layer among P ranks. Raises: CostError if P ranks cannot share the layer that way."""
     if (schedule, ulysses) not in candidates(P):
         raise CostError("a schedule and a degree that P ranks can have", f"{schedule!r}, {ulysses}, P={P}")
     if schedule == "allgather":
@@ -132,10 +132,10 @@ def weigh(
     latency_s: float = 0.0,
     memory_bytes: float = math.inf,
 ) -> list[Option]:
-    """Return every option for `tokens` tokens on each of P ranks: usable ones first, by the seconds they expose.
+    """Return every option for `tokens` tokens on each of P ranks, usable ones first, by exposed seconds.
 
-    Options that do not fit into memory_bytes follow, then those that the heads do not allow. bytes_per_s
-    counts one direction of a link.
+    Options that do not fit into memory_bytes follow, and then options that the heads do not allow.
+    bytes_per_s counts one direction of a link.
     Raises: CostError for fewer than two ranks, or rates, tokens or memory that are not above zero.
     """
     if (
@@ -172,12 +172,15 @@ def ring_exposed_s(
 ) -> float:
     """Return the seconds in which `P` ranks of `tokens` tokens wait for messages; all kernels take as long as a balanced block.
 
-    schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of latency. links: those of
-    a rank that can send at once; 1 behind a switch, 2 to both neighbours, P − 1 in a full mesh.
+    schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of
+    latency.
+    links: the number of a rank's links that can send at once: 1 behind a switch, 2 if they lead to both
+    neighbours, P − 1 in a full mesh.
 
-    While the blocks of one round are computed, those of the next arrive, and what follows those of the round before; what
-    is complete goes home in the end. A round's messages take the time of the fullest link, and one latency: where
-    latency is most of a hop's time, waits overlap more than that and are shorter, by up to a third.
+    While a rank computes the blocks of one round, it receives the blocks of the next round, and the sums that
+    follow the blocks of the previous round. Complete sums go home in the end. A round's messages take the
+    time of the fullest link, and one latency. If latency is most of a hop's time, real waits overlap more,
+    and are shorter by up to a third.
     """
     flops_per_s, bytes_per_s, latency_s = rates
     routes = routes_of(sizes, schedule, P, backward=backward, latent=latent)
@@ -203,10 +206,11 @@ def weigh_rings(
     training: bool = True,
     latent: int = 0,
 ) -> list[Option]:
-    """Return the schedules of `traffic.RINGS` for `tokens` tokens on each of P ranks, by the seconds they expose, then by bytes.
+    """Return the schedules of `traffic.RINGS` for `tokens` tokens on each of P ranks, by exposed seconds, then bytes.
 
-    training: count backward too. rates, links: as for `ring_exposed_s`. Equal ones stay in the order of RINGS, the plain
-    ring first. held_bytes is None. With a latent, "multi-ring" is left out: it deals K/V heads, of which a latent has none.
+    training: count the backward, too. rates, links: as for `ring_exposed_s`. Equal schedules stay in the
+    order of RINGS, with the plain ring first. held_bytes is None. With a latent, "multi-ring" is left out,
+    because it deals out K/V heads and a latent has none.
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
     >>> [it.schedule for it in weigh_rings(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]
@@ -220,7 +224,7 @@ def weigh_rings(
     for schedule in (name for name in RINGS if not (latent and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:
-            # All ranks have equally many tokens, so that the first sends as much as any.
+            # All ranks have equally many tokens, so that the first rank sends as much as any other.
             how: dict[str, Any] = {"backward": backward, "latent": latent}
             sent += ring_traffic(sizes, tokens * P, P, schedule=schedule, rank=0, **how).total_bytes
             exposed += ring_exposed_s(sizes, schedule, tokens, P, rates, links=links, **how)

@@ -1,6 +1,6 @@
-"""Ranks that the ring program cannot tell apart: a few run it, and the simulator repeats their operations for the others.
+"""Groups of ranks with the same program: a few ranks run it, and the simulator repeats their operations for others.
 
-The times of the tiles differ from rank to rank, and are charged to each rank for itself.
+The times of tiles differ from rank to rank, and each rank is charged for its own tiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTEND = re.compile(r"attend (backward )?(\d+)")
 
 
 def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds) -> Recording:
-    """Return the recording of all ranks: the `models` run and the others repeat them, unless hardly any are equal."""
+    """Return the recording of all ranks: only the `models` run, and others repeat them, unless few ranks are equal."""
     cluster = ClockedCluster(len(models))
     if len(set(models)) > len(models) - FEWEST_EQUAL:
         return cluster.run(program)
@@ -43,11 +43,13 @@ def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds
 
 
 def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bool:
-    """Return whether rank 0 can stand for all, step by step.
+    """Return whether rank 0 can represent all ranks, step by step.
 
-    So it can in a rotating schedule if a rank's tiles of a block depend only on the lengths of the runs of both, and on whether the block's
-    rank comes before it, is itself, or comes after it. That holds for the layouts that have a name. Backward, all ranks must have runs of
-    the same lengths: otherwise the buffers of sums, and so a rank's memory, depend on the order in which blocks come.
+    It can in a rotating schedule if a rank's tiles of a block depend only on the run lengths of the rank and
+    of the block's owner, and on whether the owner comes before the rank, is the rank itself, or comes after
+    it. This is true of the layouts that have a name. In the backward, all ranks must have runs of the same
+    lengths. Otherwise the buffers of sums, and so a rank's memory, depend on the order in which blocks
+    arrive.
     """
     named = layout.name in LAYOUTS and layout == LAYOUTS[layout.name](layout.S, layout.P)
     if schedule not in ROTATING or not mask.plain or not named or layout.P < 2:
@@ -60,7 +62,7 @@ def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bo
 
 
 def kinds(layout: Layout) -> Int[np.ndarray, " P"]:
-    """Return a number for each rank, from 0, equal for ranks whose runs have the same lengths.
+    """Return a number for each rank, counted from 0, that is equal for ranks whose runs have the same lengths.
 
     >>> from ringlab import striped
     >>> kinds(striped(10, 4))
@@ -74,16 +76,19 @@ def kinds(layout: Layout) -> Int[np.ndarray, " P"]:
 def seconds_by_label(
     prices: Prices, queries: Mapping[int, Shaped[Tensor, "..."]], layout: Layout, mask: Mask
 ) -> SecondsOfAll:
-    """Return a function that takes the label of a computation and returns its seconds on every rank, where ranks `go_together`.
+    """Return a function of a computation's label that returns the seconds on every rank, if the ranks `go_together`.
 
-    queries: those of a rank, by its number of tokens.
+    queries: the queries of a rank, by its number of tokens.
     """
     P, made, kind, ranks = layout.P, plan(layout, mask), kinds(layout), np.arange(layout.P)
     members = [np.flatnonzero(kind == number).tolist() for number in range(kind.max() + 1)]
 
     @cache
     def table(backward: bool) -> Float[np.ndarray, "kinds kinds 3"]:
-        """The seconds of a rank, by its kind, the kind of the block's rank, and whether that comes before, is itself, or comes after."""
+        """Return the seconds of a rank by its kind, the kind of the block's owner, and the owner's place.
+
+        The place is 0 if the owner comes before the rank, 1 if it is the rank itself, 2 if it comes after.
+        """
         found = np.full((len(members), len(members), 3), np.nan)
         for own, of_own in enumerate(members):
             seconds = prices.book(queries[layout.length(of_own[0])], backward).seconds
@@ -111,8 +116,9 @@ def seconds_by_label(
 def models_of(layout: Layout, schedule: str, mask: Mask, backward: bool) -> list[int]:
     """Return, for each rank, the first rank whose program is the same except for its neighbours and the seconds of its tiles.
 
-    What such a program knows of a rank: the lengths of the blocks, in the order in which they come, and in the backward whether
-    the rank's rows see anything of each. In other schedules, and if the mask is more than causal, each rank stands for itself.
+    In a rotating schedule the program depends on the lengths of the blocks, in the order in which they
+    arrive, and in the backward on whether the rank's rows see anything of each block. In other schedules, and
+    if the mask is more than causal, each rank represents only itself.
     """
     ranks = range(layout.P)
     if schedule not in ROTATING or not mask.plain:
@@ -131,7 +137,7 @@ def models_of(layout: Layout, schedule: str, mask: Mask, backward: bool) -> list
 class Seconds:
     """The seconds of every rank's computations, for `ClockedCluster.run_alike`.
 
-    queries: those of each rank, of which a price knows the shape.
+    queries: the queries of each rank, whose shapes decide the prices.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class Seconds:
         self.prices, self.queries, self.plan = prices, queries, plan(layout, mask)
 
     def __call__(self, rank: int, labels: tuple[str, ...]) -> Float[np.ndarray, " computations"]:
-        """Return the seconds of the computations with these labels: those of the tiles of each attention, 0 for others."""
+        """Return the seconds of the computations with these labels, which are 0 unless a label is one of attention."""
         P, tiles = len(self.queries), self.plan.of_rank(rank)
         found = np.zeros(len(labels))
         for backward in (False, True):
@@ -152,7 +158,7 @@ class Seconds:
 
 @lru_cache(maxsize=4)
 def attentions(labels: tuple[str, ...], backward: bool) -> tuple[Steps, Steps]:
-    """Return where attention stands among the labels of a rank's computations, forward or backward, and the step of each.
+    """Return the places of attention among a rank's labels, in the forward or the backward, and the step of each.
 
     >>> attentions(("attend 0", "attend 1", "delta"), False)
     (array([0, 1]), array([0, 1]))

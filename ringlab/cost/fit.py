@@ -31,9 +31,10 @@ def fit_tiles(seconds: Mapping[tuple[int, int], float], heads: int) -> tuple[flo
 def fit_kernel_tile(
     seconds: Mapping[int, float], coefficients: tuple[float, float, float], heads: int
 ) -> int | None:
-    """Return the `MeasuredBlock.kernel_tile`, one of `KERNEL_TILES` or None, that explains the seconds of causal tiles best.
+    """Return the `MeasuredBlock.kernel_tile` that best explains the seconds of causal tiles: one of `KERNEL_TILES`, or None.
 
-    seconds: of square causal tiles, by their rows. coefficients, heads: as in `fit_tiles`, of tiles without a mask.
+    seconds: the seconds of square causal tiles, by their number of rows. coefficients, heads: as returned by
+    and passed to `fit_tiles`, for tiles without a mask.
     """
     launch_s, score_s, row_s = coefficients
 
@@ -67,7 +68,7 @@ def _expect(seconds: Iterable[float], least: int, of: str) -> None:
 
 
 def _least_squares(features: np.ndarray, seconds: np.ndarray) -> tuple[float, ...]:
-    """Coefficients >= 0 of least relative error: the best over all choices of the nonzero ones."""
+    """Return the coefficients >= 0 of least relative error, the best over all choices of nonzero coefficients."""
     weighted = features / seconds[:, None]
     scale = weighted.max(axis=0)
     best, least = np.zeros(features.shape[1]), float("inf")

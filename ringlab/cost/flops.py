@@ -1,4 +1,4 @@
-"""FLOPs of attention by layout at tile granularity, of linear layers and of the vocabulary, forward and backward.
+"""FLOPs of attention (by layout, tile by tile), of linear layers and of the vocabulary, forward and backward.
 
 A multiply-add is two FLOPs. Score elements are (query, key) pairs of one head of one sequence.
 """
@@ -19,15 +19,15 @@ BACKWARD_PRODUCTS = 5
 """Of its backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
 RECOMPUTATIONS = ("none", "selective", "full")
 """The parts that a layer computes again before its backward: none; its attention; all of it."""
-MOST_ENTRIES = 4_000_000  # run pairs looked at in one go: 32 MB an array
+MOST_ENTRIES = 4_000_000  # pairs of runs handled at once: 32 MB an array
 
 
 def attention_flops(sizes: Attention, score_elements: int, backward: bool = False) -> int:
     """Return the FLOPs of `score_elements` (query, key) pairs, for all B sequences and H query heads.
 
-    Forward 4·D FLOPs per pair and head, backward 10·D: each matrix product takes D multiply-adds, those with V or dO Dv,
-    the head dim of v: one of two forward, two of five backward.
-    K/V heads do not matter: GQA saves bytes, not FLOPs.
+    The forward takes 4·D FLOPs per pair and head, and the backward 10·D, if Dv, the head dim of v, equals D:
+    each matrix product takes D multiply-adds, or Dv if V or dO is a factor (one of two forward, two of five
+    backward). K/V heads do not matter: GQA saves bytes, not FLOPs.
     """
     products, of_v = (BACKWARD_PRODUCTS, 2) if backward else (FORWARD_PRODUCTS, 1)
     dims = (products - of_v) * sizes.D + of_v * sizes.value_dim
@@ -40,7 +40,7 @@ def linear_flops(model: Model, tokens: int) -> int:
 
 
 def vocabulary_flops(model: Model, tokens: int) -> int:
-    """Return the forward FLOPs of the logits, 2·d·V per token; looking embeddings up takes none."""
+    """Return the forward FLOPs of the logits, 2·d·V per token; looking embeddings up takes no FLOPs."""
     return 2 * model.d_model * model.vocabulary * tokens
 
 
@@ -60,12 +60,12 @@ def layout_work(
 ) -> np.ndarray:
     """Return the number of score elements that each rank computes in each step: int64 (P, P), [rank, step].
 
-    At step t rank r meets the keys of rank (r − t) mod P. `tile` None counts visible pairs only;
-    (rows, keys) lays a grid over the rank's rows and the block's keys in their local order, and
-    counts every tile that is not entirely masked as a whole (tiles at the edges are smaller).
-    Ranks hold their tokens run after run; `ascending` lays the grid over them in ascending order
-    instead. That matters if runs interleave: the token-level fold then has one diagonal of
-    half-masked tiles, not one for each pair of runs.
+    At step t rank r meets the keys of rank (r − t) mod P. If `tile` is None, only visible pairs count. A
+    `tile` of (rows, keys) puts a grid over the rank's rows and the block's keys in their local order, and
+    every tile of the grid that is not entirely masked counts as a whole (tiles at the edges are smaller). The
+    local order of tokens is run after run; with `ascending` the grid follows ascending positions instead.
+    This matters if runs interleave, because the token-level fold then has one diagonal of half-masked tiles
+    in all, not one for each pair of runs.
     Raises: CostError for a tile below one.
     """
     if tile is not None and not all(isinstance(side, int) and side >= 1 for side in tile):
@@ -82,7 +82,7 @@ def layout_work(
 
 
 def slowest_per_step(work: Num[np.ndarray, "ranks steps"]) -> Num[np.ndarray, " steps"]:
-    """Return the most work of any rank in each step, for which a ring in lockstep waits."""
+    """Return the most work of any rank in each step, which decides when a ring in lockstep goes on."""
     return work.max(axis=0)
 
 
@@ -93,7 +93,7 @@ def imbalance(work: Num[np.ndarray, "P P"], layout: Layout) -> float:
 
 
 def _visible(layout: Layout) -> np.ndarray:
-    """Visible pairs by (rank, origin), run by run: row i of a run sees keys j <= i + d of another."""
+    """Return the visible pairs by (rank, origin), counted run by run: row i of a run sees keys j <= i + shift."""
     runs = [(rank, run) for rank in range(layout.P) for run in layout.runs(rank) if run.length]
     pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
     if not runs:
@@ -113,16 +113,16 @@ def _visible(layout: Layout) -> np.ndarray:
 
 
 def _staircase(shift: np.ndarray, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The sum over rows i of clip(i + shift + 1, 0, keys)."""
+    """Return the sum over rows i of clip(i + shift + 1, 0, keys)."""
     first = np.clip(-shift, 0, rows)  # the first row that sees anything
-    whole = np.clip(keys - shift - 1, first, rows)  # the first that sees all keys
+    whole = np.clip(keys - shift - 1, first, rows)  # the first row that sees all keys
     rising = whole - first
     lowest = first + shift + 1
     return rising * lowest + rising * (rising - 1) // 2 + (rows - whole) * keys
 
 
 def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
-    """Pairs in tiles that hold a visible pair: those whose last row is not before their first key."""
+    """Return the pairs in tiles with a visible pair. A tile has one if its last row is not before its first key."""
     pairs = np.zeros((layout.P, layout.P), dtype=np.int64)
     owner, last, height = [], [], []
     blocks = []
@@ -142,7 +142,7 @@ def _tiled(layout: Layout, rows: int, keys: int, ascending: bool) -> np.ndarray:
 
 
 def _first_keys(positions: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first position in each tile of keys, ascending, and the number of keys in the first n tiles."""
+    """Return the first position in each tile of keys, ascending, and the number of keys in the first n tiles."""
     at = np.arange(0, len(positions), keys)
     first, width = np.minimum.reduceat(positions, at), np.diff(np.append(at, len(positions)))
     order = np.argsort(first, kind="stable")

@@ -55,9 +55,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Host(Link):
-    """The link between a rank and its host, and the bytes of the host's memory that are one rank's share.
+    """The link between a rank and its host, and one rank's share of the host's memory in bytes.
 
-    Raises: CostError as a link, or for memory that is not above zero.
+    Raises: CostError for values that a `Link` refuses, or for memory that is not above zero.
     """
 
     memory_bytes: float = key("memory", unit="bytes")
@@ -65,7 +65,7 @@ class Host(Link):
 
 @dataclass(frozen=True)
 class Reached:
-    """Fractions of the dense peak that kernels reach; 1.0, an upper bound, where none is published.
+    """Fractions of the dense peak that kernels reach; 1.0, an upper bound, if no fraction is published.
 
     Raises: CostError for a fraction that is not above 0 and at most 1.
     """
@@ -85,9 +85,11 @@ class MeasuredBlock:
 
     seconds = per_launch_s + per_score_s · score elements · heads + per_row_s · query rows · heads
 
-    per_step_s: of a step of a ring, beside its tiles.
-    largest_causal: the block cuts causal tiles to this many rows at most, each a whole square; None if it does not cut them.
-    kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is all masked; None if only visible scores take time. Of no effect beside largest_causal.
+    per_step_s: seconds of a ring step apart from its tiles.
+    largest_causal: the most rows of the squares into which the block cuts causal tiles, each computed whole;
+    None if it does not cut them.
+    kernel_tile: rows and keys of the kernel's own tiles, each computed whole unless it is entirely masked;
+    None if only visible scores take time. It has no effect if largest_causal is given.
     Raises: CostError for an unknown pass or dtype, negative times, or sizes below one.
     """
 
@@ -108,9 +110,9 @@ class MeasuredBlock:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Accelerators in nodes: per rank the dense peak FLOP/s by dtype, memory in bytes, links inside and between nodes.
+    """Accelerators in nodes, with the peak FLOP/s by dtype and memory of a rank, and the links inside and between nodes.
 
-    host: the way to the host's memory, None if it is unknown.
+    host: the link to the host's memory, None if it is unknown.
 
     Raises: CostError for values that are not above zero.
     """
@@ -133,7 +135,7 @@ class Hardware:
 
     @property
     def label(self) -> str:
-        """Return the name as written in running text.
+        """Return the name of the hardware as it is written in running text.
 
         Built-in names with a digit are upper-cased (H100, TPU-V4); other built-in names and user-defined names are
         unchanged.
@@ -142,7 +144,7 @@ class Hardware:
         return self.name.upper() if spelled else self.name
 
     def peak(self, dtype: str) -> float:
-        """Return the dense peak in FLOP/s. Raises: CostError for a dtype that it does not compute in."""
+        """Return the dense peak in FLOP/s. Raises: CostError for a dtype that the hardware does not compute in."""
         if dtype not in self.flops_per_s:
             needed = f"a dtype that {self.name} computes in: {', '.join(self.flops_per_s)}"
             raise CostError(needed, repr(dtype), f"for example {next(iter(self.flops_per_s))}")
@@ -155,7 +157,7 @@ class Hardware:
 
 
 def hardware(name_or_file: str | Path) -> Hardware:
-    """Return built-in hardware by name, or hardware from a file: "mine.toml", or "mine.toml:name" if it has several.
+    """Return built-in hardware by name, or from a file: "mine.toml", or "mine.toml:name" if the file has several entries.
 
     Raises: CostError for an unknown name, with the nearest ones; for an invalid file, with the line.
     """
@@ -176,7 +178,7 @@ def write_hardware(path: str | Path, hardware: Hardware) -> None:
     """Write `hardware` as TOML that `read_hardware` reads back equal, replacing the whole file.
 
     Raises: CostError if the file cannot be written, or a name or text would not be read back; the old file
-        is then left as it was.
+        is then unchanged.
     """
     check_name(hardware.name)
     place = Path(path).resolve()  # replace the file that a symbolic link points at
@@ -228,9 +230,10 @@ def pick(
     built_in: Mapping[str, _Entry],
     read: Callable[[str | Path], dict[str, _Entry]],
 ) -> _Entry:
-    """Return the built-in entry of that name, or one from a file.
+    """Return the built-in entry of this name, or an entry from a file.
 
-    Raises: CostError for an unknown name, with the nearest ones, or a file of several entries without a name.
+    Raises: CostError for an unknown name, with the nearest names, or if a file has several entries and no
+    name is given.
     """
     text = str(name_or_file)
     if isinstance(name_or_file, str) and ".toml" not in text:

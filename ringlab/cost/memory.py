@@ -1,7 +1,7 @@
 """Bytes that a rank holds: attention's blocks, activations kept for the backward, KV cache, and the model's state.
 
-Tokens are those of one rank (S/P under ring attention). e is the bytes of an element. All figures are
-counted, not measured: allocators round up, and kernels take workspace.
+Tokens are those of one rank (S/P under ring attention). e is the number of bytes of an element. All figures
+are counted, not measured: allocators round up, and kernels take workspace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringlab.errors import CostError
 
 
 class Weights(Protocol):
-    """A model or a part of one; only its number of weights counts."""
+    """A model or a part of a model, of which only the number of weights matters."""
 
     @property
     def parameters(self) -> int:
@@ -30,15 +30,15 @@ ATTENTION_KINDS = ("ring", "allgather", "blockwise", "materialised")
 def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring") -> int:
     """Return the bytes of one layer's attention forward on a rank of `tokens` tokens, S = P · tokens.
 
-    Derivation, with c = tokens, h = H·D and g = K·D, where v has the head dim of q and k, as it has as a rule:
+    Derivation, with c = tokens, h = H·D and g = K·D, if v has the head dim of q and k:
     q and out are c·h each, K and V c·g each. The ring adds the K and V that are arriving:
     (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
     prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
-    Six is that paper's count. The ring of this package, measured in bfloat16 with K = H, D = 128 and
-    P >= 3, takes 7.05 blocks beside its own q, k and v, ten in all: see `attention_work`.
-    "allgather" holds K and V of all P·c tokens; "blockwise" works on one device, with nothing
-    in flight; "materialised" adds the c × S scores of every head.
-    Raises: CostError for another kind.
+    Six blocks are that paper's count. The ring of this package, measured in bfloat16 with K = H, D = 128 and
+    P >= 3, takes 7.05 blocks beside its own q, k and v, which makes ten in all: see `attention_work`.
+    "allgather" holds K and V of all P·c tokens; "blockwise" works on one device, where no block is in flight;
+    "materialised" adds the c × S scores of every head.
+    Raises: CostError for an unknown kind.
     """
     rows, block = (sizes.B * heads * (sizes.D + sizes.value_dim) * tokens for heads in (sizes.H, sizes.K))
     extra = {
@@ -56,7 +56,8 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
 class AttentionWork:
     """Temporary bytes of attention, beside q, k, v, out and lse, at their peak.
 
-    slots: K/V of other ranks. gradients: dK and dV in float32. accumulators: float32 sums.
+    slots: bytes of the K/V of other ranks. gradients: bytes of dK and dV in float32. accumulators: bytes of
+    float32 sums.
     """
 
     slots: int
@@ -65,7 +66,7 @@ class AttentionWork:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of all three."""
+        """Return the bytes of slots, gradients and accumulators together."""
         return self.slots + self.gradients + self.accumulators
 
 
@@ -73,13 +74,13 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     """Return the temporary bytes of one layer's attention on a rank of `tokens` tokens in this package's ring.
 
     Derivation, a block being K and V of one rank:
-    Two slots for arriving blocks, one in use and one being filled; with P = 2 one is enough.
-    Forward: out's float32 accumulator and two numbers a row, until out is written beside it.
-    Backward: dK and dV in float32 three times: their sum so far, the arriving sum, and the current
-    block's share. Besides, the largest of: dq in float32; at the last step dq in both dtypes,
-    when nothing is to be added yet; at the beginning, with no gradients yet, dout, out and their
-    product in float32, whose rows add up to delta.
-    `simulate` measures the same on the program itself; a test compares the two.
+    Both passes have two slots for arriving blocks, one in use and one being filled; with P = 2 one slot is
+    enough. The forward has out's float32 accumulator and two numbers for each row, until out is written
+    beside them. The backward has dK and dV in float32 three times: their sum so far, the arriving sum, and
+    the current block's share. In addition it has the largest of three: dq in float32; at the last step dq in
+    both dtypes, when nothing is left to add; at the beginning, before there are gradients, dout, out and
+    their product in float32, whose rows add up to delta. `simulate` measures the same bytes on the program
+    itself, and a test compares the two results.
     """
     query, out = (sizes.B * sizes.H * dim * tokens for dim in (sizes.D, sizes.value_dim))
     block = sizes.B * sizes.K * (sizes.D + sizes.value_dim) * tokens
@@ -91,7 +92,7 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     delta = (12 if size < 4 else 4) * out  # in float32 only the product is new
     if P > 1:
         largest = max(4 * query, (4 + size) * query - block * 4, delta - gradients)
-    else:  # dq at once in its own dtype, and dK and dV once more in theirs
+    else:  # dq is written in its dtype at once, and dK and dV are copied
         largest = max(size * (query + (block if size < 4 else 0)), delta - gradients)
     return AttentionWork(slots, gradients, largest + rows)
 
@@ -107,8 +108,8 @@ def saved_bytes(
     product; or before and after the activation). Besides, lse: H float32. Softmax probabilities
     are not kept: the backward computes them from lse.
     "selective" computes attention again and keeps neither its output nor lse; "full" keeps the layer's input only.
-    Tensor parallelism of degree `tp` divides heads and d_ff; the four of width d stay whole.
-    Raises: CostError for another recomputation, or a degree that does not divide the heads.
+    Tensor parallelism of degree `tp` divides heads and d_ff; the four tensors of width d stay whole.
+    Raises: CostError for an unknown recomputation, or a degree that does not divide the heads.
     """
     check_recomputation(recomputation)
     check_tp(model, tp)
@@ -129,8 +130,8 @@ def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp:
 
     Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
     d_ff for each of its matrices (gate, up and their product; or before and after the activation),
-    or attention's, of out and q H·D each and of k and v K·D each: not both, since one follows the
-    other. Tensor parallelism of degree `tp` divides all but the first.
+    or attention's, of out and q H·D each and of k and v K·D each. Only one of the two counts, since they
+    follow each other. Tensor parallelism of degree `tp` divides all parts except the residual stream's.
     Raises: CostError for a degree that does not divide the heads.
     """
     check_tp(model, tp)
@@ -140,16 +141,16 @@ def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp:
 
 
 def logits_bytes(model: Model, tokens: int, dtype: str = "float32", tp: int = 1) -> int:
-    """Return the bytes of the logits of `tokens` tokens alone; `loss_bytes` has all that a training loss holds."""
+    """Return the bytes of the logits of `tokens` tokens; `loss_bytes` adds the other tensors of a training loss."""
     return tokens * -(-model.vocabulary // tp) * element_bytes(dtype)
 
 
 def loss_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
-    """Return the most bytes that the loss of `tokens` tokens holds at once, logits in `dtype` among them.
+    """Return the most bytes that the loss of `tokens` tokens holds at once, including its logits in `dtype`.
 
-    Derivation, numbers per token and word: the logits, which the caller holds, in `dtype`; and in float32 at
-    least their log-softmax, its gradient and the gradient of the logits, all three at once in the backward.
-    Those are 14 bytes in bfloat16 and 16 in float32. Tensor parallelism of degree `tp` divides the words.
+    Derivation, in numbers per token and word: the caller holds the logits in `dtype`. In float32 the backward
+    holds at least three more numbers at once: the log-softmax, its gradient, and the gradient of the logits.
+    The sum is 14 bytes in bfloat16 and 16 in float32. Tensor parallelism of degree `tp` divides the words.
     """
     wide = max(4, element_bytes(dtype))
     return tokens * -(-model.vocabulary // tp) * (element_bytes(dtype) + 3 * wide)
@@ -187,9 +188,9 @@ def optimizer_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: 
 
 
 def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes that FSDP gathers to compute one layer: its whole weights, and their whole gradient.
+    """Return the bytes that FSDP gathers to compute one layer: all its weights, and their whole gradient.
 
-    Without FSDP (degree 1) nothing is gathered: 0.
+    The result is 0 without FSDP (degree 1).
     Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp)
@@ -212,7 +213,7 @@ def state_bytes(
 
 
 def check_tp(model: Model, tp: int) -> None:
-    """Check a tensor-parallel degree. Raises: CostError if it does not divide the heads as it must."""
+    """Check a tensor-parallel degree. Raises: CostError if the heads of the model do not allow the degree."""
     _check_degrees(1, tp)
     if model.H % tp or (model.K % tp and tp % model.K):
         raise CostError(

@@ -69,12 +69,12 @@ class Model:
         return self.layers * self.layer_matrix_parameters + embeddings + norms
 
     def attention(self, B: int = 1, dtype: str = "bfloat16", causal: bool = True) -> Attention:
-        """Return the sizes of one of its attention layers."""
+        """Return the sizes of one attention layer of the model."""
         return Attention(B=B, H=self.H, K=self.K, D=self.D, dtype=dtype, causal=causal)
 
 
 def model(name_or_file: str | Path) -> Model:
-    """Return a built-in model by name, or one from a file: "mine.toml", or "mine.toml:name" if it has several.
+    """Return a built-in model by name, or from a file: "mine.toml", or "mine.toml:name" if the file has several models.
 
     Raises: CostError for an unknown name, with the nearest ones; for an invalid file, with the line.
     """

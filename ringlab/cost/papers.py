@@ -1,7 +1,7 @@
-"""Published figures, computed: the Striped Attention paper's speed-ups, the Ring Attention paper's lengths.
+"""Published figures, computed again: speed-ups of the Striped Attention paper, lengths of the Ring Attention paper.
 
 Sources: arXiv 2311.09431 (striped), arXiv 2310.01889 (ring). Each docstring states the assumptions that the
-papers leave open; nothing is fitted to a row.
+papers leave open; no assumption is fitted to a row of a table.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def striped_speedup(
     (linear + w·attention_contiguous) / (linear + w·attention_striped): forward FLOPs of a rank with
     `tokens`/`ranks` tokens, where each step of attention takes as long as its slowest rank, and
     communication is hidden. `attention_weight` w is the cost of an attention FLOP relative to a
-    linear one: 2 on A100 (TF32), 1 on TPUs. `tile` None counts visible pairs: the paper's
-    "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked count.
+    FLOP of a linear layer: 2 on A100 (TF32), 1 on TPUs. If `tile` is None, only visible pairs count, which
+    gives the paper's "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked
+    count.
     Raises: CostError for fewer tokens than ranks, or a weight that is not above zero.
     Source: arXiv 2311.09431, section 4; its tables count two feed-forward matrices.
     """
@@ -50,9 +51,9 @@ def striped_speedup(
 
 
 def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
-    """Return the fewest tokens in a block that hide its hop, c = F/B, and in a host's sequence, 6·c.
+    """Return the fewest tokens of a block that hide its hop, c = F/B, and of a host's whole sequence, 6·c.
 
-    bytes_per_s one way. Half precision, unmasked, as many K/V heads as query heads.
+    bytes_per_s counts one direction. Assumed: half precision, no mask, as many K/V heads as query heads.
     Raises: CostError for rates that are not above zero. Source: arXiv 2310.01889, table 2.
     """
     for name, value in (("flops_per_s", flops_per_s), ("bytes_per_s", bytes_per_s)):
@@ -63,13 +64,14 @@ def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
 
 
 def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: str) -> int:
-    """Return the bytes that a device of `devices` needs to train with `tokens` tokens of its own.
+    """Return the bytes that each of `devices` devices needs to train with `tokens` tokens on each device.
 
     The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
     gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
     ring attention one sequence over all devices, `tokens` of it on each.
-    Assumed: a layer keeps for its backward the activation of the paper's table 1, in bfloat16 there, in float32 here.
-    With batch b, sequence s, width h, heads n and c tokens a block, in the bytes of that table:
+    Assumed: a layer keeps for its backward the activation of the paper's table 1, in float32 instead of
+    bfloat16. With batch b, sequence s, width h, heads n and c tokens in a block, the table's bytes in
+    bfloat16 are:
 
         vanilla           8·b·s·h + 2·b·n·s²    the scores are materialised
         memory-efficient  8·b·s·h
@@ -77,12 +79,12 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
         ring              2·b·s·h               and one layer at a time uses the ring's six blocks of 2·b·c·h
 
     One layer's weights and gradient are gathered. Logits are held once, in float32: their gradient is written over them.
-    Raises: CostError for another architecture.
+    Raises: CostError for an unknown architecture.
     """
     if architecture not in ARCHITECTURES:
         raise CostError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture))
     sizes = model.attention(dtype="float32", causal=False)
-    stream = 4 * tokens * model.d_model  # one tensor of the residual's width in float32
+    stream = 4 * tokens * model.d_model  # bytes of a float32 tensor as wide as the residual
     kept = stream if architecture in ("blockwise", "ring") else 4 * stream
     if architecture == "vanilla":
         kept += 4 * model.H * tokens**2
@@ -92,7 +94,7 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
 
 
 def ring_max_context(model: Model, devices: int, memory_bytes: float, architecture: str) -> int:
-    """Return the longest context in tokens, a power of two per device as in the paper; 0 if none fits.
+    """Return the longest context in tokens, a power of two per device as in the paper; 0 if no context fits.
 
     Under ring attention the devices' tokens together are one context.
     Raises: CostError for another architecture.
@@ -106,7 +108,7 @@ def ring_max_context(model: Model, devices: int, memory_bytes: float, architectu
 
 
 def _attention_flops(model: Model, layout: Layout, tile: tuple[int, int] | None) -> int:
-    """Forward FLOPs of all layers' attention where every step waits for its slowest rank."""
+    """Return the forward FLOPs of all layers' attention if every step waits for its slowest rank."""
     work = slowest_per_step(layout_work(layout, tile=tile)).sum()
     return model.layers * attention_flops(model.attention(), int(work))
 

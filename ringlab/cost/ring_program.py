@@ -29,7 +29,7 @@ Timed: TypeAlias = tuple[Recording, Timeline, Timeline]
 
 @dataclass(frozen=True)
 class RingProgram:
-    """Ring attention of these sizes, one call, with its backward if that is asked for."""
+    """One call of ring attention of these sizes, with its backward if `backward` is true."""
 
     sizes: Attention
     layout: Layout
@@ -48,10 +48,11 @@ class RingProgram:
     def in_lockstep(
         self, networks: tuple[Links, Links], slow: Mapping[int, float], keep: Sequence[int]
     ) -> Timed | None:
-        """Return the operations of rank 0, and the times of all ranks on both networks, where they `equal_ranks.go_together`.
+        """Return the operations of rank 0, and the times of all ranks on both networks, if they `equal_ranks.go_together`.
 
-        The recording also has the memory of every rank, and the operations of the first rank of each length. None if the messages of
-        rank 0 do not fit. slow: how many times longer each rank computes. keep: the ranks whose operations are kept, on the first network.
+        The recording also has the memory of every rank, and the operations of the first rank of each length.
+        The result is None if the messages of rank 0 do not fit. slow: how many times longer each rank
+        computes. keep: the ranks whose operations are kept, on the first network.
         """
         P, lengths = self.layout.P, self.layout.lengths
         queries = {length: shards[0] for length, shards in self._shards.items()}
@@ -65,7 +66,8 @@ class RingProgram:
         _warm_up(self.backward)
         first = {length: lengths.index(length) for length in sorted({*lengths})}
         found = ClockedCluster(P).run_some(self, sorted(first.values()))
-        # Forward, a rank holds its own rows, and buffers for the longest block or for all blocks: its own length decides.
+        # In the forward, a rank's memory depends only on its length: it holds its rows, and buffers for the
+        # longest block or for all blocks.
         found.memory = [
             replace(found.memory[first[length]], rank=rank) for rank, length in enumerate(lengths)
         ]
@@ -75,7 +77,11 @@ class RingProgram:
         return None if timeline is None or free is None else (found, timeline, free)
 
     def _blocks(self) -> Blocks:
-        """Return whose block each exchange carries: rank 0 runs where rank r has r + 1 tokens, so that the length of a block names its owner."""
+        """Return the owner of the block that each exchange carries.
+
+        Rank 0 runs under a layout in which rank r has r + 1 tokens, so that the length of a block names its
+        owner.
+        """
         P, start = self.layout.P, 0
         runs = []
         for rank in range(P):
@@ -95,7 +101,7 @@ class RingProgram:
 
     @cached_property
     def _shards(self) -> dict[int, tuple[Tensor, ...]]:
-        """q, k, v and the gradient of out, by the number of tokens of a rank."""
+        """Return q, k, v and the gradient of out by the number of tokens of a rank."""
         sizes = self.sizes
         dtype = torch_dtype(sizes.dtype)
         kinds = (
@@ -112,7 +118,7 @@ class RingProgram:
         }
 
     def __call__(self, ring: Ring) -> None:
-        """Run on one rank of a clocked cluster."""
+        """Run ring attention on one rank of a clocked cluster."""
         q, k, v, dout = self._shards[self.layout.length(ring.rank)]
         block = ShapeBlock(self.prices, ring.comm.spend)  # type: ignore[attr-defined]
         if self.backward:
@@ -126,10 +132,10 @@ class RingProgram:
 
 @cache
 def _warm_up(products: bool) -> None:
-    """Use "meta" once: torch's first such operators keep their arguments alive, as if a rank held them.
+    """Use the device "meta" once, since its first operators keep their arguments alive, as if a rank held them.
 
-    Only backward multiplies and sums. The first product on "meta" makes torch load its
-    compiler, which takes a second.
+    Only the backward multiplies and sums. The first product on "meta" makes torch load its compiler, which
+    takes a second.
     """
     x = torch.empty(2, dtype=torch.bfloat16, device="meta").to(torch.float32)
     if products:

@@ -1,10 +1,12 @@
 """Linear attention over ranks: bytes, messages, rounds, memory and FLOPs of the scans of `ringlab.scan`, and of its halo.
 
-A state has B·H·D·Dv numbers of the state dtype. With it may go a transition: one number per head, or under the delta rule a
-matrix of D × D. Nothing depends on the length of the sequence. A rank whose state rests on everything before it sends the
-state alone; one that does not know what came before sends its transition too.
+A state has B·H·D·Dv numbers of the state dtype. A transition may travel with it: one number per head, or
+under the delta rule a matrix of D × D. Neither depends on the length of the sequence. A rank whose state
+includes all earlier tokens sends the state alone, and a rank that does not know the earlier tokens also sends
+its transition.
 
-Formulas are for one document on P ranks that own one stretch each; the backward is the forward from the last rank to the first.
+The formulas hold for one document on P ranks that own one stretch each. The backward equals the forward from
+the last rank to the first.
 """
 
 from __future__ import annotations
@@ -63,11 +65,14 @@ def scan_traffic(
     backward: bool = False,
     return_state: bool = False,
 ) -> Traffic:
-    """Return what `rank` sends in one layer, round by round; if None, the rank that sends most.
+    """Return the bytes that `rank` sends in one layer, round by round; if None, those of the rank that sends most.
 
-    relay: one state, but for the last rank. all-gather: to each later rank; doubling: to the ranks 1, 2, 4, … further. There, a
-    state from ranks that know of everything before them, else a state and a transition.
-    return_state: the last rank sends the last state to all others; in backward each of them sends it the gradient.
+    relay: each rank but the last sends one state to the next rank. all-gather: each rank sends to all later
+    ranks.
+    doubling: each rank sends to the ranks 1, 2, 4, … further. In the last two, a rank sends its state alone
+    if the state includes all earlier tokens, and otherwise a state and a transition.
+    return_state: the last rank sends the last state to all others; in the backward each of them sends back
+    its gradient.
     Raises: CostError for an unknown scan, or ranks below one.
 
     >>> scan_traffic(LinearAttention(), 8, "relay").total_bytes, scan_traffic(LinearAttention(), 8).total_bytes
@@ -96,7 +101,7 @@ def scan_traffic(
 
 
 def rounds(P: int, scan: str = "all-gather") -> int:
-    """Return how many messages follow each other before the last rank has its state.
+    """Return the number of messages, one after the other, before the last rank has its state.
 
     Raises: CostError for an unknown scan, or ranks below one.
 
@@ -108,11 +113,12 @@ def rounds(P: int, scan: str = "all-gather") -> int:
 
 
 def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> int:
-    """Return the peak of what passing states takes on the rank that needs most: messages, and passages put together.
+    """Return the peak bytes for passing states on the rank that needs most: messages, and passages put together.
 
-    relay: what its own tokens do, the state that enters, and what leaves, twice while it is summed. all-gather: on the last rank
-    the messages of all others, and what it puts together of them. doubling: at most 7 passages, however many ranks there are.
-    What a rank knew before, and the outputs, are not counted.
+    A passage is the effect of tokens on a state: a state and a transition. relay: the passage of the rank's
+    tokens, the state that enters, and the state that leaves, twice while it is summed. all-gather: on the
+    last rank, the messages of all others, and the passage put together from them. doubling: at most 7
+    passages on any number of ranks. Tensors that a rank had before, and the outputs, are not counted.
     Raises: CostError for an unknown scan, or ranks below one.
     """
     _check(P, scan)
@@ -133,8 +139,9 @@ def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> i
 def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
     """Return the forward FLOPs by which a rank computes the effect of its tokens on a state: matrix products and solves.
 
-    Per head and chunk of C tokens: without the delta rule 2·C·D·Dv, to write. With it, keys among each other 2·C²·D; and with
-    W = D + Dv columns of the state and the transition, 2·C·D·W to read what is there, C²·W to solve, 2·C·D·W to write.
+    Per head and chunk of C tokens: without the delta rule 2·C·D·Dv, to write. With the delta rule, the
+    products of keys with keys take 2·C²·D. The state and the transition have W = D + Dv columns, which take
+    2·C·D·W to read, C²·W to solve, and 2·C·D·W to write.
     """
     return sizes.B * sizes.H * sum(_passage(sizes, C) for C in _chunks(tokens, chunk))
 
@@ -142,7 +149,8 @@ def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
 def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
     """Return the FLOPs of a rank's outputs, once the state before its tokens has arrived; linear in its tokens.
 
-    Per head and chunk, beside writing into Dv columns: the state 2·C·D·Dv, the scores 2·C²·D, and their values 2·C²·Dv.
+    Per head and chunk, in addition to writing into Dv columns: 2·C·D·Dv to read the state, 2·C²·D for the
+    scores, and 2·C²·Dv for the weighted values.
     """
     D, Dv = sizes.D, sizes.Dv
     read = sum(2 * C * D * Dv + 2 * C * C * (D + Dv) for C in _chunks(tokens, chunk))
@@ -153,7 +161,8 @@ def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
 def halo_bytes(B: int, channels: int, kernel: int = 4, dtype: str = "bfloat16") -> int:
     """Return the bytes that a rank sends for a short convolution: kernel − 1 tokens, to the next rank.
 
-    Each rank but the last sends them; backward, each but the first sends as many gradients. Shards have at least so many tokens.
+    Each rank but the last sends these tokens; in the backward, each rank but the first sends equally many
+    gradients. Shards must have at least kernel − 1 tokens.
 
     >>> halo_bytes(1, channels=2 * 16 * 128 + 32 * 128)  # q, k and v of Qwen3-Next
     49152
@@ -166,7 +175,7 @@ def _passage(sizes: LinearAttention, C: int) -> int:
 
 
 def _written(sizes: LinearAttention, C: int, columns: int) -> int:
-    """FLOPs of writing C tokens into `columns` columns of a state."""
+    """Return the FLOPs of writing C tokens into `columns` columns of a state."""
     write = 2 * C * sizes.D * columns
     return write + (2 * C * C * sizes.D + write + C * C * columns if sizes.delta else 0)
 

@@ -1,13 +1,14 @@
-"""The time of one sequence on a ring of some ranks, forward and backward: what dynamic context parallelism weighs.
+"""The time of one sequence on a ring, forward and backward, by which dynamic context parallelism chooses ring sizes.
 
-A rank of d has a d-th of a sequence of n tokens, dealt by zig-zag. In all layers together it computes
+In a ring of d ranks, each rank has a d-th of a sequence of n tokens, dealt by zig-zag. Its costs in all
+layers are
 
     linear layers      tokens of its share · token_s
     attention          d blocks of n(n + 1)/2 / d² visible pairs each
     communication      d − 1 hops of K and V, each hidden behind a block or waited for;
                        backward with dK and dV in float32, which a last hop brings home
 
-so a long sequence on many ranks computes more than it waits, and a short one waits for most of its hops.
+so a long sequence on many ranks mostly computes, while a short sequence waits for most of its hops.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from ringlab.errors import CostError
 
 @dataclass(frozen=True)
 class Pass:
-    """Attention forward, or backward, of all layers.
+    """The forward or the backward of attention in all layers.
 
-    pair_s: seconds for one visible (query, key) pair. hop_bytes, home_bytes: for each token of a block, in a hop and in
-    the last hop of the gradients. hops: how many times each hop is made, once in each layer.
+    pair_s: seconds for one visible (query, key) pair. hop_bytes, home_bytes: bytes for each token of a block,
+    in a hop and in the last hop of the gradients. hops: the number of times that each hop is made, once in
+    each layer.
     """
 
     pair_s: float
@@ -44,7 +46,7 @@ FREE = Link("free", 1e30, 0.0, "a link that takes no time, to see what computati
 
 @dataclass(frozen=True)
 class SequenceCosts:
-    """What a token, a pair and a hop cost. Rings of at most `ranks_per_node` ranks use the link `inside`.
+    """The costs of a token, a pair and a hop. Rings of at most `ranks_per_node` ranks use the link `inside`.
 
     token_s: seconds of the linear layers for one token, forward and backward.
 
@@ -92,7 +94,7 @@ class SequenceCosts:
         )
 
     def rank_s(self, length: int, degree: int) -> float:
-        """Return the seconds of the rank of `degree` that has most tokens of a sequence. Raises: as `shares`."""
+        """Return the seconds of the rank with most tokens of a sequence on `degree` ranks. Raises: as `shares`."""
         return self.row_s((length,), degree)
 
     def row_s(self, lengths: Sequence[int], degree: int) -> float:

@@ -1,8 +1,8 @@
 """Bytes on the wire and in memory of serving: decode with shared heads, Helix's grid, and prefill in chunks.
 
-All equal those of `ringlab.serving`, byte for byte. `sizes` are those of the whole attention; B counts sequences. Sinks are
-on every rank that needs them, and send nothing.
-Partials and lse travel in the state dtype: float32, or float64 for float64.
+All figures equal the bytes that `ringlab.serving` sends. `sizes` are those of the whole attention; B counts
+sequences. Every rank that needs sinks has them, so that none are sent. Partials and lse travel in the state
+dtype: float32, or float64 for float64.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ringlab.layout import Layout
 def decode_heads_traffic(
     sizes: Attention, P: int, *, new: int = 1, queries: str = "own", merge: str = "all-to-all"
 ) -> Traffic:
-    """Return the traffic of each of `P` ranks for `new` tokens of each sequence, however long these are.
+    """Return the traffic of each of `P` ranks for `new` tokens of each sequence, whose length does not matter.
 
-    Queries of H/P heads go to P − 1 others unless each rank has "all" queries. Then out and lse of H/P heads go to each
-    other rank ("all-to-all"); or lse of all heads, and after it out of H/P heads ("reduce-scatter").
+    A rank sends the queries of its H/P heads to P − 1 others, unless each rank has "all" queries. Then it
+    sends out and lse of H/P heads to each other rank ("all-to-all"), or first lse of all heads, and then out
+    of H/P heads ("reduce-scatter").
     Raises: CostError for heads that P ranks cannot share, or an unknown way.
     """
     _check_heads(sizes.H, P)
@@ -59,10 +60,11 @@ def helix_traffic(
 def prefill_traffic(
     sizes: Attention, layout: Layout, prefix: Sequence[int], *, travels: str, rank: int | None = None
 ) -> Traffic:
-    """Return the traffic of `rank` for a chunk under `layout`; if None, of the rank that sends most.
+    """Return the traffic of `rank` for a chunk under `layout`; if `rank` is None, of the rank that sends most.
 
-    prefix: the cached tokens on each rank. travels: "kv", K and V of the cached and the new tokens, P − 1 hops; or "q",
-    the queries, P − 1 hops, and a partial home from each of P − 1 ranks.
+    prefix: the number of cached tokens on each rank. travels: with "kv", K and V of the cached and the new
+    tokens make P − 1 hops; with "q", the queries make P − 1 hops, and each of P − 1 ranks sends a partial
+    home.
     Raises: WorldSizeError unless `prefix` has a number for each rank; CostError for an unknown way.
     Source: arXiv 2411.01783.
     """
@@ -87,33 +89,36 @@ def prefill_traffic(
 
 
 def travelling_kv_bytes(sizes: Attention, longest: int, P: int) -> int:
-    """Return the most bytes of K and V beside the cache that a rank holds while K and V travel in a prefill.
+    """Return the most bytes of K and V that a rank holds beside its cache while K and V travel in a prefill.
 
-    longest: the cached and new tokens of the rank that has most. A shard is in use, or is the copy that this rank sends,
-    and another one arrives. Where queries travel, K and V stay in the cache: 0.
+    longest: the cached and new tokens of the rank that has most. A rank holds one shard that is in use, or
+    the copy of its shard that it sends, and one shard that arrives. If queries travel, K and V stay in the
+    cache, so this is 0.
     """
     return (2 if P > 1 else 0) * longest * sizes.block_bytes_per_token
 
 
 def gathered_page_bytes(sizes: Attention, tokens: int) -> int:
-    """Return the bytes of a copy of the pages that `tokens` tokens of a sequence fill on a rank, page by page.
+    """Return the bytes of a copy of all pages that `tokens` tokens of a sequence fill on a rank.
 
-    `PagedCache.shard` makes it, for one sequence at a time; a kernel made for pages needs none, and a `ShardedCache` neither.
+    `PagedCache.shard` makes this copy, for one sequence at a time. A kernel for pages and a `ShardedCache`
+    need no copy.
     """
     return replace(sizes, B=1).block_bytes_per_token * tokens
 
 
 def page_bytes(sizes: Attention, page: int) -> int:
-    """Return the bytes on one rank of a page of one layer: K·(D + Dv)·e for each of the rank's `page` tokens in it."""
+    """Return the bytes of a page of one layer on one rank: K·(D + Dv)·e for each of the rank's `page` tokens in the page."""
     return replace(sizes, B=1).block_bytes_per_token * page
 
 
 def pages_needed(lengths: Sequence[int], P: int, page: int, shared: int = 0) -> int:
-    """Return the pages for sequences of these lengths on `P` ranks, of which the first `shared` tokens are the same.
+    """Return the number of pages on `P` ranks for sequences of these lengths whose first `shared` tokens are equal.
 
-    A page holds P·page tokens. The last page of the shared tokens counts as shared only if it is full: sequences that grow
-    beyond them have copies of another. One that has not grown yet needs a page less until it does.
-    Raises: CostError if a sequence is shorter than what it shares.
+    A page has P·page tokens. The last page of the shared tokens counts as shared only if it is full, because
+    sequences that grow beyond the shared tokens copy a page that is not full. A sequence that has not grown
+    yet needs a page less.
+    Raises: CostError if a sequence is shorter than `shared`.
     """
     if any(length < shared for length in lengths):
         raise CostError(f"sequences of at least {shared} tokens", f"{min(lengths)} tokens")

@@ -20,26 +20,26 @@ Tiles = tuple[Tile, ...]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of as many bytes as the dtype of this name."""
+    """Return a dtype of torch with as many bytes as the dtype of this name."""
     dtype: torch.dtype = getattr(torch, {"float8": "float8_e4m3fn", "tf32": "float32"}.get(name, name))
     return dtype
 
 
 class Prices:
-    """Seconds of tiles, looked up by identity: plans hand out the same tuples again and again."""
+    """Seconds of tiles, looked up by the identity of their tuple, since plans return the same tuples again and again."""
 
     def __init__(self, block_time: BlockTime, sizes: Attention) -> None:
         self.block_time, self.sizes = block_time, sizes
         self._books: dict[tuple[int, int, bool], Book] = {}
 
     def book(self, q: Query, backward: bool) -> Book:
-        """Return the prices of blocks with the queries q: a Ulysses rank has fewer heads of more rows."""
+        """Return the prices of blocks with the queries q, whose heads and rows differ on Ulysses ranks."""
         heads, rows = q.shape[1:3]
         return self._books.setdefault((heads, rows, backward), Book(self, heads, rows, backward))
 
 
 class Book:
-    """The cost of tiles in seconds, for a rank of `rows` rows of `heads` query heads."""
+    """The cost of tiles in seconds, for a rank with `rows` rows and `heads` query heads."""
 
     def __init__(self, prices: Prices, heads: int, rows: int, backward: bool) -> None:
         self.prices, self.rows, self.backward = prices, rows, backward
@@ -54,7 +54,7 @@ class Book:
         if found is None:
             found = self.prices.block_time.seconds(tiles, self.sizes, self.rows, self.backward)
             self.known[id(tiles)] = found
-            self._kept.append(tiles)  # so that its id stays its own
+            self._kept.append(tiles)  # keeps its id from being used again
         return found
 
     def of_tile(self, tile: Tile) -> float:
@@ -63,9 +63,9 @@ class Book:
 
 
 class ShapeBlock(StepBlock):
-    """A `StepBlock` of shapes that holds between steps what a fused kernel, such as the Triton block, holds.
+    """A `StepBlock` of shapes that holds the same tensors between steps as a fused kernel, such as the Triton block.
 
-    spend: called with the seconds of every step's tiles.
+    spend: a function that is called with the seconds of every step's tiles.
     """
 
     name = "shapes"
@@ -90,7 +90,7 @@ class ShapeBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return one tile's partial, unfilled, and charge its seconds."""
+        """Return one tile's partial without values, and charge the tile's seconds."""
         self._charge(q, k, causal, backward=False)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         return Partial(out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
@@ -105,7 +105,7 @@ class ShapeBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return one tile's dq, dk and dv, unfilled, and charge its seconds."""
+        """Return one tile's dq, dk and dv without values, and charge the tile's seconds."""
         self._charge(rows.q, k, causal, backward=True)
         dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (rows.q, k, v))
         return dq, dk, dv
@@ -145,7 +145,7 @@ class ShapeForward:
         self.spend(self.seconds(tiles))
 
     def partial(self) -> Partial:
-        """Return out and lse, unfilled."""
+        """Return out and lse without values."""
         return Partial(self.out, self.lse)
 
 
@@ -160,7 +160,7 @@ class ShapeBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Charge the seconds of `tiles`; return the block's gradients, unfilled, or [] without tiles."""
+        """Charge the seconds of `tiles`; return the block's gradients without values, or [] if there are no tiles."""
         self.left -= 1
         if self.left and self.total is self.q:
             self.total = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
@@ -173,5 +173,5 @@ class ShapeBackward:
         return [Gradient(slice(0, k.shape[2]), dk, dv)]
 
     def query_gradient(self) -> Tensor:
-        """Return dq, unfilled."""
+        """Return dq without values."""
         return self.dq

@@ -1,10 +1,11 @@
-"""The real ring program with shapes instead of data: when every rank computes, sends and waits.
+"""A simulation of the real ring program with shapes instead of data: when every rank computes, sends and waits.
 
 `ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked.cluster`), forward and backward, with
 a block that charges seconds instead of computing. Assumed: kernels take the seconds of their tiles
 wherever the data comes from; communication does not slow computation; the links of different ranks do
-not disturb each other. `MESSAGES_ASSUMED`, which accompanies every result, says what that leaves out and
-which schedule it favours. Links are fast inside a node and slower between nodes.
+not disturb each other. `MESSAGES_ASSUMED`, which accompanies every result, lists the effects that these
+assumptions leave out and the schedules that they favour. Links are fast inside a node and slower between
+nodes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from ringlab.schedules import get_schedule
 class Network:
     """`P` ranks in nodes of `ranks_per_node`, numbered node after node.
 
-    Every rank has one port inside its node and one to other nodes. Bytes per second in one direction
-    and seconds of latency apply to each port; an infinite bandwidth is a free link.
+    Every rank has one port inside its node and one port to other nodes. Each port has bytes per second in one
+    direction and seconds of latency. A link of infinite bandwidth is free.
     Raises: CostError for sizes that are not positive.
     """
 
@@ -86,14 +87,14 @@ class Network:
         return cls.uniform(P, float("inf"))
 
     def port(self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
-        """Return 0 if both ranks are in one node, 1 if the message leaves its node."""
+        """Return the port of a message: 0 if both ranks are in one node, 1 if the message leaves its node."""
         crosses = np.asarray(source) // self.ranks_per_node != np.asarray(to) // self.ranks_per_node
         return crosses.astype(np.int64)
 
     def bytes_per_s(
         self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]
     ) -> Num[np.ndarray, "..."]:
-        """Return bytes per second from `source` to `to`, in that direction."""
+        """Return the bytes per second from `source` to `to`, in this direction."""
         return np.where(self.port(source, to), self.between_bytes_per_s, self.inside_bytes_per_s)
 
     def latency_s(self, source: Int[np.ndarray, "..."], to: Int[np.ndarray, "..."]) -> Num[np.ndarray, "..."]:
@@ -103,10 +104,11 @@ class Network:
 
 @dataclass(frozen=True)
 class FullMesh:
-    """`P` ranks with a link from each to each, of the same bandwidth and latency: sends to different ranks never wait for each other.
+    """`P` ranks with equal links between all pairs, so that sends to different ranks never wait for each other.
 
-    links: how many of a rank's sends can be under way at once; by default as many as it has other ranks to send to. Two are
-    a link in each direction of a ring: one to ranks up to half the way ahead, one to the others.
+    links: the number of a rank's sends that can be under way at once, by default P − 1. With two links, a
+    rank has one in each direction of a ring: one for the ranks up to half the way ahead, and one for all
+    others.
     Raises: CostError for a bandwidth or a number of links that is not positive.
     """
 
@@ -184,8 +186,9 @@ MESSAGES_ASSUMED = {
 class Simulation:
     """The cost of one call of ring attention, in virtual seconds and bytes.
 
-    recording: the operations of every rank; of rank 0, which stands for all, and of few others, if the timelines are in `Lockstep`. timeline:
-    their times on the given network. free: their times on free links. wall_s, cpu_s: seconds that the simulation itself took.
+    recording: the operations of every rank, or if the timelines are in `Lockstep`, those of rank 0, which
+    represents all ranks, and of a few others. timeline: the times of the operations on the given network.
+    free: their times on free links. wall_s, cpu_s: the seconds that the simulation itself took.
     """
 
     recording: Recording
@@ -201,7 +204,7 @@ class Simulation:
 
     @property
     def exposed_s(self) -> float:
-        """Return the makespan in seconds, less that of the same program on free links."""
+        """Return the makespan in seconds minus the makespan of the same program on free links."""
         return self.makespan_s - self.free.makespan_s
 
     @property
@@ -237,11 +240,11 @@ class Simulation:
         return int(self.recording.program.sent_bytes.sum())
 
     def trace(self) -> Trace:
-        """Return the events of all ranks. Raises: CommError if those of most were not kept (`Lockstep`): `timeline.trace` has the others."""
+        """Return the events of all ranks. Raises: CommError if a `Lockstep` kept only some; use `timeline.trace(ranks)`."""
         return self.timeline.trace()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures, ready for JSON, including each rank's if there are at most 64 ranks."""
+        """Return the figures, ready for JSON, with those of each rank if there are at most 64 ranks."""
         figures: dict[str, Any] = {
             "makespan_s": self.makespan_s,
             "exposed_s": self.exposed_s,
@@ -280,9 +283,9 @@ def simulate(
 ) -> Simulation:
     """Return the simulated cost of ring attention of these sizes under `layout` on `hardware`.
 
-    mask: that of `sizes.causal` if None. schedule: as for `ring_attention`.
-    tile: rows and keys of a kernel tile; one that is not entirely masked counts as a whole. None counts
-        visible pairs only.
+    mask: if None, the mask of `sizes.causal`. schedule: as for `ring_attention`.
+    tile: rows and keys of a kernel tile; a tile that is not entirely masked counts as a whole. If None, only
+        visible pairs count.
     slow: how many times longer each rank computes. jitter: see `Recording.clock`.
     block_time, network: replace the hardware's own.
     Raises: CostError for a request that cannot be simulated; the errors of the schedule and the mask.
@@ -352,7 +355,7 @@ def messages_of(schedule: str) -> str:
 
 
 def runs_every_rank(layout: Layout, schedule: str, mask: Mask, backward: bool, jitter: float) -> bool:
-    """Return whether a simulation keeps the operations of every rank, so that its time and memory grow as their square."""
+    """Return whether a simulation keeps every rank's operations; its time and memory then grow as the square of ranks."""
     many = layout.P >= FEWEST_IN_LOCKSTEP and not jitter
     return not (many and go_together(layout, schedule, mask, backward))
 
@@ -360,7 +363,7 @@ def runs_every_rank(layout: Layout, schedule: str, mask: Mask, backward: bool, j
 def check_ranks_that_run(P: int, tokens: int = 0) -> None:
     """Check the number of ranks whose operations are all kept. Raises: CostError for too many.
 
-    tokens: those of a call in which one rank could stand for all, if the request were another.
+    tokens: the tokens of the call, for which the error suggests a request in which one rank represents all; or 0.
     """
     if P > MOST_RANKS_THAT_RUN:
         other = (
@@ -375,7 +378,7 @@ def check_ranks_that_run(P: int, tokens: int = 0) -> None:
 
 
 def _check_mask(mask: Mask, layout: Layout) -> None:
-    """A window is cut into tiles of its own size, so narrow windows of long sequences make endless plans."""
+    """Refuse narrow windows of long sequences, which make endless plans because tiles are as small as the window."""
     least = -(-layout.S // MOST_TILES_OF_A_WINDOW)
     if mask.window is not None and mask.window < least:
         raise CostError(
@@ -388,7 +391,7 @@ def _check_mask(mask: Mask, layout: Layout) -> None:
 def check_amounts(
     tokens: int, ranks: int, tile: tuple[int, int] | None = None, sizes: Attention | None = None
 ) -> None:
-    """Check amounts before a layout of them is made, which may take for ever too.
+    """Check amounts before a layout is made of them, since this could take for ever, too.
 
     Raises: CostError for amounts that cannot be simulated in reasonable time.
     """

@@ -1,8 +1,8 @@
-"""The real serving programs with shapes instead of data: a decode step, and the prefill of one chunk.
+"""A simulation of the real serving programs with shapes instead of data: a decode step, and the prefill of one chunk.
 
-`ringlab.serving` itself runs on P ranks, as `ring_attention` does in `ringlab.cost.simulate`. A new token reads the whole
-cache and computes little, so a block takes the longer of its scores' seconds and of reading its K and V. Pages are
-read where they are: copying them together takes no time here.
+`ringlab.serving` itself runs on P ranks, as `ring_attention` does in `ringlab.cost.simulate`. A new token
+reads the whole cache and computes little, so a block takes the longer of two times: computing its scores, and
+reading its K and V. Pages are read in place, so that copying them together takes no time here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReadTime:
         return cls(scores, sizes.block_bytes_per_token, hardware.memory_bytes_per_s)
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
-        """Return the seconds for these tiles."""
+        """Return the seconds for these tiles, computed or read."""
         keys = sum(tile.k_stop - tile.k_start for tile in tiles)
         read = keys * self.key_bytes / self.memory_bytes_per_s
         return max(read, self.scores.seconds(tiles, sizes, rows, backward))
@@ -66,9 +66,10 @@ def simulate_decode(
     merge: str = "all-to-all",
     network: Links | None = None,
 ) -> Simulation:
-    """Return the simulated cost of one token of sequences of these lengths, in one attention layer on `P` ranks.
+    """Return the simulated cost of one new token for sequences of these lengths, in one attention layer on `P` ranks.
 
-    sizes: of one sequence, B = 1; H query heads on all ranks together. queries, merge: as in `decode_heads`.
+    sizes: the sizes of one sequence (B = 1), with the H query heads of all ranks together. queries, merge: as
+    in `decode_heads`.
     Raises: CostError for amounts that cannot be simulated; ShapeError for heads that ranks cannot share.
     """
     check_amounts(max(lengths), P, None, sizes)
@@ -108,7 +109,8 @@ def simulate_prefill(
 ) -> Simulation:
     """Return the simulated cost of a chunk of `new` tokens after `prefix` cached ones, in one attention layer.
 
-    The cached tokens lie in equal parts on the ranks. travels: as in `prefill`. layout: the name of the chunk's layout.
+    The ranks have equal parts of the cached tokens. travels: as in `prefill`. layout: the name of the chunk's
+    layout.
     Raises: CostError for amounts that cannot be simulated; LayoutError for an unknown layout.
     """
     check_amounts(new, P, None, sizes)

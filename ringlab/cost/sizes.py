@@ -22,7 +22,7 @@ def element_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention layer: B sequences, H query heads, K key/value heads, D head dim; Dv that of v, D if None.
+    """One attention layer: B sequences, H query heads, K key/value heads, head dim D, and head dim Dv of v (None: D).
 
     Raises: CostError for sizes below one, an unknown dtype, or if K does not divide H.
     """

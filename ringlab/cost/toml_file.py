@@ -1,14 +1,14 @@
-"""TOML files written by users: read into dataclasses with bounds, and refused with file, line and key.
+"""TOML files written by users, which are read into dataclasses with bounds, or refused with file, line and key.
 
-A field of a dataclass is a key of its table: `key` says under which name and in which unit, where these are not the field's own.
+A field of a dataclass is a key of its table. `key` gives the name and the unit in the file, if they differ:
 
     @dataclass
     class Link:
         name: str
         bytes_per_s: float = key("bandwidth", unit="bytes/s")
 
-tomllib says where a file is malformed but does not keep the lines of keys. `lines` finds them: it lets tomllib read
-statement by statement. It need only be right on files that tomllib has accepted.
+tomllib reports where a file is malformed, but does not keep the lines of keys. `lines` finds these lines by
+letting tomllib read statement by statement. It need only be right for files that tomllib has accepted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ringlab.errors import CostError
 MOST_BYTES = 256 * 1024
 LONGEST_TEXT = 2000
 LARGEST_COUNT = 10**9
-MOST_DOTS = 200  # on one line: tomllib takes quadratic time over a key of many parts
-MOST_LINES = 50  # of a statement whose line is found: reading it line by line takes quadratic time
+MOST_DOTS = 200  # on one line, since tomllib takes quadratic time for a key of many parts
+MOST_LINES = 50  # of a statement whose line is found, as reading line by line takes quadratic time
 Place = tuple[str | int, ...]
 _Entry = TypeVar("_Entry")
 
@@ -48,29 +48,30 @@ def key(
     required: bool = False,
     hash: bool | None = None,
 ) -> Any:
-    """Return a dataclass field that stands in a file under `name`, by default its own name.
+    """Return a dataclass field that a file has under the key `name`, by default the field's name.
 
-    unit: the dimension of a quantity, as for `units.quantity`; zero: whether it may be zero. among: the words that a text may be, or
-    the keys that a table may have. required: in a file, even with a default.
+    unit: the dimension of a quantity, as for `units.quantity`. zero: whether the quantity may be zero. among:
+    the values that a text may have, or the keys that a table may have. required: whether a file must have the
+    key although the field has a default.
     """
     how = {"key": name, "unit": unit, "zero": zero, "among": among, "required": required}
     return field(default=default, hash=hash, metadata=how)
 
 
 def key_of(it: Field[Any]) -> str:
-    """Return the key under which a field of a dataclass stands in a file."""
+    """Return the key of a dataclass field in a file."""
     return it.metadata.get("key") or it.name
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The annotations of a dataclass; of those that may be None, the other one."""
+    """Return the annotations of a dataclass; for one that may be None, return the other type."""
     hints = get_type_hints(kind)
     return {name: get_args(hint)[0] if isinstance(hint, UnionType) else hint for name, hint in hints.items()}
 
 
 class BadValue(CostError):
-    """A value that its dataclass does not take; `place`: the field, and a name inside it."""
+    """A value that its dataclass refuses; `place` is the field, and perhaps a name inside it."""
 
     def __init__(self, place: tuple[str, ...], needed: str, got: str) -> None:
         super().__init__(f"{'.'.join(place)}: {needed}", got)
@@ -80,7 +81,7 @@ class BadValue(CostError):
 def check_values(it: Any) -> None:
     """Check the values of a dataclass whose fields have keys, whether they come from a file or not.
 
-    Raises: CostError for a count below one, a quantity that is not above zero, or a word that is not among those of its key.
+    Raises: CostError for a count below one, a quantity not above zero, or a word that the key does not allow.
     """
     kind: Any = type(it)
     hints = _hints(kind)
@@ -113,7 +114,7 @@ def _check_quantity(place: tuple[str, ...], value: Any, it: Field[Any]) -> None:
 
 
 def written(header: str, it: Any, skipped: Sequence[str] = ()) -> str:
-    """Return a dataclass as the table `header`, without the fields `skipped`; `Table.read` makes an equal one of it."""
+    """Return a dataclass as the text of a table `header` without the fields `skipped`; `Table.read` reads it back equal."""
     rows, inner = [header], []
     for each in fields(it):
         name, value, unit = key_of(each), getattr(it, each.name), each.metadata.get("unit", "")
@@ -163,7 +164,7 @@ class Table:
                 self.refuse(None, f"the key {key!r}", f"only {', '.join(self.values) or 'an empty table'}")
 
     def _dotted(self, key: str) -> str:
-        """The name in the header of a table under `key`, if its dots were meant as parts of the name."""
+        """Return the dotted name that a user may have meant in a table's header, where dots have split it into parts."""
         parts, inner = [*map(str, self.place), key], self.values[key]
         while len(inner) == 1 and isinstance(below := next(iter(inner.values())), dict):
             parts.append(next(iter(inner)))
@@ -171,9 +172,9 @@ class Table:
         return ".".join(parts)
 
     def read(self, kind: type[_Entry], **given: Any) -> _Entry:
-        """Return a dataclass of this `kind`, each field but the `given` ones from its key.
+        """Return a dataclass of this `kind`, with each field read from its key unless it is `given`.
 
-        Raises: CostError for an unknown or a missing key, or a value of another kind, unit or size.
+        Raises: CostError for an unknown or a missing key, or a value of a wrong kind, unit or size.
         """
         asked = {key_of(it): it for it in fields(kind) if it.name not in given}  # type: ignore[arg-type]
         needed = [key for key, it in asked.items() if it.default is MISSING or it.metadata.get("required")]
@@ -192,7 +193,7 @@ class Table:
             table.refuse(key, error.value_needed, units.shown(table.values[key]))
 
     def _value(self, key: str, it: Field[Any], hint: Any) -> Any:
-        """The value of a field, by its annotation."""
+        """Return the value of a field, read as its annotation demands."""
         if isinstance(hint, type) and is_dataclass(hint):
             return self.table(key).read(hint)
         if get_origin(hint) is tuple:
@@ -209,7 +210,7 @@ class Table:
         return self.text(key) if hint is str else self.values[key]
 
     def quantity(self, key: str, dimension: str) -> float:
-        """Return the value in the unit of `dimension`, as `units.quantity` does. Raises: CostError for a value without such a unit."""
+        """Return the value in the unit of `dimension`, as `units.quantity` does. Raises: CostError for any other value."""
         try:
             return units.quantity(self.values[key], dimension)
         except CostError as error:
@@ -240,7 +241,7 @@ class Table:
         return [self._table(key, row, (*self.place, key, number)) for number, row in enumerate(rows)]
 
     def refuse(self, key: str | None, needed: str, got: str = "", remedy: str = "") -> NoReturn:
-        """Refuse the table, or its value at `key`. Raises: CostError that names file, line and key."""
+        """Refuse the table or its value at `key`. Raises: CostError that names the file, line and key."""
         place = self.place if key is None else (*self.place, key)
         name = ".".join(_shown_key(part) for part in place)
         where = f"{self.path}, line {line_of(place, lines(self.source))}{f', {name}' if name else ''}"
@@ -257,7 +258,7 @@ class Table:
 def read(path: str | Path) -> Table:
     """Return the whole file as a table.
 
-    Raises: CostError if it is missing, not a regular file, above 256 KiB, not UTF-8, or not TOML.
+    Raises: CostError if the file is missing, not a regular file, above 256 KiB, not UTF-8, or not TOML.
     """
     path = Path(path)
     text = _text(path)
@@ -268,7 +269,7 @@ def read(path: str | Path) -> Table:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CostError(f"{path}, line {_line(str(error), text)}: valid TOML", str(error)[:200]) from None
-    except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
+    except (RecursionError, ValueError) as error:  # nested too deep, or an integer of thousands of digits
         raise CostError(f"{path}: TOML of ordinary size and depth", str(error)[:200]) from None
     return Table(path, (), values, text.replace("\r\n", "\n"))
 
@@ -276,7 +277,7 @@ def read(path: str | Path) -> Table:
 def lines(text: str) -> dict[Place, int]:
     """Return the line on which each table and key of a valid TOML text begins, counted from 1.
 
-    Keys inside arrays have no entry of their own: see `line_of`.
+    Keys inside arrays have no entries; see `line_of`.
     """
     found: dict[Place, int] = {}
     rows: dict[Place, int] = {}
@@ -338,7 +339,7 @@ def _line(message: str, text: str) -> int:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The line on which each statement begins, its text, and what it says."""
+    """Yield, for each statement, the line on which it begins, its text, and the table that it defines."""
     begun, statement = 1, ""
     for number, line in enumerate(text.split("\n"), start=1):
         begun = begun if statement else number
@@ -355,7 +356,7 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _places(values: dict[str, Any]) -> Iterator[Place]:
-    """The places of all keys, those outside before those inside; in an array of tables, as if it were one table."""
+    """Yield the places of all keys, outer before inner; an array of tables counts as one table."""
     for name, value in values.items():
         yield (name,)
         inner = value[0] if isinstance(value, list) and value == [{}] else value
@@ -364,7 +365,7 @@ def _places(values: dict[str, Any]) -> Iterator[Place]:
 
 
 def _in_last_rows(keys: Place, rows: dict[Place, int]) -> Place:
-    """The place that a header names: inside the last row of every array of tables along its path."""
+    """Return the place that a header names, which is inside the last row of every array of tables along its path."""
     place: Place = ()
     for number, key in enumerate(keys):
         place = (*place, key)

@@ -1,15 +1,16 @@
-"""Bytes on the wire: those that one rank sends in one attention layer, per step and in total, by schedule.
+"""Bytes on the wire: the bytes that one rank sends in one attention layer, per step and in total, by schedule.
 
-    ring, burst, query-ring, bidirectional, multi-ring   `ring_traffic`: something goes around all ranks
+    ring, burst, query-ring, bidirectional, multi-ring   `ring_traffic`: K/V or queries go around all ranks
     allgather                                            `allgather_traffic`
     ulysses, hybrid                                      `ulysses_traffic`, `hybrid_traffic`
 
-Serving has its own calls (`serving`), and so have linear layers (`scan_traffic`). All bytes equal those of
-`ringlab.schedules`, byte for byte; Ulysses and the hybrid assume equally many tokens on each rank. Backward counts the
-backward pass alone.
+Serving has its own functions (`serving`), and so have linear layers (`scan_traffic`). All figures equal the
+bytes that `ringlab.schedules` sends; Ulysses and the hybrid assume equally many tokens on each rank. A
+backward figure counts the backward pass alone.
 
-What goes around a ring is of two kinds: a token's bytes that stay as they are make P − 1 hops; those that follow, change at
-every rank and go home make P. With e bytes an element and s bytes of the state (float32: 4):
+The bytes of a token that go around a ring are of two kinds. Bytes that do not change make P − 1 hops. Sums
+that follow them, change at every rank and finally go home make P hops. With e bytes of an element and s bytes
+of a state element (4 in float32):
 
                         as it is, P − 1 hops           follows, P hops
     K/V, forward        K·(D + Dv)·e                   0
@@ -19,23 +20,25 @@ every rank and go home make P. With e bytes an element and s bytes of the state 
     a latent, forward   (R + Dr)·e                     0
     a latent, backward  (R + Dr)·e                     (R + Dr)·s
 
-So queries backward (Burst) are fewer bytes only where H/K is below (D + Dv)·(e + s) / ((D + Dv)·e + D·s + 2·s): 3/2 for bfloat16 and
-4/3 for float32 if D = Dv is large. Queries should travel backward if H = K, and never with grouped heads. Forward, a query
-and its partial are more bytes than K and V of a token at every H/K. Source: arXiv 2509.19836, table 1, which counts dQ and
-dK/dV in bfloat16: 3·H·D against 4·K·D.
+So in the backward, queries (Burst) are fewer bytes than K/V only if H/K is below
+(D + Dv)·(e + s) / ((D + Dv)·e + D·s + 2·s), which is 3/2 for bfloat16 and 4/3 for float32 if D = Dv is large. Queries
+should travel backward if H = K, and never with grouped heads. In the forward, a query and its partial are
+more bytes than a token's K and V for every H/K. Source: arXiv 2509.19836, table 1, which counts dQ and dK/dV
+in bfloat16: 3·H·D against 4·K·D.
 
 Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back; the hybrid (arXiv
 2405.07719) makes rings of Ulysses groups.
 
-Is communication hidden? Seconds of a block and of a hop, and the tokens per rank that hide a hop.
+The file also has the seconds of a block and of a hop, and the tokens per rank that hide a hop.
 
-A block of c queries against c keys takes 2·B·H·(D + Dv)·c² FLOPs, with Dv the head dim of v, D as a rule; meanwhile K
-and V of c tokens travel, B·K·(D + Dv)·e·c bytes of e each. With F FLOP/s and B bytes/s one way,
+A block of c queries and c keys takes 2·B·H·(D + Dv)·c² FLOPs, where Dv is the head dim of v, usually D. At
+the same time K and V of c tokens travel, which are B·K·(D + Dv)·e·c bytes. With F FLOP/s and B bytes/s in one
+direction, a hop is hidden if
 
     2·H·(D + Dv)·c² / F  >=  K·(D + Dv)·e·c / B      ⇔      c  >=  e·F / (2·B) · K/H
 
-A balanced causal layout leaves half of every block to compute, so c doubles. Batch and head dims
-fall out. Source: arXiv 2310.01889, section 3 (there e = 2 and K = H: c >= F/B).
+In a balanced causal layout half of every block is computed, so c doubles. Batch and head dims cancel. Source:
+arXiv 2310.01889, section 3 (with e = 2 and K = H there: c >= F/B).
 """
 
 from __future__ import annotations
@@ -64,9 +67,9 @@ RINGS = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that one rank sends in each step, in order, and the number of its messages.
+    """The bytes that one rank sends in each step, in order, and the number of the rank's messages.
 
-    Each step that can run while a block is computed has an entry; an all-to-all is one step.
+    Each step in which a block can be computed at the same time has an entry; an all-to-all is one step.
     """
 
     by_step_bytes: tuple[int, ...]
@@ -79,7 +82,7 @@ class Traffic:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps in which something is sent."""
+        """Return the number of steps in which the rank sends anything."""
         return sum(sent > 0 for sent in self.by_step_bytes)
 
     @property
@@ -100,19 +103,19 @@ def gradient_bytes_per_token(sizes: Attention) -> int:
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes of a token that travel: `around` as they are, P − 1 hops, and those that follow and go home, P hops."""
+    """The bytes of a token that travel: `around` without change in P − 1 hops, `following` in P hops, the last home."""
 
     around: int
     following: int = 0
 
     def share(self, part: int, whole: int) -> Load:
-        """Return `part` of `whole` equal parts of it."""
+        """Return `part` of `whole` equal parts of this load."""
         return Load(self.around * part // whole, self.following * part // whole)
 
 
 @dataclass(frozen=True)
 class Route:
-    """Which ranks something visits: their offsets from its owner, 0 first; what follows begins at offset number `begin`."""
+    """The ranks that a load visits, as offsets from its owner, 0 first; following bytes begin at offset number `begin`."""
 
     offsets: tuple[int, ...]
     load: Load
@@ -137,17 +140,20 @@ class Route:
         return hops + (hops + 1 - self.begin if self.load.following and hops else 0)
 
     def bytes_beside(self, number: int) -> int:
-        """Return the bytes of a token that are under way while blocks number `number` are computed; after the last, those that go home."""
+        """Return the bytes of a token that travel beside the computation of blocks number `number`.
+
+        After the last block these are the bytes that go home.
+        """
         last = len(self.offsets) - 1
         around = self.load.around if number < last else 0
         return around + (self.load.following if self.begin < number <= last + 1 and last > 0 else 0)
 
 
 def load(sizes: Attention, travels: str, *, backward: bool = False, latent: int = 0) -> Load:
-    """Return the bytes of one token that travel, "kv" or "queries".
+    """Return the bytes of one token that travel, if `travels` is "kv" or "queries".
 
-    latent: R + Dr numbers of a token that travel in place of K and V, if not 0.
-    Raises: CostError for another traveller.
+    latent: if not 0, the R + Dr numbers of a token that travel in place of K and V.
+    Raises: CostError for any other value of `travels`.
 
     >>> load(Attention(H=8, K=8, D=128), "kv", backward=True), load(Attention(H=8, K=8, D=128), "queries", backward=True)
     (Load(around=4096, following=8192), Load(around=4160, following=4096))
@@ -173,7 +179,7 @@ def routes_of(
     latent: int = 0,
     rings: int | None = None,
 ) -> list[Route]:
-    """Return the routes of everything that starts on one rank, under one of RINGS. Raises: CostError for another schedule."""
+    """Return the routes of all loads that start on one rank, under one of RINGS. Raises: CostError for another schedule."""
     if schedule not in RINGS:
         raise CostError(f"a schedule among {', '.join(RINGS)}", repr(schedule))
     travels = RINGS[schedule][backward]
@@ -203,11 +209,12 @@ def ring_traffic(
     latent: int = 0,
     rings: int | None = None,
 ) -> Traffic:
-    """Return the traffic of `rank` under one of RINGS; if None, of the rank that sends most.
+    """Return the traffic of `rank` under one of RINGS; if `rank` is None, of the rank that sends most.
 
-    The plain ring, forward: K and V of the current block, P−1 hops. Backward: K and V once more, P−1 hops, with dK
-    and dV in float32, P hops: the last one brings them home.
-    `layout` may be a number of tokens, dealt contiguously to P ranks. latent: as in `load`. rings: as in "multi-ring(rings=…)".
+    In the forward of the plain ring, K and V of the current block make P−1 hops. In the backward, K and V
+    make P−1 hops once more, and dK and dV in float32 make P hops, the last of which brings them home.
+    `layout` may be a number of tokens, dealt contiguously to P ranks. latent: as in `load`. rings: as in
+    "multi-ring(rings=…)".
     Raises: CostError for another schedule, or tokens or ranks below one; WorldSizeError for a P other than the layout's.
 
     >>> all_heads = Attention(H=32, K=32)
@@ -228,7 +235,7 @@ def ring_traffic(
 
 
 def turning_point(sizes: Attention, P: int) -> float:
-    """Return the H/K below which queries backward are fewer bytes than K/V, on `P` ranks.
+    """Return the H/K below which travelling queries are fewer bytes than K/V in the backward, on `P` ranks.
 
     >>> [round(turning_point(Attention(D=128, dtype=dtype), 1024), 2) for dtype in ("bfloat16", "float32")]
     [1.49, 1.33]
@@ -247,10 +254,10 @@ def allgather_traffic(
     rank: int | None = None,
     backward: bool = False,
 ) -> Traffic:
-    """Return the traffic of `rank` if all ranks gather all K/V first; if None, of the rank that sends most.
+    """Return the traffic of `rank` if all ranks gather all K/V first; if `rank` is None, of the rank that sends most.
 
-    Forward: its own K, then its own V, to each of the P−1 others. Backward: the same again, and to each
-    other rank the dK and dV of that rank's tokens in float32 (a reduce-scatter).
+    In the forward, a rank sends its K, then its V, to each of the P−1 others. In the backward it sends K and
+    V again, and to each other rank the dK and dV of that rank's tokens in float32 (a reduce-scatter).
     Raises: as `ring_traffic`.
     """
     layout = _layout(layout, P)
@@ -267,9 +274,9 @@ def allgather_traffic(
 def ulysses_traffic(sizes: Attention, S: int, P: int, *, backward: bool = False) -> Traffic:
     """Return the traffic of a rank of ceil(S/P) tokens: all-to-alls of Q, K and V, and of the output.
 
-    Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or if P exceeds K
-    with the one K/V head that its query heads need. Backward: as many bytes, of dO, dQ, dK and dV; dK and dV
-    of a head that several ranks hold are in float32, since they are summed at home.
+    Each of the P ranks ends with H/P query heads and K/P K/V heads of all tokens, or if P exceeds K, with the
+    one K/V head that its query heads need. The backward sends equally many bytes, of dO, dQ, dK and dV,
+    except that dK and dV of a head that several ranks hold are in float32, because they are summed at home.
     Raises: CostError for heads that P ranks cannot share, or tokens or ranks below one.
     """
     _check_degrees(S, P)
@@ -338,7 +345,7 @@ def _largest(traffics: Iterable[Traffic]) -> Traffic:
 
 
 def block_s(sizes: Attention, tokens: float, flops_per_s: float, *, backward: bool = False) -> float:
-    """Return the seconds that a rank of `tokens` tokens computes one block: half of it if causal, balanced.
+    """Return the seconds in which a rank of `tokens` tokens computes one block, or half of it if causal and balanced.
 
     Raises: CostError for tokens or rates that are not above zero.
     """
@@ -368,10 +375,11 @@ def least_tokens_hidden(
     latency_s: float = 0.0,
     backward: bool = False,
 ) -> float:
-    """Return the fewest tokens per rank for which a hop takes no longer than a block; round up.
+    """Return the fewest tokens per rank for which a hop takes no longer than a block, rounded up.
 
-    flops_per_s: the rate that the kernel reaches. Causal sizes assume a balanced layout (contiguous: pass
-    causal=False, since its slowest rank computes whole blocks). Latency makes it a quadratic equation.
+    flops_per_s: the rate that the kernel reaches. Causal sizes assume a balanced layout; for a contiguous
+    layout pass causal=False, since its slowest rank computes whole blocks. With latency, the equation is
+    quadratic.
     Raises: CostError for rates that are not above zero.
     """
     _check(flops_per_s=flops_per_s, bytes_per_s=bytes_per_s)

@@ -64,8 +64,8 @@ def quantity(text: object, dimension: str) -> float:
 def tokens(text: str | int, of: str = "") -> int:
     """Return a count of tokens: 1_000_000 for "1M", 2**20 for "1Mi", 131072 for "131072".
 
-    of: names them in an error, such as the option that was given.
-    Raises: CostError for a fraction of a token, less than one, or another suffix.
+    of: the name of the tokens in an error, such as an option.
+    Raises: CostError for a fraction of a token, less than one token, or an unknown suffix.
     """
     needed = f'tokens{of and f" for {of}"}, such as "131072", "128Ki" or "1M"'
     if isinstance(text, bool) or not isinstance(text, (str, int)):
@@ -112,7 +112,7 @@ def counted(n: int, thing: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it: 0.0123 → 12.3 ms, 332.4 → 332 s, 90000 → 25 hours."""
+    """Return a time for readers: 0.0123 → 12.3 ms, 332.4 → 332 s, 90000 → 25 hours."""
     for name, unit in (("years", 365.25 * 86400), ("days", 86400.0), ("hours", 3600.0)):
         if seconds >= 2 * unit:
             return f"{seconds / unit:{',.3g' if seconds < 1000 * unit else ',.0f'}} {name}"
@@ -120,12 +120,12 @@ def duration(seconds: float) -> str:
 
 
 def in_percent(fraction: float) -> str:
-    """Return a fraction in percent, with a digit after the point below ten."""
+    """Return a fraction in percent, with one decimal if it is below ten percent."""
     return f"{100 * fraction:.1f}%" if abs(fraction) < 0.0995 else f"{100 * fraction:.0f}%"
 
 
 def scales(dimension: str) -> dict[str, Fraction]:
-    """Return the scale of each spelling of a unit of `dimension`, relative to the unit that values are kept in."""
+    """Return the scale of each spelling of a unit of `dimension`, relative to the unit of stored values."""
     if dimension == "percent":
         return dict(UNITS[dimension])
     decimal, binary = (SMALL, {}) if dimension == "seconds" else (DECIMAL, BINARY)
@@ -164,14 +164,14 @@ def _digits(value: Decimal) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the known name most similar to `name`, as a remedy; the first, as an example, if none is similar."""
+    """Return the known name most similar to `name` as a remedy, or the first known name as an example if none is similar."""
     names = list(known)
     near = difflib.get_close_matches(str(name)[:80].casefold(), names, 1, 0.3)
     return f"nearest: {near[0]}" if near else f"for example {names[0]}"
 
 
 def shown(value: object) -> str:
-    """Return `value` as an error shows it, cut to 80 characters."""
+    """Return `value` as errors show it, cut to 80 characters."""
     text = (
         repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "an integer of over 30 digits"
     )

@@ -1,14 +1,14 @@
-"""Models of Hugging Face transformers over a ring: the optional extra `hf`; docs/huggingface.md shows it whole.
+"""Models of Hugging Face transformers over a ring (the optional extra `hf`); see docs/huggingface.md.
 
 context.py    context: the ring, the layout and the mask of a model's forward
-held.py       what a context holds, and errors that must reach every rank
-models.py     which models and losses may run on a shard: their tokens meet in attention alone
-masks.py      the mask that a layer of transformers asks for, read without a matrix, or refused by name
+held.py       the state of a context, and errors that must reach every rank
+models.py     which models and losses may run on a shard: their tokens interact only in attention
+masks.py      the mask that a layer of transformers needs, read without a matrix, or an error
 attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it
 trainer.py    OverRing: transformers' Trainer over a ring
 
-Importing this registers the implementation; models take it by attn_implementation="ringlab".
+Importing this package registers the implementation. Models select it by attn_implementation="ringlab".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attention that transformers calls in every layer: `ring_attention`, after a check that it offers all that is asked.
+"""The attention that transformers calls in every layer: checks the arguments and calls `ring_attention`.
 
 `register` puts the name "ringlab" into transformers' tables of attentions and of masks.
 """
@@ -22,7 +22,7 @@ from ringlab.hf.models import ALONE, NAME, guard_the_attention, guard_the_loss
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query, Value
 
-# Arguments of a model's forward that transformers passes down to attention, and that do not change it.
+# Arguments of a model's forward that transformers passes on to attention, and that do not change the result.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states", "return_dict",
     "shift_labels",
@@ -50,8 +50,8 @@ def attend(
 
     query, key and value are this rank's shards, rotated by global positions.
 
-    Raises: MaskError, BackendError, LayoutError or ShapeError on a rank that is asked for something that cannot be
-    honoured, and AgreementError on all others; no request is ignored.
+    Raises: MaskError, BackendError, LayoutError or ShapeError on a rank whose arguments are not supported,
+    and AgreementError on all other ranks. No argument is ignored.
     """
     around = attention_mask.held if isinstance(attention_mask, LayerMask) else held()
     around.attended, context = True, around.context
@@ -77,13 +77,13 @@ def attend(
 
 
 def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
-    """Return the mask of this layer. Raises: MaskError or LayoutError for a request that cannot be honoured."""
+    """Return the mask of this layer. Raises: MaskError or LayoutError for a mask that is not supported."""
     if not isinstance(asked, LayerMask):
         got = f"a tensor of shape {tuple(asked.shape)}" if isinstance(asked, Tensor) else type(asked).__name__
         raise MaskError(
             "the mask that transformers makes for attn_implementation='ringlab'",
             f"attention_mask {got} in {type(module).__name__}",
-            f"say it as a ringlab.Mask in ringlab.hf.context, if it can be; if the model makes it itself, {ALONE}",
+            f"pass an equal ringlab.Mask to ringlab.hf.context; if the model makes the mask, {ALONE}",
         )
     mask = asked.mask()
     causal = more.get("is_causal")
@@ -113,13 +113,13 @@ def _check_rest(more: dict[str, Any]) -> None:
         remedy = _REMEDIES.get(name, "leave it out: it would be dropped")
         if name in _CU_SEQ_LENS:
             remedy = "leave it out, and give ringlab.hf.context(mask=ringlab.hf.mask_of(position_ids))"
-        raise MaskError("arguments of attention that ringlab.hf knows", f"{name}=", remedy)
+        raise MaskError("only arguments of attention that ringlab.hf supports", f"{name}=", remedy)
 
 
 def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
-    """Return the seed of this layer, None without dropout. Raises: MaskError if there is dropout and no seed.
+    """Return the seed of this layer, or None without dropout. Raises: MaskError for dropout without a seed.
 
-    Seeds of successive layers differ by 2⁶⁴/φ, so no two layers share one.
+    Seeds of successive layers differ by 2⁶⁴/φ, so no two layers have the same seed.
     """
     layer = getattr(module, "layer_idx", None)
     if not dropout:
@@ -137,9 +137,11 @@ OLDEST = (4, 57)
 
 
 def register() -> str:
-    """Return the name by which models find ringlab, as attn_implementation="ringlab"; importing ringlab.hf calls this.
+    """Register ringlab in transformers, and return its name for attn_implementation=.
 
-    Raises: BackendError for a transformers that is too old to describe the mask that a layer asks for.
+    Importing ringlab.hf calls this function.
+
+    Raises: BackendError for a version of transformers that is too old to describe the mask of a layer.
 
     >>> register()
     'ringlab'

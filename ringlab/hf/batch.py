@@ -19,7 +19,7 @@ from ringlab.rank_agreement import cut_alike
 
 
 def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:
-    """Return the mask of a packed batch, given its position ids, of one row or of several: 0 begins a document.
+    """Return the mask of a packed batch, given the position ids of one or more rows. A 0 begins a document.
 
     other: further fields of the mask, such as window=.
     Raises: MaskError if rows are packed differently, or ids neither ascend by one nor begin again at 0.
@@ -48,18 +48,20 @@ def shard_batch(
 ) -> dict[str, Any]:
     """Return the keyword arguments of a model's forward on this rank, given WHOLE sequences, (B, S) each.
 
-    labels: as transformers takes them, not shifted, −100 where a token does not count. No token has a label in another
-    document of the context's mask. The model's loss is then this rank's share: the sum over its tokens, divided by the
-    number of tokens that count on all ranks. The whole loss is the SUM over ranks, and so is the gradient
-    (`ringlab.nn.sum_gradients`). With data parallelism, set "num_items_in_batch" to the number over all replicas.
-    position_ids: by default those of the mask's documents, or the global positions if there are none.
-    attention_mask: 0 for padding, which must be at the end of rows, under a causal mask. No token that counts sees it
-    there. Labels of padding are set to −100, and the model's output for padding is meaningless.
+    labels: not shifted, as transformers expects labels, and −100 where a token does not count. No token gets
+    a label from another document of the context's mask. The model's loss is then this rank's share: the sum
+    over its tokens, divided by the number of tokens that count on all ranks. The whole loss is the SUM over
+    ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism, set
+    "num_items_in_batch" to the number over all replicas.
+    position_ids: by default the positions in the mask's documents, or the global positions if the mask has no
+    documents.
+    attention_mask: 0 for padding. Padding must be at the end of rows, under a causal mask, so that no token
+    that counts sees it. Labels of padding are set to −100, and the model's output for padding is meaningless.
 
-    Raises: ShapeError for shapes that do not fit; MaskError for other padding, or position ids that differ between rows
-    or contradict the mask; TrainingError if no label counts; DeviceError for tensors without data. AgreementError on all
-    other ranks, and on all ranks of a ring that have different batches: the ranks compare a hash, unless the context has
-    validate=False.
+    Raises: ShapeError for shapes that do not fit; MaskError for padding elsewhere, or for position ids that
+    differ between rows or contradict the mask; TrainingError if no label counts; DeviceError for tensors
+    without data; AgreementError on all other ranks, and on all ranks of a ring whose ranks have different
+    batches. The ranks compare a hash of the batch, unless the context has validate=False.
 
     >>> from ringlab import VirtualCluster, zigzag
     >>> from ringlab.hf import context, shard_batch
@@ -89,7 +91,7 @@ def _shard(
     position_ids: Tensor | None,
     attention_mask: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what `shard_batch` returns, of this rank's whole batch. Raises: as it does."""
+    """Return the result of `shard_batch` for this rank's whole batch. Raises: as `shard_batch`."""
     if any(x is not None and x.is_meta for x in (input_ids, labels, position_ids, attention_mask)):
         raise DeviceError(
             "tensors with data", "tensors on the device meta", "make the batch on the CPU or a GPU"
@@ -104,7 +106,7 @@ def _shard(
         "input_ids": mine,
         "attention_mask": torch.ones_like(
             mine
-        ),  # or transformers would look for documents in a shard's positions
+        ),  # otherwise transformers would look for documents in the positions of a shard
         "position_ids": _positions(context, position_ids).to(mine.device),
         "use_cache": False,
     }
@@ -124,7 +126,10 @@ def _shard(
 
 
 def _shifted(labels: Tensor, attention_mask: Tensor | None, mask: Mask | None) -> Tensor:
-    """Return each token's label: that of the next token of its document. Padding, and the end of a document, have none."""
+    """Return each token's label, which is the label of the next token in its document.
+
+    Padding and the last token of a document get no label.
+    """
     if attention_mask is not None:
         labels = labels.masked_fill(attention_mask == 0, IGNORE)
     return next_tokens(labels, mask)
@@ -143,14 +148,14 @@ def _positions(context: Context, given: Tensor | None) -> Tensor:
         )
     if rows.shape[-1] != layout.S:
         raise ShapeError(
-            f"{layout.S} position ids", f"shape {tuple(given.shape)}", "give those of the whole sequence"
+            f"{layout.S} position ids", f"shape {tuple(given.shape)}", "pass those of the whole sequence"
         )
     _check_whole(rows[0], mask or Mask())
     return context.shard(rows[:1])
 
 
 def _check_whole(ids: Tensor, mask: Mask) -> None:
-    """Raise MaskError unless whole-sequence ids are global positions, or begin again where the mask's documents do."""
+    """Raise MaskError unless the ids are global positions, or restart where the mask's documents begin."""
     given, everyone = ids.detach().cpu().numpy(), np.arange(len(ids))
     if np.array_equal(given, everyone) or np.array_equal(given, mask.position_ids(everyone)):
         return
@@ -162,7 +167,7 @@ def _check_whole(ids: Tensor, mask: Mask) -> None:
 
 
 def _check_padding(context: Context, attention_mask: Tensor) -> None:
-    """Raise MaskError unless hidden tokens are at the end of each row, where no token that counts sees them."""
+    """Raise MaskError unless padding is at the end of each row, where no token that counts sees it."""
     kept = attention_mask != 0
     if bool(kept.all()):
         return

@@ -1,4 +1,4 @@
-"""`context`: the ring, layout and mask of a model's forward, known only to the thread that entered it."""
+"""`context`: the ring, layout and mask of a model's forward, for the thread that enters the context."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ def context(
     seed: int | None = None,
     models: tuple[str, ...] = (),
 ) -> Iterator[Context]:
-    """Yield the context, which `shard_batch` takes, in which this thread's models spread their sequence over `ring`.
+    """Yield the context in which this thread's models spread their sequence over `ring`, for `shard_batch`.
 
-    Only forward has to run inside: each layer keeps its context for backward and for activation checkpointing.
+    Only forward must run inside the block, because each layer keeps its context for backward and for
+    activation checkpointing.
     mask: packed documents or a prefix, which a model's config cannot express. The config sets windows, layer by layer.
     schedule, block, validate: as in `ring_attention`.
-    seed: for attention dropout; use another one in every step.
-    models: model types beyond TESTED that may run, such as ("olmo2",). Attention must be the only place in which their
-    tokens interact. Convolutions, poolers and batch norms are refused; another sum over the sequence would stay within a
-    shard.
+    seed: the seed of attention dropout. Use another seed in every step.
+    models: model types beyond TESTED that may run, such as ("olmo2",). Their tokens must interact only in
+    attention. Convolutions, poolers and batch norms raise an error, but any other sum over the sequence would
+    silently run over the shard only.
 
     Raises: AgreementError, WorldSizeError or MaskError before any data moves, as `Context.agreed`; LayoutError if a
-    rank has no token; on leaving, BackendError if models ran in it and none of their layers attended over the ring.
+    rank has no token. On leaving the block, BackendError if models ran but none of their layers attended over
+    the ring.
 
     >>> from ringlab import VirtualCluster, hf, zigzag
     >>> def program(ring):

@@ -1,4 +1,4 @@
-"""What `ringlab.hf.context` holds for the thread that entered it, and errors that must reach every rank."""
+"""The state of `ringlab.hf.context` for the thread that entered it, and errors that must reach every rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ringlab.rank_agreement import agree
 class Held:
     """A Context, with the options that only models of transformers need.
 
-    called: a model that ran under it. running: the model whose forward runs, of which others are parts. attended: whether a
-    layer of any model computed its attention over the ring. shared: whether the running model's loss is this rank's share.
+    called: a model that ran in the context. running: the outermost model whose forward is running. attended:
+    whether a layer of any model computed attention over the ring. shared: whether the running model's loss is
+    this rank's share.
     padded: whether the latest batch has padding, which only a causal mask hides.
     """
 
@@ -31,12 +32,15 @@ HELD: ContextVar[Held] = ContextVar("ringlab.hf")
 
 
 def held_or_none() -> Held | None:
-    """Return what `context` holds for this thread, None outside of it."""
+    """Return the state of the context that this thread has entered, or None outside a context."""
     return HELD.get(None)
 
 
 def held() -> Held:
-    """Return what `context` holds for this thread. Raises: BackendError outside of it."""
+    """Return the state of the context that this thread has entered.
+
+    Raises: BackendError outside a context.
+    """
     found = held_or_none()
     if found is None:
         raise BackendError(
@@ -50,8 +54,8 @@ def held() -> Held:
 def raise_everywhere(around: Held, error: RinglabError | None, device: torch.device) -> None:
     """Return if no rank has an error.
 
-    All ranks must call this, or, if they have no error, make another agreement on the same ring, such as that of
-    `ring_attention`.
+    A rank with an error must call this function. A rank without an error may instead make another agreement
+    on the same ring, for example by calling `ring_attention`.
 
     Raises: `error` on this rank if there is one; AgreementError if another rank has one.
     """

@@ -1,8 +1,9 @@
-"""The mask that a layer of transformers asks for, read part by part; an unknown part is refused.
+"""Reads the mask that a layer of transformers needs, part by part. An unknown part is an error.
 
-transformers describes a mask by a function of (batch, head, query, key), composed of a few known ones. Evaluating it
-would need the matrix that context parallelism avoids, so it is taken apart instead: causal, sliding window, packed
-documents. For any other part the layer raises.
+transformers describes a mask by a function of (batch, head, query, key), which is composed of a few known
+functions. Evaluating this function would need the matrix that context parallelism avoids. So the function is
+taken apart instead, into causal, sliding window and packed documents. For any other part the layer raises an
+error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ID = torch.zeros(1, 1, dtype=torch.long)
 _AND = masking_utils.and_masks(masking_utils.causal_mask_function).__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 _PACKED = masking_utils.packed_sequence_mask_function(_ID).__code__
-# Not in every version of transformers that is supported.
+# Not every supported version of transformers has these functions.
 _ALL = getattr(masking_utils, "bidirectional_mask_function", None)
 _REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
 _REMAPPED = _REMAP(masking_utils.causal_mask_function, _ID).__code__ if _REMAP else None
@@ -46,10 +47,10 @@ def unpadded(causal: bool) -> str:
 
 
 class LayerMask:
-    """The attention_mask that transformers passes to its layers here: the context, and the config's part of the mask.
+    """The `attention_mask` of layers under ringlab: the context, and the config's part of the mask.
 
-    It is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it on unchanged. A model
-    that computes with it, instead of handing it to attention, is refused.
+    The class is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it
+    on unchanged. A model that computes with the mask, instead of passing it to attention, gets an error.
     """
 
     def __init__(self, held: Held, causal: bool, window: int | None, error: RinglabError | None) -> None:
@@ -58,24 +59,27 @@ class LayerMask:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raise MaskError: a function of torch was given the mask."""
+        """Raise MaskError, because the mask was passed to a function of torch."""
         given = [*args, *(kwargs or {}).values()]
         next(x for x in given if isinstance(x, LayerMask))._refuse(
             getattr(function, "__name__", str(function))
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Raise MaskError for an attribute that a tensor has and this mask has not."""
+        """Raise MaskError for an attribute that a tensor has but this mask does not have."""
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(name)
         self._refuse(name)
 
     def __getitem__(self, _: Any) -> None:
-        """Raise MaskError."""
+        """Raise MaskError, because the mask cannot be indexed."""
         self._refuse("slicing")
 
     def to(self, *_: Any, **__: Any) -> LayerMask:
-        """Return the mask itself: wrappers send all arguments of a layer to its device."""
+        """Return the mask itself.
+
+        Wrappers call this method to move all arguments of a layer to its device.
+        """
         return self
 
     def _refuse(self, use: str) -> NoReturn:
@@ -87,7 +91,11 @@ class LayerMask:
         raise error
 
     def mask(self) -> Mask:
-        """Return the mask of a layer, in global positions. Raises: the config's error, or MaskError if masks disagree."""
+        """Return the mask of a layer, in global positions.
+
+        Raises: the error that reading the config's mask gave, or MaskError if it contradicts the context's
+        mask.
+        """
         if self.error is not None:
             raise self.error
         if self.held.padded and not self.causal:
@@ -99,7 +107,7 @@ class LayerMask:
         mask = self.held.context.mask or Mask(causal=self.causal)
         if mask.causal != self.causal:
             raise MaskError(
-                f"a mask with causal={self.causal}, as the model's layers ask",
+                f"a mask with causal={self.causal}, as the model's layers need",
                 f"causal={mask.causal} in ringlab.hf.context",
                 "set config.is_causal and the mask alike",
             )
@@ -107,33 +115,35 @@ class LayerMask:
             raise MaskError(
                 f"the window of the model's config, {self.window}",
                 f"window={mask.window} in ringlab.hf.context",
-                "leave window= out: the config says it layer by layer (sliding_window, layer_types)",
+                "leave window= out, because the config sets it for each layer (sliding_window, layer_types)",
             )
         if self.window is not None and not self.causal:
             raise MaskError(
                 "a causal sliding window",
-                "one that is not causal",
-                "transformers counts its edge in another way",
+                "a sliding window that is not causal",
+                "transformers defines the edge of such a window differently",
             )
         return replace(mask, window=self.window)
 
     def check_positions(self, ids: Any, layer: str) -> None:
-        """Return if `ids`, which a layer handed to attention, are this rank's positions; they are checked once in a forward.
+        """Return if `ids`, the positions that a layer passed to attention, are those of this rank's tokens.
 
-        Raises: MaskError unless they are a tensor, alike in all rows; LayoutError if they are other positions.
+        They are checked once in each forward.
+
+        Raises: MaskError unless `ids` are a tensor with equal rows; LayoutError if they are other positions.
         """
         if ids is self.checked and ids is not None:
             return
         if ids is None:
             raise MaskError(
-                "position ids handed to attention, where they are compared with this rank's tokens",
+                "position ids passed to attention, which compares them with this rank's tokens",
                 f"none from {layer}",
-                f"give the model position_ids from ringlab.hf.shard_batch; where layers do not hand them on, {ALONE}",
+                f"give the model ringlab.hf.shard_batch's position_ids; if layers do not pass them on, {ALONE}",
             )
         if not isinstance(ids, Tensor) or ids.ndim != 2 or bool((ids != ids[:1]).any()):
             got = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise MaskError(
-                "position ids (1 or batch, tokens), alike in all rows, handed to attention",
+                "position ids (1 or batch, tokens), alike in all rows, passed to attention",
                 got,
                 "give the model position_ids from ringlab.hf.shard_batch",
             )
@@ -154,11 +164,11 @@ def layer_mask(
     cache_position: Int[Tensor, " q_length"] | None = None,
     **_: Any,
 ) -> LayerMask:
-    """Return the mask that transformers asks for; if it cannot be honoured, attention raises, on all ranks.
+    """Return the mask that transformers needs. If it is unsupported, attention raises on all ranks.
 
-    Raises: BackendError outside of `ringlab.hf.context`.
+    Raises: BackendError outside `ringlab.hf.context`.
     """
-    if q_length is None and cache_position is not None:  # as transformers 5.0 says it
+    if q_length is None and cache_position is not None:  # transformers 5.0 passes cache_position instead
         q_length, q_offset = len(cache_position), cache_position[0] if len(cache_position) else 0
     found = held()
     try:
@@ -172,9 +182,9 @@ def layer_mask(
 
 
 def read(function: Callable[..., Any]) -> tuple[bool, int | None]:
-    """Return (causal, window) of a mask function of transformers; documents are read from position ids.
+    """Return (causal, window) of a mask function of transformers. Documents are read from position ids.
 
-    Raises: MaskError for a function that has any other part.
+    Raises: MaskError for a function with any other part.
     """
     said = dict(_parts(function))
     return bool(said.get("causal")), said.get("window")
@@ -191,7 +201,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     elif code is _WINDOW:
         yield "window", int(inside["sliding_window"])
     elif code is _PACKED:
-        yield "packed", True  # the ids are compared with the position ids later
+        yield "packed", True  # these ids are compared with the position ids later
     elif code is _AND:
         for part in inside["mask_functions"]:
             yield from _parts(part)
@@ -201,7 +211,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
         raise MaskError(
             "a mask of these parts: causal, sliding window, packed documents",
             f"a part {getattr(function, '__qualname__', repr(function))}",
-            "say it as a ringlab.Mask in ringlab.hf.context, if it can be; else run on one process",
+            "pass an equal ringlab.Mask to ringlab.hf.context, if there is one; else run on one process",
         )
 
 
@@ -211,7 +221,7 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         raise BackendError(
             f"a model of type {', '.join(TESTED)}",
             f"{kind!r}",
-            f"if its tokens meet in attention alone: ringlab.hf.context(..., models=({kind!r},))",
+            f"if its tokens interact only in attention: ringlab.hf.context(..., models=({kind!r},))",
         )
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
@@ -227,8 +237,8 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         rope_type = each.get("rope_type", each.get("type"))
         if rope_type in _ROPE_BY_LENGTH:
             raise BackendError(
-                "rotary frequencies that do not depend on the longest position at hand",
-                f"rope_type {rope_type!r}, which each rank would choose by its own shard",
+                "rotary frequencies that do not depend on the largest position in the input",
+                f"rope_type {rope_type!r}, whose frequencies each rank would choose by its own shard",
                 "use default, linear, yarn or llama3",
             )
 
@@ -257,5 +267,5 @@ def _check_padding(attention_mask: Tensor | None) -> None:
         raise MaskError(
             "attention_mask of ones, or none",
             f"one of shape {tuple(attention_mask.shape)} that hides keys",
-            "give the whole sequence's to ringlab.hf.shard_batch, which takes padding at the end; or pack documents",
+            "pass that of the whole sequence to ringlab.hf.shard_batch, with padding at the end; or pack documents",
         )

@@ -1,7 +1,7 @@
-"""Which models may run on a shard: those whose tokens meet in attention alone, and whose attention is the ring's.
+"""Checks that a model may run on a shard: its tokens must interact only in attention over the ring.
 
-A model is looked at when it is made with attn_implementation="ringlab", when each of its modules is called, and when it
-returns. Its loss is looked at where transformers computes it.
+A model is checked when it is made with attn_implementation="ringlab", when each of its modules is called, and
+when it returns. Its loss is checked where transformers computes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OVER_TOKENS = (nn.RNNBase, batchnorm._BatchNorm, instancenorm._InstanceNorm)
 def guard_the_attention() -> None:
     """Make transformers refuse attn_implementation="ringlab" for models that compute attention themselves.
 
-    Raises: from then on, when such a model is made, BackendError.
+    Raises: BackendError, not from this call but later, when such a model is made.
     """
     check: Any = PreTrainedModel._check_and_adjust_attn_implementation
     if hasattr(check, _GUARDED):
@@ -51,7 +51,7 @@ def guard_the_attention() -> None:
 
 
 def attends_by_itself(kind: type[PreTrainedModel]) -> bool:
-    """Return whether a class of transformers has layers that look up no attention by its name in AttentionInterface."""
+    """Return whether a class of transformers has attention layers that do not use AttentionInterface."""
     module = vars(sys.modules.get(kind.__module__, sys))
     tables = (table for table in module.values() if isinstance(table, dict) and "eager" in table)
     follows = (
@@ -71,7 +71,10 @@ def _own_attention(name: str) -> BackendError:
 
 @contextmanager
 def looked_at() -> Iterator[None]:
-    """Check every model that is called inside. Raises there: BackendError for one that combines tokens; DeviceError."""
+    """Check every model that is called inside the block.
+
+    Such a call raises BackendError for a model that combines tokens outside attention, and DeviceError.
+    """
     handles = (
         register_module_forward_pre_hook(_before),
         register_module_forward_hook(_after, always_call=True),
@@ -98,7 +101,7 @@ def _after(module: nn.Module, _: Any, output: Any) -> None:
 @torch.compiler.disable
 def _begin(model: PreTrainedModel) -> None:
     around = held_or_none()
-    if around is None or around.running is not None:  # a part of the model that runs
+    if around is None or around.running is not None:  # a part of the running model
         return
     around.running, around.shared = model, False
     if (error := _refusal(model)) is not None:
@@ -107,7 +110,7 @@ def _begin(model: PreTrainedModel) -> None:
 
 
 def _refusal(model: PreTrainedModel) -> RinglabError | None:
-    """Return the error for a model that cannot run on a shard, as far as its class and config tell."""
+    """Return the error for a model that cannot run on a shard according to its class and config, or None."""
     kind: Any = next(c for c in type(model).__mro__ if c.__module__.startswith("transformers."))
     name, config = kind.__name__, model.config
     if any(weight.is_meta for weight in model.parameters()):
@@ -143,7 +146,10 @@ def _refuse(got: tuple[str, str, str]) -> None:
 
 
 def _over_tokens(module: nn.Module) -> tuple[str, str, str] | None:
-    """Return needed, got and remedy if a module, or a child that it may use without a call, combines or counts tokens."""
+    """Return needed, got and remedy if a module combines or counts tokens, or else None.
+
+    The module's children are included if it may use them without calling them.
+    """
     owner = type(module).__name__
     if "Pool" in owner:
         return (
@@ -188,7 +194,7 @@ def _end(model: PreTrainedModel, output: Any) -> None:
 
 
 def _parts(output: Any) -> tuple[Tensor | None, list[tuple[str, Tensor]]]:
-    """Return the loss of a model's output, if there is one, and the other tensors by name."""
+    """Return the loss of a model's output, or None, and the other tensors by name."""
     named = dict(output.items() if hasattr(output, "items") else enumerate(_tuple(output)))
     first = named.get("loss", named.get(0))
     loss = named.pop("loss", None) if hasattr(output, "items") else None
@@ -208,7 +214,7 @@ def _device(model: PreTrainedModel | None) -> torch.device:
 
 
 def check_attended(around: Held) -> None:
-    """Raise BackendError if a model ran and none of its layers computed attention over the ring."""
+    """Raise BackendError if a model ran but none of its layers computed attention over the ring."""
     model = around.called
     if model is None or around.attended:
         return
@@ -231,7 +237,10 @@ def check_attended(around: Held) -> None:
 
 
 def guard_the_loss() -> None:
-    """Make transformers' next-token loss refuse labels that it would shift inside a shard; further calls do nothing."""
+    """Make transformers' next-token loss raise for labels that it would shift inside a shard.
+
+    Further calls do nothing.
+    """
     loss: Any = LOSS_MAPPING["ForCausalLM"]
     if hasattr(loss, _GUARDED):
         return

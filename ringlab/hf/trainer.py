@@ -1,4 +1,4 @@
-"""transformers' Trainer over a ring: its batches, its count of tokens and its loss are those of one process for each ring."""
+"""transformers' Trainer over a ring, with the batches, token counts and losses of one process per ring."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from ringlab.hf.batch import shard_batch
 from ringlab.hf.context import context
 from ringlab.packing import Packing
 
-if TYPE_CHECKING:  # at run time it takes accelerate, and seconds
+if TYPE_CHECKING:  # importing needs accelerate, and takes seconds
     from transformers import Trainer
 else:
     Trainer = object
 
 
 class OverRing(Trainer):
-    """A base before transformers' Trainer, whose batches it spreads over a ring: `class RingTrainer(OverRing, Trainer)`.
+    """A base class that spreads the batches of Trainer over a ring: `class RingTrainer(OverRing, Trainer)`.
 
-    ring: that of the ranks that share a sequence; None for all processes. The ranks of a ring follow one another.
-    layout: its name, as `Packing.layout` takes it: rows of a batch become documents of one sequence without padding.
+    ring: the ring of the ranks that share a sequence; None means all processes. The ranks of a ring must be
+    consecutive.
+    layout: the name of a layout, as for `Packing.layout`. Rows of a batch become documents of one sequence
+    without padding.
     options: further arguments of `ringlab.hf.context`, such as {"schedule": "burst"}.
 
-    Trainer reads another batch on each process, counts a label once for each rank of a ring, and takes the mean of losses
-    that are shares. Here each ring reads one batch, the count is divided by the ring's ranks, and the loss multiplied.
+    Trainer itself would read a different batch on each process, count each label once for every rank of a
+    ring, and take the mean of losses that are only shares. Here each ring reads one batch, the count is
+    divided by the number of ranks in the ring, and the loss is multiplied to make up for the mean.
 
     >>> class NextStep:  # in place of transformers' Trainer
     ...     pass
@@ -39,14 +42,20 @@ class OverRing(Trainer):
 
     ring: Ring | None = None
     layout = "per_document"
-    options: dict[str, Any] = {}  # noqa: RUF012  # a class attribute, as Trainer's users write them
+    options: dict[str, Any] = {}  # noqa: RUF012  # a class attribute that users of Trainer override
 
     def get_train_dataloader(self) -> Any:
-        """Return Trainer's own, of which all ranks of a ring read the same part. Raises: as `_of_rings`."""
+        """Return Trainer's loader, changed so that all ranks of a ring read the same part.
+
+        Raises: as `_of_rings`.
+        """
         return self._of_rings(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return Trainer's own, of which all ranks of a ring read the same part. Raises: as `_of_rings`."""
+        """Return Trainer's loader, changed so that all ranks of a ring read the same part.
+
+        Raises: as `_of_rings`.
+        """
         return self._of_rings(super().get_eval_dataloader(eval_dataset))
 
     def compute_loss(
@@ -56,10 +65,13 @@ class OverRing(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Int[Tensor, ""] | int | None = None,
     ) -> Any:
-        """Return this rank's share of the loss, as large as the mean over processes needs it; with the outputs, if asked.
+        """Return this rank's share of the loss, scaled so that the mean over processes is the loss.
 
-        Raises: TrainingError for label smoothing or a loss function, which would be left out; as `ringlab.hf.context` and
-        `shard_batch` do, AgreementError for ranks of a ring with different batches among them.
+        With return_outputs, return the outputs too.
+
+        Raises: TrainingError for label smoothing or a loss function, which would be ignored; the errors of
+        `ringlab.hf.context` and `shard_batch`, such as AgreementError if ranks of a ring have different
+        batches.
         """
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise TrainingError(
@@ -74,29 +86,35 @@ class OverRing(Trainer):
             factor = ring.world_size
             if num_items_in_batch is not None:
                 batch["num_items_in_batch"] = num_items_in_batch
-                if self.args.average_tokens_across_devices and world > 1:  # summed over all processes
+                if self.args.average_tokens_across_devices and world > 1:  # was summed over all processes
                     batch["num_items_in_batch"], factor = num_items_in_batch / ring.world_size, world
             outputs = model(**batch)
         loss = factor * outputs["loss"]
         return (loss, outputs) if return_outputs else loss
 
     def _ring(self) -> Ring:
-        """Return the ring. Raises: WorldSizeError for one whose ranks do not follow one another, or beside cp_size."""
+        """Return the ring.
+
+        Raises: WorldSizeError if its ranks are not consecutive, or if cp_size is set too.
+        """
         self.ring = ring = Ring.of_group() if self.ring is None else self.ring
         if self.args.process_index % ring.world_size != ring.rank or self.args.world_size % ring.world_size:
             got = f"{ring!r} on process {self.args.process_index} of {self.args.world_size}"
             raise WorldSizeError(
-                "a ring of processes that follow one another", got, 'init_device_mesh(…, ("dp", "cp"))["cp"]'
+                "a ring of consecutive processes", got, 'init_device_mesh(…, ("dp", "cp"))["cp"]'
             )
         config = getattr(self.args, "parallelism_config", None)
         if getattr(config, "cp_size", 1) > 1 or getattr(config, "sp_size", 1) > 1:
             raise WorldSizeError(
-                "one context parallelism", "accelerate's cp_size or sp_size too", "leave those out"
+                "only the ring's context parallelism", "accelerate's cp_size or sp_size too", "leave them out"
             )
         return ring
 
     def _of_rings(self, loader: Any) -> Any:
-        """Return accelerate's loader with a part for each ring. Raises: TrainingError for one that hands out batches."""
+        """Return accelerate's loader with a part for each ring, not for each process.
+
+        Raises: TrainingError for a loader in which one process reads batches and sends them to the others.
+        """
         P, index, world = self._ring().world_size, self.args.process_index, self.args.world_size
         parts = [part for part in (loader.batch_sampler, loader.dataset) if hasattr(part, "num_processes")]
         if world > 1 and not parts:

@@ -1,15 +1,15 @@
-"""A small transformer whose sequence is spread over the ranks of a ring, its loss, its training, its checkpoints.
+"""A small transformer whose sequence is spread over the ranks of a ring, with loss, training and checkpoints.
 
-context.py       Context: how a shard's sequence is spread over the ring
+context.py       Context: how a sequence is spread over the ring
 attention.py     rotary position embedding and ContextParallelAttention
 transformer.py   FeedForward, ModelConfig and Transformer
-loss.py          labels, the loss by the global number of tokens, the sum of gradients
+loss.py          labels, the loss per token of all ranks, the sum of gradients
 rates.py         the learning rate of each step: warm-up and decay
-clipping.py      the norm of the whole gradient, and clipping by it
-precision.py     computing in bfloat16 with float32 masters
+clipping.py      the norm of the whole gradient, and clipping by this norm
+precision.py     computing in bfloat16 with float32 master weights
 text.py          the standard library's source, or a file, as batches of bytes
 mesh.py          data × context × tensor parallelism over torch's DeviceMesh
-checkpoint.py    checkpoints that any world size can resume from
+checkpoint.py    checkpoints from which any world size can resume
 recipe.py        Recipe: model, data and hyperparameters
 training.py      training_step and train
 """

@@ -1,6 +1,6 @@
 """`ContextParallelAttention`: an ordinary attention layer whose tokens may be spread over a ring.
 
-Ranks hold scattered tokens, so the rotary position embedding takes positions and never counts them itself.
+Ranks hold scattered tokens, so the rotary position embedding takes the positions as an argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlab.types import KeyValue, Out, Query, Sinks, Value
 def rotation(
     positions: Int[Tensor, " L"], D: int, base: float = 10_000.0
 ) -> tuple[Float[Tensor, "L half"], Float[Tensor, "L half"]]:
-    """Return cos and sin of position · base^(−2i/D) for i < D/2, float64: positions of millions keep their angles.
+    """Return cos and sin of position · base^(−2i/D) for i < D/2, in float64 for large positions.
 
     Source: arXiv 2104.09864, equation 15.
     """
@@ -31,7 +31,7 @@ def rotation(
 def rotate(
     x: Float[Tensor, "B heads L D"], turn: tuple[Float[Tensor, "L half"], Float[Tensor, "L half"]]
 ) -> Float[Tensor, "B heads L D"]:
-    """Return `x` with the pair (x[i], x[i + D/2]) of every token turned by its angle i, in x's dtype."""
+    """Return `x` with the pair (x[i], x[i + D/2]) of every token rotated by its angle i, in x's dtype."""
     cos, sin = (part.to(x.device, state_dtype(x.dtype)) for part in turn)
     a, b = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
@@ -40,15 +40,16 @@ def rotate(
 class ContextParallelAttention(nn.Module):
     """Causal attention with grouped heads and rotary positions.
 
-    Without a context it is an ordinary layer over a whole sequence, computed by torch's own attention. With
-    one, `x` is this rank's shard; only the source of the positions and the computation of softmax(QKᵀ)V
-    differ. Under tensor parallelism the projections return this rank's heads only, and the layer computes
-    with those.
+    Without a context it is an ordinary layer over a whole sequence, computed by torch's own attention. With a
+    context, `x` is this rank's shard, and only the source of the positions and the computation of
+    softmax(QKᵀ)V differ. Under tensor parallelism the projections return only this rank's heads, and the
+    layer computes with these heads.
 
-    value_dim: the head dim of v, if it is another than that of q and k.
-    sinks: whether each query head has a learned logit, `sinks` (H,), that takes weight and gives no value. Over a ring it
-    counts once, and its gradient is summed over the ranks like all others. Tensor parallelism does not split it: a rank
-    with some of the heads is refused by `ring_attention`.
+    value_dim: the head dim of v, if it differs from the head dim of q and k.
+    sinks: whether each query head has a learned logit, `sinks` (H,), that takes weight and gives no value.
+    Over a ring the sinks count once, and their gradient is summed over the ranks like all other gradients.
+    Tensor parallelism does not split them, so `ring_attention` raises an error on a rank that has only some
+    of the heads.
 
     Raises: ShapeError if K/V heads do not divide the query heads, or the head dim is odd.
 
@@ -110,13 +111,14 @@ def _heads(x: Float[Tensor, "B L HD"], dim: int) -> Float[Tensor, "B H L D"]:
 def _attend_alone(q: Query, k: KeyValue, v: Value, sinks: Sinks | None) -> Out:
     """Return causal attention over a whole sequence, by torch.
 
-    torch's own takes no sinks. Here a sink is a first key with value 0, which every row sees; it is 1 in a dim of its own,
-    where each query has its head's logit and the other keys have 0. A first query, left out again, keeps the mask square.
+    torch's own attention has no sinks. Here a sink is an additional first key with value 0, which every row
+    sees. An additional dim is 1 in the sink, the head's logit in each query, and 0 in all other keys. An
+    additional first query, whose result is dropped, keeps the mask square.
     """
     if sinks is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     scale = q.shape[-1] ** -0.5
-    lowest = torch.finfo(q.dtype).min  # in place of −∞, a sink of no weight, which times 0 is NaN
+    lowest = torch.finfo(q.dtype).min  # replaces −∞ (a sink without weight), because −∞ · 0 is NaN
     logits = (sinks / scale).clamp(min=lowest).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q = F.pad(torch.cat([q, logits], dim=-1), (0, 0, 1, 0))
     sink = F.one_hot(torch.tensor(k.shape[-1], device=k.device)).to(k.dtype).expand(*k.shape[:2], 1, -1)

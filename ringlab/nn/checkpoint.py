@@ -1,12 +1,12 @@
-"""Checkpoints through torch.distributed.checkpoint that any world size can resume from.
+"""Checkpoints by torch.distributed.checkpoint, from which any world size can resume.
 
-A crash during a save leaves the previous one intact.
+A crash during a save leaves the previous checkpoint intact.
 
     folder/
     ├── step-00000100/      parameters and optimizer, as torch writes them; progress.json
     ├── step-00000200/
     ├── .writing-…          an unfinished checkpoint; the next save removes it
-    └── latest              the name of the last complete one, replaced atomically
+    └── latest              the name of the last complete checkpoint, replaced atomically
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WRITING = ".writing-"
 
 @dataclass
 class Progress:
-    """The progress of a training run: steps done, the next batch's number, each step's loss, its recipe and text."""
+    """The progress of a training run: finished steps, number of the next batch, losses, recipe and text."""
 
     step: int = 0
     next_batch: int = 0
@@ -42,12 +42,12 @@ class Progress:
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, ring: Ring | None) -> Path:
-    """Return the new checkpoint's folder, once it is complete and `latest` names it. All ranks of `ring` call it.
+    """Save a checkpoint, and return its folder once it is complete. All ranks of `ring` must call `save`.
 
-    Rank 0 writes replicated parameters. The ranks that hold them write those that FSDP or DTensor shards,
-    into one folder that all of them can write to.
+    Rank 0 writes replicated parameters. Parameters that FSDP or DTensor shards are written by the ranks
+    that hold them, into one folder to which all ranks must be able to write.
     """
-    import torch.distributed.checkpoint as dcp  # half a second, which whoever saves nothing should not wait for
+    import torch.distributed.checkpoint as dcp  # takes half a second, and only saving needs it
 
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""
@@ -72,10 +72,11 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | None:
-    """Return the progress of the last complete checkpoint in `folder`; load its state into `model` and `optimizer`.
+    """Load the last complete checkpoint in `folder` into `model` and `optimizer`, and return its progress.
 
-    None if there is no checkpoint. Every rank reads what it needs, however many ranks wrote it. torch reads a
-    checkpoint's metadata with pickle, which can run any code: load only checkpoints that you trust.
+    The result is None if there is no checkpoint. Every rank reads the parts that it needs, however many ranks
+    wrote the checkpoint. torch reads a checkpoint's metadata with pickle, which can run any code, so load
+    only checkpoints that you trust.
 
     Raises: TrainingError if `latest` names a checkpoint that is missing or unreadable.
     """
@@ -98,9 +99,9 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Progress | Non
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the last complete checkpoint in `folder`, None if there is none.
+    """Return the folder of the last complete checkpoint in `folder`, or None if there is no checkpoint.
 
-    Raises: TrainingError if it is missing.
+    Raises: TrainingError if the checkpoint that the file `latest` names is missing.
     """
     pointer = folder / "latest"
     if folder.exists() and not folder.is_dir():
@@ -109,7 +110,7 @@ def latest(folder: Path) -> Path | None:
         return None
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"step-[0-9]+(\.[0-9]+)?", name):
-        raise _unusable(folder / "…", f"it holds {name[:40]!r}, which is not the name of a checkpoint")
+        raise _unusable(folder / "…", f"its text is {name[:40]!r}, which is not the name of a checkpoint")
     where = folder / name
     if not where.is_dir():
         raise _unusable(where, "no such folder")
@@ -143,7 +144,7 @@ def _unusable(where: Path, why: str) -> TrainingError:
 
 
 def _free_name(folder: Path, step: int) -> str:
-    """A name that no checkpoint has: a complete checkpoint is never overwritten."""
+    """Return a name that no checkpoint has, because a complete checkpoint must never be overwritten."""
     name, again = f"step-{step:08d}", 0
     while (folder / name).exists():
         again += 1
@@ -164,5 +165,5 @@ def _meet(ring: Ring | None) -> None:
 
 
 def _quiet() -> warnings.catch_warnings:
-    """Torch warns that there is no process group, which is intended, and of its own deprecations."""
+    """Return a context without torch's warnings about the missing process group and about deprecations."""
     return warnings.catch_warnings(action="ignore")

@@ -1,9 +1,10 @@
-"""The norm of a whole model's gradient, and clipping by it: the same number on every rank.
+"""The norm of a whole model's gradient, which is the same number on every rank, and clipping by this norm.
 
     ‖g‖ = √(Σ over all entries of g²),   g ← g · min(1, limit / ‖g‖)
 
-Clip after the gradient is summed over ranks. A rank that clips its own part by that part's own norm changes the
-direction of the sum, and a rank that holds a shard of the gradient sees only a part of the norm.
+Clip after the gradient has been summed over ranks. If each rank clips its part of the sum by the norm of that
+part, the direction of the sum changes. A rank that holds a shard of the gradient can compute only a part of
+the norm.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from ringlab.nn.loss import is_sharded
 def gradient_norm(model: nn.Module, ring: Ring | None = None) -> float:
     """Return the 2-norm of the gradient of all of `model`'s parameters, summed in float64.
 
-    `ring`: all ranks over which FSDP or tensor parallelism shards parameters; one message of 8 bytes goes around
-    it. None if every rank holds the whole gradient, as after `sum_gradients`: nothing is sent then.
+    `ring`: the ring of all ranks over which FSDP or tensor parallelism shards parameters. One message of 8
+    bytes is sent around it. None means that every rank holds the whole gradient, as after `sum_gradients`,
+    and nothing is sent.
 
     Raises: TrainingError if parameters are sharded and `ring` is None.
 
@@ -50,12 +52,13 @@ def gradient_norm(model: nn.Module, ring: Ring | None = None) -> float:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> float:
-    """Return the gradient's norm, after scaling the gradient to the norm `limit` if it was larger.
+    """Scale the gradient down to the norm `limit` if its norm is larger, and return the norm before scaling.
 
     `ring`: as for `gradient_norm`.
 
-    Raises: TrainingError, on every rank and with the gradients unchanged, if the norm is not finite; for a limit
-        that is not above 0; as `gradient_norm`.
+    Raises: TrainingError if the norm is not finite (on every rank, with the gradients unchanged) or if the
+    limit is not
+        above 0; the errors of `gradient_norm`.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
@@ -63,7 +66,7 @@ def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> 
     (5.0, tensor([[1.5000, 2.0000]]))
     """
     if not limit > 0:
-        raise TrainingError("a limit of the gradient's norm above 0", f"{limit!r}", "None does not clip")
+        raise TrainingError("a limit of the gradient's norm above 0", f"{limit!r}", "limit=None: no clipping")
     norm = gradient_norm(model, ring)
     if not math.isfinite(norm):
         remedy = "lower the learning rate, or lengthen the warm-up"
@@ -76,7 +79,7 @@ def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> 
 
 
 def _part(gradient: Any) -> tuple[Float[Tensor, "..."], int]:
-    """Return this rank's part of a gradient, and the number of different parts that all ranks hold."""
+    """Return this rank's part of a gradient, and the number of parts into which it is sharded."""
     if not is_sharded(gradient):
         return gradient, 1
     from torch.distributed.tensor import Replicate
@@ -86,5 +89,5 @@ def _part(gradient: Any) -> tuple[Float[Tensor, "..."], int]:
     sizes = zip(gradient.device_mesh.shape, places, strict=True)
     shards = math.prod(
         size for size, place in sizes if not place.is_replicate()
-    )  # torch has two kinds of shards
+    )  # torch has two kinds of shard placements
     return whole.to_local(), shards

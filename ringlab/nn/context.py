@@ -1,4 +1,4 @@
-"""The context of a shard: its sequence's layout over a ring, and the attention over that sequence."""
+"""The context of a shard: how its sequence lies on the ranks of a ring, and attention over that sequence."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from ringlab.types import Sinks
 class Context:
     """The arguments of `ring_attention` that are the same in all layers, and the tokens' positions.
 
-    `position_ids`: one for each of this rank's tokens, if a tokenizer or data loader provides them; otherwise
-    the layout's global positions. They may restart at every document of the mask: rotary embedding depends
-    only on differences within a document. `validate`: whether the ranks compare their arguments at every call
-    of attention; `train` does so in its first step only.
+    `position_ids`: the position of each of this rank's tokens, if a tokenizer or data loader provides
+    positions; by default the layout's global positions. They may restart at every document of the mask,
+    because rotary embedding depends only on differences within a document. `validate`: whether the ranks
+    compare their arguments at every call of attention; `train` compares them only in its first step.
 
-    Raises: WorldSizeError for something else than a ring, or a layout of another number of ranks; LayoutError for position ids that contradict
-    the layout; MaskError for documents that do not add up to the sequence.
+    Raises: WorldSizeError for an object that is not a ring, or a layout for another number of ranks;
+    LayoutError for position ids that contradict the layout; MaskError for documents that do not add up to the
+    sequence.
 
     >>> from ringlab import VirtualCluster, zigzag
     >>> VirtualCluster(2).run(lambda ring: Context(ring, zigzag(8, 2)).positions.tolist()).results
@@ -56,9 +57,9 @@ class Context:
 
     @classmethod
     def agreed(cls, ring: Ring, layout: Layout, **options: Any) -> Context:
-        """Return the context after all ranks have compared theirs (512 bytes each).
+        """Return the context after all ranks have compared their contexts, by messages of 512 bytes.
 
-        Raises: this rank's own error, as the class does; AgreementError on all other ranks.
+        Raises: the errors of the class on a rank with wrong arguments; AgreementError on all other ranks.
         """
         check_ring(ring)
         error, context = None, None
@@ -77,20 +78,21 @@ class Context:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Return the position of each of this rank's tokens, int64: the given ids, or the global positions."""
+        """Return the positions of this rank's tokens, int64: `position_ids`, or the global positions."""
         if self.position_ids is not None:
             return self.position_ids
         return torch.from_numpy(self.layout.positions(self.ring.rank))
 
     def shard(self, x: Shaped[Tensor, "..."], dim: int = -1) -> Shaped[Tensor, "..."]:
-        """Return this rank's tokens of the whole sequence(s) `x`; `dim` is the sequence axis."""
+        """Return this rank's tokens of the whole sequence(s) `x`. `dim` is the sequence axis."""
         shard: Tensor = self.layout.shard(x, self.ring.rank, dim)
         return shard
 
     def check_tokens(self, x: Shaped[Tensor, "B L ..."]) -> None:
         """Check that `x` has as many tokens as this rank owns.
 
-        Raises: ShapeError if it has not; on all other ranks, which wait in attention, AgreementError.
+        Raises: ShapeError if `x` has another number of tokens; AgreementError on all other ranks, which wait
+        in attention.
         """
         length = len(self.positions)
         if x.shape[1] == length:

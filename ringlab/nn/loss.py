@@ -2,9 +2,10 @@
 
     loss = Σ over all tokens that count of −log p(label) / N,   N = the number that count, on all ranks
 
-Every rank computes its own tokens' sum divided by the N of all; the loss, and the gradient of weights that all
-ranks hold, is the SUM of that over ranks. (A mean over ranks is P times too small. A mean of each rank's own mean
-gives more weight to the tokens of ranks that have few, and is NaN if a rank has none.)
+Every rank computes the sum over its own tokens, divided by the N of all ranks. The loss is the SUM of these
+shares over ranks, and so is the gradient of weights that all ranks hold. (A mean of the shares is P times too
+small. A mean of the ranks' own means gives more weight to tokens on ranks that have few tokens, and is NaN if
+a rank has none.)
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ IGNORE = -100
 def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int = 1) -> Int[Tensor, "B S"]:
     """Return the label of each token of WHOLE sequences: the token after it, IGNORE at the end of a document.
 
-    Make labels before sharding the sequence: the token after a rank's own is often on another rank.
-    ahead: how far ahead the label is, for multi-token prediction; the last `ahead` tokens of a document have none.
+    Make labels before sharding the sequence, because the token after a rank's last token is often on another
+    rank.
+    ahead: how many tokens ahead the label is, for multi-token prediction. The last `ahead` tokens of a
+    document have no label.
     Raises: TrainingError for `ahead` below 1.
 
     >>> next_tokens(torch.tensor([[5, 6, 7, 8]]), Mask(documents=(2, 2)))
@@ -49,10 +52,11 @@ def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int
 
 
 def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
-    """Return how many labels count on all ranks of the `rings`.
+    """Return the number of labels that count on all ranks of the `rings`.
 
-    rings: that of the sequence, and with data parallelism that of the replicas too: valid_tokens(labels, cp, dp). Over cp
-    alone, a replica without labels would raise while the others go on, and replicas would weigh alike whatever they hold.
+    rings: the ring of the sequence and, with data parallelism, also the ring of the replicas:
+    valid_tokens(labels, cp, dp). With cp only, a replica without labels would raise an error while the other
+    replicas continue, and all replicas would have the same weight in the loss, however many labels they have.
     Raises: TrainingError, on every rank of the rings, if no label counts.
 
     >>> valid_tokens(torch.tensor([[6, IGNORE, 8, IGNORE]]))
@@ -71,7 +75,7 @@ def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
 def total_weight(weights: Float[Tensor, "B L"], labels: Int[Tensor, "B L"], *rings: Ring | None) -> float:
     """Return the sum of the loss weights of all labels that count, on all ranks of the `rings`.
 
-    Raises: TrainingError, on every rank, if it is not above zero.
+    Raises: TrainingError, on every rank, if the sum is not above zero.
 
     >>> total_weight(torch.tensor([[1.0, 0.5, 2.0]]), torch.tensor([[6, 8, IGNORE]]))
     1.5
@@ -88,10 +92,12 @@ def loss_share(
     count: int | float,
     weights: Float[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return this rank's part of the loss in nats; the loss is the sum over ranks. 0 without tokens.
+    """Return this rank's part of the loss in nats, which is 0 without tokens. The loss is the sum over ranks.
 
-    count: `valid_tokens`; with weights, one for each label, `total_weight`. Weights of ignored labels are not used.
-    Raises: TrainingError for a count that is not above zero: the loss would be NaN, and then all weights.
+    count: the result of `valid_tokens`, or of `total_weight` if there are loss weights. weights: the loss
+    weight of each label. Weights of ignored labels are not used.
+    Raises: TrainingError for a count that is not above zero, with which the loss, and then the model, would
+    become NaN.
 
     >>> loss_share(torch.zeros(1, 2, 256), torch.tensor([[6, 8]]), count=4)  # ln 256 · 2 / 4
     tensor(2.7726)
@@ -106,22 +112,22 @@ def loss_share(
     if weights is None:
         return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum") / count
     each = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="none")
-    weights = weights.flatten().masked_fill(flat == IGNORE, 0)  # before the product: 0 · NaN is NaN
+    weights = weights.flatten().masked_fill(flat == IGNORE, 0)  # before the product, because 0 · NaN is NaN
     return (each * weights.to(each.dtype)).sum() / count
 
 
 @torch.no_grad()
 def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
-    """Replace every parameter's gradient by the SUM over the ranks of all `rings`, the same bits on each of them.
+    """Replace every parameter's gradient by its SUM over the ranks of all `rings`, with equal bits on all.
 
     A rank whose tokens do not use a parameter adds zero. All gradients are sent in one message, in float32 at
-    least, and a rank briefly holds P copies of them: for large models use `Degrees`, which leaves gradients
-    to torch's FSDP.
+    least, and a rank briefly holds P copies of them. For large models use `Degrees`, which lets torch's FSDP
+    sum the gradients.
 
-    It works with any model. torch's DistributedDataParallel divides the sum by P: with it, leave this out and
-    multiply the loss by P before backward.
+    This function works with any model. torch's DistributedDataParallel divides the sum by P. If you use it,
+    do not call this function, and multiply the loss by P before backward.
 
-    Raises: TrainingError if parameters are sharded, as by FSDP, which reduces their gradients itself.
+    Raises: TrainingError if parameters are sharded, for example by FSDP, which sums their gradients itself.
 
     >>> from ringlab import VirtualCluster
     >>> def program(ring):
@@ -150,14 +156,17 @@ def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
 
 
 def is_sharded(tensor: Shaped[Tensor, "..."]) -> bool:
-    """Return whether the tensor's entries lie on several ranks."""
+    """Return whether the tensor's entries are spread over several ranks."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
 
 
 def summed(x: Shaped[Tensor, "*shape"], *rings: Ring | None) -> Shaped[Tensor, "*shape"]:
-    """Return the sum of `x` over the ranks of all `rings`, a grid of them; None stands for one rank alone."""
+    """Return the sum of `x` over the ranks of all `rings`, which form a grid.
+
+    None means a ring of one rank.
+    """
     for ring in rings:
         if ring is not None and ring.world_size > 1:
             x = ring.all_reduce(x)

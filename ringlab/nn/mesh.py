@@ -1,9 +1,10 @@
-"""Data × context × tensor parallelism: torch's own, around the ring.
+"""Data × context × tensor parallelism, which combines torch's own parallelism with the ring.
 
-The ranks form a grid (dp, cp, tp), tp innermost, where ranks talk most. The sequence lies over cp, by the ring;
-sequences over dp; heads and feed-forward over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's
-state over dp × cp at once, since both hold the same weights. (Pipeline stages are left to torch too, and need
-nothing of the ring: a stage is a few layers.)
+The ranks form a grid (dp, cp, tp). tp is the innermost axis, because its ranks communicate most. Each
+sequence is spread over cp, by the ring; different sequences are on different ranks of dp; heads and
+feed-forward are split over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's state over
+dp × cp together, because all these ranks use the same weights. (Pipeline stages are left to torch too. They
+do not concern the ring, because a stage is a few layers.)
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Degrees:
 def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> None:
     """Check the degrees against the world size and `sizes`, which are heads, kv_heads and hidden.
 
-    Raises: WorldSizeError if their product is not the world size; ShapeError if tp does not divide a size;
+    Raises: WorldSizeError if the product of the degrees is not the world size; ShapeError if tp does not
+    divide a size;
         BackendError for tp if the ranks are not processes of torch.distributed.
     """
     if degrees.ranks != world_size:
@@ -72,7 +74,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
         raise BackendError(
             "processes of torch.distributed, for tensor parallelism",
             "none: virtual ranks are threads",
-            "launch(train, P, ...) or torchrun; dp and cp alone run on virtual ranks too",
+            "launch(train, P, ...) or torchrun; only tp needs processes, dp and cp do not",
         )
 
 
@@ -82,7 +84,10 @@ def of_processes(world_size: int) -> bool:
 
 
 def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
-    """Return torch's mesh of these degrees, with axes "dp", "cp" and "tp"; all processes call it."""
+    """Return torch's mesh of these degrees, with axes "dp", "cp" and "tp".
+
+    All processes must call this method.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = degrees.dp, degrees.cp, degrees.tp
@@ -92,7 +97,7 @@ def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
 def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
     """Return the ring of this rank's sequence, and the ring of the ranks at the same place in other sequences.
 
-    Both use `ring`'s own transport, virtual or real, and its trace records their messages.
+    Both rings use the transport of `ring`, virtual or real, and its trace records their messages.
     """
     place, heads = divmod(ring.rank, degrees.tp)
     sequence, part = divmod(place, degrees.cp)
@@ -108,10 +113,11 @@ def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
 def parallelize(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
     """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
 
-    `dtype`: that in which FSDP lets layers compute, None for the parameters' own, in which gradients are summed.
+    `dtype`: the dtype in which FSDP lets layers compute; None means the parameters' dtype. Gradients are
+    summed in the parameters' dtype.
 
-    Gradients are SUMMED over dp × cp, as a loss divided by the global number of tokens requires; FSDP
-    averages by default. Each rank's q, k, v have the heads of its tp rank only.
+    Gradients are SUMMED over dp × cp, because the loss is divided by the global number of tokens. FSDP would
+    average them by default. The q, k and v of each rank contain only the heads of its tp rank.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
@@ -130,15 +136,16 @@ def parallelize(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None 
 
 
 def _by_heads(qk_norm: bool) -> dict[str, ParallelStyle]:
-    """Columns of q, k, v, gate and up, and rows of the matrices after them, on one tp rank: one all-reduce a pair."""
+    """Return the plan that splits q, k, v, gate and up by columns, and the matrices after them by rows.
+
+    Each such pair of matrices then needs one all-reduce.
+    """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
     columns = [*(f"attention.{name}" for name in "qkv"), "feed_forward.gate", "feed_forward.up"]
     plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
     plan |= {name: RowwiseParallel() for name in ("attention.out", "feed_forward.down")}
-    if (
-        qk_norm
-    ):  # the same weights for all heads, so their gradients are summed over the heads of all tp ranks
+    if qk_norm:  # all heads share these weights, so their gradients are summed over all tp ranks
         over_heads = SequenceParallel(sequence_dim=1, use_local_output=True)
         plan |= {f"attention.{name}_norm": over_heads for name in "qk"}
     return plan

@@ -2,9 +2,10 @@
 
     w₁₆ = bfloat16(w),   g = float32(∂loss/∂w₁₆),   w ← w − update(Σ over ranks of g)
 
-The float32 weights w are the model's own parameters, the masters; w₁₆ lasts for one forward and backward. The gradient
-is summed over ranks and micro-batches, clipped and applied in float32, and the optimizer's state is float32. A bfloat16
-weight near 1 would ignore updates below 0.002, half of its last place; a master near 1 takes those above 6e-8.
+The float32 weights w, called masters, are the model's own parameters. w₁₆ exists for one forward and
+backward. The gradient is summed over ranks and micro-batches, clipped and applied in float32, and the
+optimizer's state is float32. A bfloat16 weight near 1 would ignore updates below 0.002, half a unit in its
+last place. A float32 master near 1 ignores only updates below 6e-8.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bfloat16": to
 
 
 def master_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of weights, summed gradients and the optimizer's state: float32 at least.
+    """Return the dtype of weights, summed gradients and the optimizer's state, which is float32 at least.
 
     >>> master_dtype("bfloat16"), master_dtype("float64")
     (torch.float32, torch.float64)
@@ -33,10 +34,10 @@ def master_dtype(precision: str) -> torch.dtype:
 
 @contextmanager
 def computing_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
-    """Let `model` compute with its parameters cast to `dtype` inside the block; their gradients keep their own dtype.
+    """Let `model` compute with its parameters cast to `dtype` inside the block. Gradients keep their dtype.
 
-    Run both forward and backward inside the block, since layers that are recomputed read the parameters again. It
-    works with any model. Buffers keep their dtype.
+    Run both forward and backward inside the block, because layers that are recomputed read the parameters
+    again. Any model can be used. Buffers keep their dtype.
 
     Raises: TrainingError if FSDP manages the parameters.
     Source: arXiv 1710.03740, section 3.1.

@@ -1,6 +1,6 @@
-"""The learning rate of each step: a warm-up, then a decay. A function of the step's number alone, so it keeps no state.
+"""The learning rate of each step: a warm-up and then a decay. It depends only on the step's number.
 
-A step is one update of the weights. Micro-batches and ranks do not count: all of them share the step's rate.
+A step is one update of the weights. All micro-batches and ranks of a step have the same rate.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def learning_rate(
 ) -> float:
     """Return the learning rate of step `step`, counted from 0, in a training of `steps` steps.
 
-    peak · (step + 1) / warmup during the first `warmup` steps; then from `peak` towards `final`, which the rate
-    would reach one step after the last. So no step of a decay to zero is wasted.
+    The rate is peak · (step + 1) / warmup in the first `warmup` steps. Then it decays from `peak` towards
+    `final`, which it would reach one step after the last step. So no step of a decay to zero has the rate
+    zero.
 
     Raises: TrainingError for an unknown decay, or a warm-up that is negative or longer than the training.
     Source: the cosine, arXiv 1608.03983, equation 5.

@@ -18,16 +18,17 @@ from ringlab.schedules import get_schedule
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model, the data and the hyperparameters: `batch` sequences of S bytes a step, `steps` steps in all.
+    """The model, the data and the hyperparameters: `steps` steps, each with `batch` sequences of S bytes.
 
-    `layout`, `schedule` and `block` choose how attention is spread over the ranks. They, `micro_batches` and
-    `save_every` may change between the runs that share a checkpoint, and so may `steps`, to no fewer than are done,
-    while the rate does not decay; the other fields may not.
-    `save_every`: steps between checkpoints; the last step is saved too.
+    `layout`, `schedule` and `block` choose how attention is spread over the ranks. These fields,
+    `micro_batches` and `save_every` may change between runs that share a checkpoint. `steps` may change too
+    if the rate does not decay, but not to fewer than the finished steps. The other fields must not change.
+    `save_every`: the number of steps between checkpoints. The last step is saved too.
     `warmup`, `decay`, `final_learning_rate`: as for `rates.learning_rate`.
-    `clip`: the largest norm of the gradient, None for no limit. `precision`: the dtype in which the model computes;
-    weights, summed gradients and the optimizer's state are float32 at least.
-    `micro_batches`: equal parts of the batch that go through the model one after the other, to save memory.
+    `clip`: the largest norm of the gradient, or None for no limit. `precision`: the dtype in which the model
+    computes. Weights, summed gradients and the optimizer's state are float32 at least.
+    `micro_batches`: the number of equal parts of the batch that are computed one after the other, to save
+    memory.
 
     Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or
         WorldSizeError for an invalid schedule; MaskError for a window below 1; TrainingError for sizes below
@@ -76,12 +77,12 @@ class Recipe:
         rates.check(self.steps, self.warmup, self.decay)
         if self.block not in (*known(), "auto"):
             raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
-        # One process without a ring refuses what these refuse, too.
+        # These calls also check the recipe of a single process without a ring.
         _ = get_layout(self.layout, self.S, 1), self.mask, get_schedule(self.schedule)
 
     @property
     def mask(self) -> Mask | None:
-        """Return the mask, None for the plain causal mask."""
+        """Return the mask, or None for the plain causal mask."""
         return None if self.window is None else Mask(window=self.window)
 
     def rate(self, step: int) -> float:
@@ -99,18 +100,21 @@ class Recipe:
         """Return the fields, by name, that a run must share with the checkpoint that it resumes from."""
         passing = {"layout", "schedule", "block", "steps", "save_every", "micro_batches"}
         if self.decay != "constant":
-            passing.remove("steps")  # they decide each step's rate
+            passing.remove("steps")  # the number of steps changes the rate of each step
         said = {name: value for name, value in asdict(self).items() if name not in passing}
         how_computed = ("feed_forward_block", "recompute")
         return said | {"model": {k: v for k, v in said["model"].items() if k not in how_computed}}
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Recipe:
-        """Return the recipe of which `dataclasses.asdict` made the dictionary `said`. Raises: TypeError for unknown fields."""
+        """Return the recipe from which `dataclasses.asdict` made the dictionary `said`.
+
+        Raises: TypeError for unknown fields.
+        """
         return cls(**said | {"model": ModelConfig(**said["model"])})
 
     def unusual(self) -> dict[str, object]:
-        """Return the fields, by name, whose values are not the defaults; those of the model as "model.width".
+        """Return the fields with other values than the defaults, by name; model fields as "model.width".
 
         >>> Recipe(ModelConfig(width=32), clip=1.0).unusual()
         {'model.width': 32, 'clip': 1.0}
@@ -120,7 +124,7 @@ class Recipe:
 
 
 def flat(said: dict[str, Any]) -> dict[str, object]:
-    """Return the model's sizes beside the other fields, so that an error can name only those that differ.
+    """Return one dictionary of the model's sizes and the other fields, so that errors can name single fields.
 
     >>> flat({"model": {"width": 32}, "S": 8})
     {'model.width': 32, 'S': 8}

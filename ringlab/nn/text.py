@@ -1,6 +1,7 @@
-"""Training text, byte by byte: a file, or what every machine has, modules of the Python standard library.
+"""Training text as bytes: a file, or modules of the Python standard library, which every machine has.
 
-The library's text differs between Python versions, so every figure computed from it names the version: `Text.name`.
+The library's text differs between Python versions, so results that are computed from it name the version:
+`Text.name`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MODULES = ("argparse", "bisect", "fractions", "heapq", "random", "statistics", "
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes and their name."""
+    """A text: its bytes and its name."""
 
     name: str
     content: bytes
@@ -42,9 +43,9 @@ class Text:
 
 @lru_cache(maxsize=1)
 def library() -> Text:
-    """Return the source of MODULES; its name gives the Python version, the bytes and a digest.
+    """Return the source of MODULES as a text. Its name contains the Python version, the bytes and a digest.
 
-    Raises: TrainingError if this Python has no source of its library.
+    Raises: TrainingError if this Python does not have the source of its library.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     paths = [folder / f"{name}.py" for name in MODULES]
@@ -61,9 +62,11 @@ def library() -> Text:
 
 @lru_cache(maxsize=1)
 def documents() -> tuple[Text, ...]:
-    """Return every module that lies in the standard library's own folder as a document: lengths as real text has them.
+    """Return each module in the standard library's own folder as a document.
 
-    Most are short and few are long. Their number and lengths depend on the Python version. Raises: as `library`.
+    As in real text, most documents are short and few are long. Their number and lengths depend on the Python
+    version.
+    Raises: as `library`.
     """
     library()
     folder = Path(sysconfig.get_path("stdlib"))
@@ -71,7 +74,10 @@ def documents() -> tuple[Text, ...]:
 
 
 def from_file(path: Path) -> Text:
-    """Return the bytes of a file, under its name. Raises: TrainingError if it cannot be read, or is empty."""
+    """Return the bytes of a file, with its name.
+
+    Raises: TrainingError if the file cannot be read or is empty.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -82,10 +88,10 @@ def from_file(path: Path) -> Text:
 
 
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
-    """Return batch `number`: `rows` whole sequences of S bytes from seeded places in the text, as int64.
+    """Return batch `number`: `rows` whole sequences of S bytes from random places in the text, as int64.
 
-    It depends only on its number and the seed, so the number alone is the position in the data, on every rank
-    and after every restart.
+    The batch depends only on its number and the seed, so the number is enough to continue with the data, on
+    every rank and after every restart.
 
     Raises: TrainingError for a text of fewer than S bytes, or sizes below 1.
     """
@@ -101,7 +107,7 @@ def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tens
 
 
 def batches(text: Text, S: int, rows: int, seed: int = 0, start: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """Yield (number, batch) from number `start` on, endlessly. Raises: as `batch`."""
+    """Yield (number, batch) for all numbers from `start` on, without end. Raises: as `batch`."""
     number = start
     while True:
         yield number, batch(text, S, rows, number, seed)

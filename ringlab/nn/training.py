@@ -1,4 +1,4 @@
-"""`train`: the same function on one process, on virtual ranks in a notebook, under launch and under torchrun."""
+"""`train`, which runs on one process, on virtual ranks in a notebook, under launch and under torchrun."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from ringlab.rank_agreement import agree
 
 @dataclass(frozen=True)
 class Step:
-    """A step that is done: its number from 1, loss in nats per byte, learning rate, and the gradient's norm.
+    """A finished step: its number from 1, loss in nats per byte, learning rate, and the gradient's norm.
 
-    `norm`: before clipping; None where the recipe does not clip.
+    `norm`: the norm before clipping, or None if the recipe does not clip.
 
     >>> steps = []
     >>> _ = train(None, Recipe(S=32, batch=1, steps=2, warmup=2), report=steps.append)
@@ -55,9 +55,9 @@ def training_step(
     context: Context | None = None,
     replicas: Ring | None = None,
 ) -> float:
-    """Return the loss of one step on `tokens`, whole sequences, in nats per token, the same on every rank.
+    """Make one step on `tokens`, whole sequences. Return its loss in nats per token, equal on all ranks.
 
-    `replicas`: the ring of ranks that have other sequences, None if there are none.
+    `replicas`: the ring of ranks that have other sequences, or None if there are no such ranks.
 
     Raises: TrainingError if no token of the batch counts; the errors of `ring_attention`.
 
@@ -81,18 +81,19 @@ def update(
     clip: float | None = None,
     shards: Ring | None = None,
 ) -> tuple[float, float | None]:
-    """Return the loss of one step, as `training_step`, and the gradient's norm, None without `clip`.
+    """Make one step. Return its loss, as `training_step`, and the gradient's norm, or None without `clip`.
 
-    `dtype`: that of the computation, None for the weights' own. `micro_batches`: parts into which this rank's
-    rows are split. `clip`: the gradient's largest norm. `shards`: as `ring` of `clip_gradients`.
+    `dtype`: the dtype of the computation, or None for the weights' dtype. `micro_batches`: the number of
+    parts into which this rank's rows are split. `clip`: the gradient's largest norm. `shards`: the `ring` for
+    `clip_gradients`.
 
     Raises: as `training_step` and `clip_gradients`, with the weights unchanged.
     """
     ring, mask = (None, None) if context is None else (context.ring, context.mask)
-    labels = next_tokens(tokens, mask)  # before the sequence is sharded
+    labels = next_tokens(tokens, mask)  # before sharding the sequence
     if context is not None:
         tokens, labels = context.shard(tokens), context.shard(labels)
-    count = valid_tokens(labels, ring, replicas)  # of all ranks and micro-batches
+    count = valid_tokens(labels, ring, replicas)  # on all ranks and in all micro-batches
     rows = -(-len(tokens) // micro_batches)
     loss = torch.zeros((), dtype=torch.float64, device=tokens.device)
     for mine, theirs in zip(tokens.split(rows), labels.split(rows), strict=True):
@@ -101,7 +102,7 @@ def update(
             share.backward()
         loss += share.detach()
         context = context and replace(context, validate=False)  # the ranks have compared their calls once
-    if not checkpoint.is_sharded(model):  # FSDP has summed them already
+    if not checkpoint.is_sharded(model):  # FSDP has summed its gradients already
         sum_gradients(model, ring, replicas)
     norm = None if clip is None else clip_gradients(model, clip, shards)
     optimizer.step()
@@ -120,22 +121,24 @@ def train(
     until: int | None = None,
     report: Callable[[Step], None] | None = None,
 ) -> list[float]:
-    """Return the loss of every step, in nats per byte, the same on all ranks.
+    """Train, and return the loss of every step in nats per byte, which is the same on all ranks.
 
-    `ring`: None for an ordinary model on one process. With `folder`, training resumes from the last
-    checkpoint there, whatever world size and layout wrote it, and saves its own. `degrees`: data and tensor
-    parallelism besides the ring; without them all ranks share each sequence. With `degrees`, FSDP shards the
-    model over processes; virtual ranks hold it whole. `device`: "cuda" if the transport carries CUDA tensors.
-    `until`: stop, and save, after this step of the recipe's; `report`: called on rank 0 after every step.
+    `ring`: None means an ordinary model on one process. `folder`: training resumes from the last checkpoint
+    in this folder, whatever world size and layout wrote it, and saves its own checkpoints there. `degrees`:
+    data and tensor parallelism in addition to the ring. Without `degrees` all ranks share each sequence. With
+    `degrees`, FSDP shards the model over processes, but virtual ranks hold the whole model. `device`: "cuda"
+    if the transport carries CUDA tensors. `until`: the step of the recipe after which training saves and
+    stops. `report`: a function that is called on rank 0 after every step.
 
         train(None, recipe)                             one process
         VirtualCluster(4).run(train, recipe)            four virtual ranks: .results[0]
         launch(train, 4, recipe, "runs/first")          four processes, with checkpoints
         with connect() as ring: train(ring, recipe)     under torchrun
 
-    Raises: before the first exchange of data, on the rank concerned, TrainingError, DeviceError,
-        WorldSizeError, ShapeError or BackendError for an invalid recipe, device, degrees or checkpoint;
-        AgreementError on all other ranks, and on all ranks if versions, texts or checkpoints differ between them.
+    Raises: before the first exchange of data, TrainingError, DeviceError, WorldSizeError, ShapeError or
+    BackendError
+        on a rank with an invalid recipe, device, degrees or checkpoint, and AgreementError on all other
+        ranks; AgreementError on all ranks if their versions, texts or checkpoints differ.
 
     >>> losses = train(None, Recipe(S=32, batch=1, steps=2))
     >>> [5 < loss < 6 for loss in losses]
@@ -188,7 +191,10 @@ def train(
 
 
 def _computing(model: Transformer, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Return the block in which `model` computes in `dtype`; FSDP, which casts by itself, needs none."""
+    """Return the context in which `model` computes in `dtype`.
+
+    With FSDP, which casts itself, it does nothing.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     own = dtype is None or dtype == next(model.parameters()).dtype or isinstance(model, FSDPModule)
@@ -209,7 +215,7 @@ def _agree(
     device: str,
     until: int | None,
 ) -> None:
-    """Check before any work that all ranks can run, and with the same arguments. Raises: as `train`."""
+    """Check before any work that all ranks can run and have the same arguments. Raises: as `train`."""
     said, error = "", None
     try:
         said = _checked(ring, recipe, folder, degrees, text, device, until)
@@ -230,7 +236,7 @@ def _checked(
     device: str,
     until: int | None,
 ) -> str:
-    """Return a text that must be equal on all ranks."""
+    """Check this rank's arguments, and return a text that must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
     kind = str(device).partition(":")[0]  # a torch.device will do
@@ -249,7 +255,7 @@ def _checked(
         raise TrainingError(
             "a ring, for a window", "ring=None", "VirtualCluster(1).run(train, recipe) has a ring of one rank"
         )
-    batch(text, recipe.S, 1, 0)  # refuses a text that is too short
+    batch(text, recipe.S, 1, 0)  # raises for a text that is too short
     if max(text.content) >= config.vocabulary:
         needed = f"a vocabulary above {max(text.content)}, the largest byte of {text.name}"
         raise TrainingError(needed, f"vocabulary={config.vocabulary}", "256 is enough for any bytes")
@@ -263,9 +269,9 @@ def _checked(
 
 
 def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
-    """Raise TrainingError where a checkpoint is of another recipe or text."""
+    """Raise TrainingError if a checkpoint was made with another recipe or text."""
     before, now = flat(Recipe.of(progress.recipe).lasting()), flat(recipe.lasting())
-    both = [name for name in now if name in before]  # steps are in one alone if the decay differs
+    both = [name for name in now if name in before]  # `steps` is in only one of them if the decay differs
     other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in both if before[name] != now[name]]
     if progress.step > recipe.steps:
         other.append(f"{progress.step} steps done already, now steps={recipe.steps}")

@@ -1,6 +1,6 @@
-"""A small decoder: RMSNorm, ContextParallelAttention, SwiGLU. On one process it is an ordinary model.
+"""A small decoder with RMSNorm, ContextParallelAttention and SwiGLU. On one process it is an ordinary model.
 
-Its feed-forward runs over all tokens at once or block by block.
+The feed-forward layers compute all tokens at once or block by block.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ringlab.nn.context import Context
 
 
 class FeedForward(nn.Module):
-    """SwiGLU, down(silu(gate(x)) · up(x)), of each token by itself: it needs no ring.
+    """SwiGLU, down(silu(gate(x)) · up(x)), which computes each token separately and so needs no ring.
 
-    With `block`, that many tokens are computed at a time and backward recomputes each block: besides input
-    and output, only the hidden values of one block are held.
+    With `block`, only `block` tokens are computed at a time, and backward computes each block again. Then
+    memory contains, besides input and output, only the hidden values of one block.
 
     Raises: ShapeError for a block below 1.
     Source: arXiv 2002.05202; by blocks, arXiv 2305.19370.
@@ -55,10 +55,10 @@ class FeedForward(nn.Module):
 
 
 def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[Tensor, "B L E"]:
-    """Return `function(*args)`, keeping only `args` for backward, which computes it again.
+    """Return `function(*args)`. Only `args` are kept for backward, which calls the function again.
 
-    Its messages are sent again too, in the same order on every rank. The random state is not kept: nothing
-    here is random, and virtual ranks share one.
+    Messages of the function are sent again too, in the same order on every rank. The random state is not
+    saved, because no layer here is random, and because virtual ranks share one random state.
     """
     result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return result
@@ -66,10 +66,11 @@ def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a Transformer. `hidden` is the feed-forward's width; `head_dim` is width / heads if None.
+    """The sizes of a Transformer. hidden: the feed-forward's width. head_dim: by default width / heads.
 
-    `tied`: the output layer uses the embedding's table. `feed_forward_block`: as `block` of FeedForward.
-    `recompute`: backward computes every layer again, its ring included, instead of keeping its activations.
+    `tied`: whether the output layer uses the embedding's table. `feed_forward_block`: the `block` of
+    FeedForward. `recompute`: whether backward computes every layer again, including its ring, instead of
+    keeping activations.
 
     Raises: ShapeError for a size below 1, or if head_dim is None and the heads do not divide the width.
 
@@ -103,7 +104,7 @@ class ModelConfig:
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then the same with the feed-forward."""
+    """A layer: x + attention(norm(x)), and then x + feed_forward(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids → logits. The same seed gives the same weights on every rank, so none need be sent.
+    """Computes logits from token ids. The same seed gives the same weights on every rank, so none are sent.
 
     >>> Transformer(ModelConfig())(torch.zeros(1, 8, dtype=torch.int64)).shape
     torch.Size([1, 8, 256])
@@ -141,7 +142,10 @@ class Transformer(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B L"], context: Context | None = None
     ) -> Float[Tensor, "B L vocabulary"]:
-        """Return the logits of the token after each one; with a context, `tokens` are this rank's shard."""
+        """Return the logits of the token that follows each token.
+
+        With a context, `tokens` are this rank's shard.
+        """
         x = self.embedding(tokens)
         for layer in self.layers:
             x = again(layer, x, context) if self.config.recompute else layer(x, context)
@@ -150,10 +154,10 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw(self, seed: int) -> None:
-        """Draw matrices from N(0, 0.02²), with a smaller deviation where they write into the residual stream.
+        """Draw matrices from N(0, 0.02²), with a smaller deviation before the residual stream.
 
         Norms stay at one.
-        The model has a generator of its own, because virtual ranks share torch's global one.
+        The model has its own random generator, because virtual ranks share torch's global generator.
         """
         generator = torch.Generator().manual_seed(seed)
         into_the_stream = (2 * self.config.layers) ** -0.5

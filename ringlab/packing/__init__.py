@@ -1,13 +1,13 @@
 """Packed and variable-length batches: from a collator's batch to every rank's part, and back.
 
-packing.py   Packing: where documents lie, all that travels with their tokens, and the way back
+packing.py   Packing: the places of documents in a sequence, the ranks' parts of it, and the way back
 reading.py   the forms in which data loaders describe documents
-picking.py   picking tokens of arrays and tensors alike
+picking.py   picking tokens of arrays or tensors
 
-assigning.py   dynamic context parallelism: each sequence on as many ranks as its length deserves
+assigning.py   dynamic context parallelism: the number of ranks of each sequence depends on its length
 assignment.py  Assignment: which ranks hold which sequence, in which micro-batch
 groups.py      GroupedContext: attention in which each sequence goes around its own group of ranks
-comparison.py  by how much dynamic beats static, for given lengths; a command, python -m ringlab.packing
+comparison.py  how much faster dynamic is than static, for given lengths; python -m ringlab.packing prints it
 """
 
 from __future__ import annotations

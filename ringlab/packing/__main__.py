@@ -1,4 +1,4 @@
-"""`python -m ringlab.packing`: dynamic beside static context parallelism for a file of lengths, or for the library's."""
+"""`python -m ringlab.packing` compares dynamic with static context parallelism for given lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab.packing.comparison import compare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison and return the exit status: 2 for a request that cannot be met."""
+    """Print the comparison, and return the exit status, which is 2 for an impossible request."""
     parser = argparse.ArgumentParser(prog="python -m ringlab.packing", description=__doc__)
     parser.add_argument("lengths", nargs="?", type=Path, help="a text file of lengths in tokens")
     parser.add_argument("--ranks", type=int, default=32)

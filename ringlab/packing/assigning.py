@@ -1,7 +1,7 @@
-"""Dynamic context parallelism: each sequence of a batch on as many ranks as its length deserves, so that all finish at once.
+"""Dynamic context parallelism: long sequences of a batch get more ranks, so that all ranks finish together.
 
-    static    one degree for all sequences, which the longest needs: short ones wait for hops, on few tokens each
-    dynamic   a degree for each: the smallest at which it holds nobody up and fits
+    static    one degree for all sequences, as the longest needs it, so short sequences mostly wait for hops
+    dynamic   a degree for each sequence: the smallest at which it fits and delays no other rank
 
 Source: Megatron-LM's hybrid context parallelism, and arXiv 2412.01523 (FlexSP).
 """
@@ -29,11 +29,13 @@ def assign(
     costs: SequenceCosts,
     degrees: Sequence[int] | None = None,
 ) -> Assignment:
-    """Return a quick assignment of sequences to groups of P ranks and to micro-batches; never slower than `static`.
+    """Return a fast assignment of sequences to groups among P ranks and to micro-batches.
 
-    lengths: in tokens. capacity: the most tokens of a rank in a micro-batch. degrees: the sizes of groups, each a multiple
-    of the one before and the last a divisor of P; by default 1, and the products of P's prime factors: 1, 2, 4, 8.
-    It is not always the best one: `least_seconds` bounds what any can reach.
+    It is never slower than `static`, but not always the fastest; `least_seconds` is a lower bound for all
+    assignments.
+    lengths: in tokens. capacity: the largest number of tokens of a rank in a micro-batch. degrees: the sizes
+    of groups. Each is a multiple of the one before, and the last divides P. By default they are 1 and the
+    products of P's prime factors, such as 1, 2, 4, 8.
     Raises: LayoutError for a sequence that does not fit on all ranks together, degrees that do not nest, or sizes below 1.
 
     >>> from ringlab.cost.hardware import Link
@@ -78,7 +80,9 @@ def least_seconds(
     costs: SequenceCosts,
     degrees: Sequence[int] | None = None,
 ) -> float:
-    """Return seconds that no assignment is below: all work evenly on P ranks, and the slowest sequence by itself.
+    """Return a lower bound, in seconds, of every assignment's time.
+
+    It is the larger of the time of all work spread evenly over P ranks and the time of the slowest sequence.
 
     Raises: as `assign`.
 
@@ -91,7 +95,7 @@ def least_seconds(
 
 
 def nested_degrees(P: int) -> tuple[int, ...]:
-    """Return the sizes of groups that nest in P ranks: 1 and the products of P's prime factors, smallest first.
+    """Return sizes of groups that nest in P ranks: 1, and the products of P's prime factors, smallest first.
 
     >>> nested_degrees(8), nested_degrees(12)
     ((1, 2, 4, 8), (1, 2, 4, 12))
@@ -106,7 +110,11 @@ def nested_degrees(P: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sequences to be placed. seconds, tokens: by degree, of each sequence's slowest rank; infinite where it does not fit."""
+    """Sequences to be placed.
+
+    seconds, tokens: by degree, the numbers of each sequence's slowest rank; infinite where the sequence does
+    not fit.
+    """
 
     lengths: tuple[int, ...]
     P: int
@@ -146,7 +154,7 @@ class Problem:
 
     @property
     def least_seconds(self) -> float:
-        """Return the larger of: all work evenly on P ranks; the slowest sequence on its best degree."""
+        """Return the larger of the time of all work spread evenly over P ranks, and that of the slowest sequence."""
         if not self.lengths:
             return 0.0
         work = np.min([degree * self.seconds[degree] for degree in self.degrees], axis=0)
@@ -155,7 +163,7 @@ class Problem:
 
     @property
     def fewest_batches(self) -> int:
-        """Return the number of micro-batches that the tokens need at the least."""
+        """Return the smallest number of micro-batches into which the tokens can fit."""
         return max(1, -(-sum(self.lengths) // (self.P * self.capacity)))
 
     def degrees_of_all(self) -> list[int]:
@@ -163,7 +171,10 @@ class Problem:
         return [degree for degree in self.degrees if np.isfinite(self.seconds[degree]).all()]
 
     def degrees_by_target(self) -> list[np.ndarray]:
-        """Return degrees of each sequence: for several targets the smallest at which it takes no longer than the target."""
+        """Return degrees for all sequences, once for each of several target times.
+
+        The degree of a sequence is the smallest at which it takes no longer than the target.
+        """
         if not self.lengths:
             return []
         seconds = np.stack([self.seconds[degree] for degree in self.degrees])
@@ -171,15 +182,16 @@ class Problem:
         found: dict[bytes, np.ndarray] = {}
         for target in np.geomspace(max(self.least_seconds / 4, 1e-30), max(slowest, 1e-30), TARGETS):
             chosen = np.full(len(self.lengths), self.degrees[-1])
-            for degree in reversed(self.degrees):  # where none is as fast as the target, the fastest
+            for degree in reversed(self.degrees):  # if no degree is as fast as the target, the fastest degree
                 chosen[self.seconds[degree] <= np.maximum(fastest, target)] = degree
             found[chosen.tobytes()] = chosen
         return list(found.values())
 
     def place(self, degrees: Int64[np.ndarray, " sequences"], micro_batches: int = 1) -> Assignment:
-        """Return sequences with these degrees, largest groups and longest times first, each where the step grows least.
+        """Return a placement of the sequences with these degrees.
 
-        A further micro-batch is opened where nothing has room.
+        Sequences with the largest groups are placed first, and among them those with the longest times. Each
+        is placed where the time of the step grows least. If no micro-batch has room, a further one is opened.
         """
         busy = np.zeros((micro_batches, self.P))
         held = np.zeros((micro_batches, self.P), np.int64)

@@ -1,8 +1,9 @@
-"""`Assignment`: which ranks hold which sequence of a batch, in which micro-batch, and this as layouts and packings.
+"""`Assignment`: which ranks hold which sequence of a batch in which micro-batch, with layouts and packings.
 
-A short sequence lies on one rank, a long one on a group of many. Groups of a micro-batch are disjoint, or one lies inside
-the other, and every rank meets its sequences in one order, from the largest group to the smallest. So no two ranks wait
-for each other in a circle, and ranks of a group have done equal work when they meet.
+A short sequence is on one rank, a long sequence on a group of many ranks. Two groups of a micro-batch are
+disjoint, or one is inside the other. Every rank computes its sequences in the same order, from the largest
+group to the smallest. So no ranks wait for each other in a circle, and the ranks of a group have done equal
+work when they start a sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ringlab.packing.packing import Packing
 
 @dataclass(frozen=True)
 class Placement:
-    """A sequence of `length` tokens, the number `sequence` of the batch, on `degree` ranks from `first` on.
+    """The place of sequence number `sequence`, of `length` tokens: on `degree` ranks from rank `first` on.
 
     >>> Placement(sequence=5, length=900, first=2, degree=2).ranks
     range(2, 4)
@@ -35,21 +36,21 @@ class Placement:
 
     @property
     def ranks(self) -> range:
-        """Return the ranks of its group."""
+        """Return the ranks of the sequence's group."""
         return range(self.first, self.first + self.degree)
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of the sequence on the ranks of its group."""
+        """Return the layout of the sequence on the ranks of the group."""
         return zigzag(self.length, self.degree)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The sequences of a batch, placed on P ranks in micro-batches, of at most `capacity` tokens on any rank each.
+    """The sequences of a batch, placed on P ranks in micro-batches of at most `capacity` tokens per rank.
 
-    Raises: LayoutError unless each sequence is placed exactly once, groups are ranks that nest or are disjoint, they come
-    in order, from large to small, and no rank has more than `capacity` tokens.
+    Raises: LayoutError unless each sequence is placed exactly once, two groups are always nested or disjoint,
+    groups are in order from large to small, and no rank has more than `capacity` tokens in a micro-batch.
 
     >>> both = (Placement(1, 6, 0, 2), Placement(0, 2, 0, 1), Placement(2, 1, 1, 1))
     >>> assignment = Assignment((2, 6, 1), P=2, capacity=8, micro_batches=(both,))
@@ -91,9 +92,10 @@ class Assignment:
         return Packing.of_lengths([each.length for each in self.micro_batches[micro_batch]])
 
     def layout(self, micro_batch: int) -> Layout:
-        """Return the layout of a micro-batch's packed sequences: each rank owns its share of those of its groups.
+        """Return the layout of a micro-batch's packed sequences, in which ranks own shares of their groups' tokens.
 
-        It is a layout as any other. `ring_attention` over all ranks is right with it, too, but sends everything around.
+        The layout can be used like any other. `ring_attention` over all ranks is also correct with it, but
+        sends all blocks around all ranks.
         """
         return self._layouts[micro_batch]
 
@@ -110,14 +112,15 @@ class Assignment:
         return busy
 
     def seconds(self, costs: SequenceCosts) -> float:
-        """Return the seconds of a step: of the slowest rank of each micro-batch, one after the other.
+        """Return the seconds of a step: the sum of the times of each micro-batch's slowest rank.
 
-        Between micro-batches all ranks wait for each other, as they do where weights are gathered layer by layer.
+        All ranks wait for each other between micro-batches, as they do if weights are gathered layer by
+        layer.
         """
         return float(self.seconds_by_rank(costs).max(axis=1, initial=0.0).sum())
 
     def owners(self, micro_batch: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return, for each rank, (sequence, tokens) of each of its shares, in local order: a picture's data.
+        """Return, for each rank, (sequence, tokens) of each of its shares in local order, for pictures.
 
         >>> long_and_short = (Placement(0, 6, 0, 2), Placement(1, 2, 1, 1))
         >>> Assignment((6, 2), 2, 8, (long_and_short,)).owners(0)
@@ -140,7 +143,7 @@ def _layout(batch: tuple[Placement, ...], P: int) -> Layout:
 
 
 def _check_groups(batch: tuple[Placement, ...], P: int) -> None:
-    """Raise LayoutError for groups that are not among P ranks, that cross each other, or that grow."""
+    """Raise LayoutError for groups that are not among P ranks, that cross, or that are not ordered by size."""
     for each in batch:
         if each.degree < 1 or each.first < 0 or each.first + each.degree > P:
             raise LayoutError(f"a group among ranks 0 to {P - 1}", repr(each))

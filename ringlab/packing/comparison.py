@@ -1,4 +1,4 @@
-"""By how much dynamic context parallelism beats one degree for all sequences, for given lengths."""
+"""How much faster dynamic context parallelism is than one degree for all sequences, for given lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlab.packing.assignment import Assignment
 
 @dataclass(frozen=True)
 class Comparison:
-    """The step that `assign` found, the fastest with one degree for all, and the seconds that none is below.
+    """The step that `assign` found, the fastest step with one degree for all, and a lower bound in seconds.
 
     >>> from ringlab.packing import Placement
     >>> made = Assignment((4,), P=1, capacity=4, micro_batches=((Placement(0, 4, 0, 1),),))
@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Return how many times as long the static step takes."""
+        """Return the ratio of the static step's time to the dynamic step's time."""
         return self.static_s / self.dynamic_s
 
     def table(self) -> str:
@@ -56,10 +56,10 @@ def compare(
     costs: SequenceCosts,
     degrees: Sequence[int] | None = None,
 ) -> Comparison:
-    """Return the comparison for sequences of these lengths on P ranks of `capacity` tokens.
+    """Return the comparison for sequences of these lengths on P ranks with `capacity` tokens each.
 
-    The seconds are those of `costs`, a model of the time, and not measured.
-    Raises: LayoutError, as `assign`; or for lengths below 0, or without any token.
+    The seconds come from `costs`, a model of the time. They are not measured.
+    Raises: LayoutError as `assign`, for lengths below 0, or if there are no tokens.
 
     >>> from ringlab.cost.hardware import hardware
     >>> from ringlab.cost.models import model

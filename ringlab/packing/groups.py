@@ -1,7 +1,7 @@
 """`GroupedContext`: a model's attention in which each sequence goes around its own group of ranks.
 
-All ranks go through their sequences in one order, that of the assignment. The first sequence that is not finished yet is
-therefore the next one of all its ranks, so no two wait for each other in a circle, forward or backward.
+All ranks compute their sequences in the order of the assignment. Therefore the first unfinished sequence is
+the next sequence of all its ranks, so no ranks wait for each other in a circle, forward or backward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ringlab.types import Sinks
 class GroupedContext(Context):
     """The context of a micro-batch of an assignment: its layout and mask, with rings inside its groups of ranks.
 
-    Make one by `of`. A model takes it as any `Context`; `attend` is all that differs.
+    Make one by `of`. A model takes it like any `Context`. Only `attend` differs.
 
     >>> from ringlab import VirtualCluster
     >>> assignment = Assignment((2, 6), 2, 8, ((Placement(1, 6, 0, 2), Placement(0, 2, 0, 1)),))
@@ -41,10 +41,11 @@ class GroupedContext(Context):
 
     @classmethod
     def of(cls, ring: Ring, assignment: Assignment, micro_batch: int, **options: Any) -> GroupedContext:
-        """Return the context of a micro-batch after all ranks have compared theirs.
+        """Return the context of a micro-batch after all ranks have compared their contexts.
 
         options: window=, or schedule=, block= and validate= as in `Context`.
-        Raises: WorldSizeError for an assignment to another number of ranks; AgreementError for different ones.
+        Raises: WorldSizeError for an assignment to another number of ranks; AgreementError if ranks have
+        different assignments.
         """
         packing, layout = assignment.packing(micro_batch), assignment.layout(micro_batch)
         ids = packing.shard(layout, ring.rank)["position_ids"] if layout.P == ring.world_size else None
@@ -69,7 +70,10 @@ class GroupedContext(Context):
         v: Float[Tensor, "B K L Dv"],
         sinks: Sinks | None = None,
     ) -> Float[Tensor, "B H L Dv"]:
-        """Return this rank's rows of attention, of each sequence within its group. Raises: as `ring_attention`."""
+        """Return this rank's rows of attention, computed for each sequence within the sequence's group.
+
+        Raises: as `ring_attention`.
+        """
         rank = self.ring.rank
         mine = [each for each in self.placements if rank in each.ranks]
         lengths = [int(shares(each.length, each.degree)[rank - each.first]) for each in mine]
@@ -90,7 +94,7 @@ class GroupedContext(Context):
 def sent_bytes(
     assignment: Assignment, micro_batch: int, rank: int, sizes: Attention, *, backward: bool = False
 ) -> int:
-    """Return the bytes that a rank sends in one layer of a micro-batch: around the ring of each of its sequences.
+    """Return the bytes that a rank sends in one layer of a micro-batch, around the rings of its sequences.
 
     >>> assignment = Assignment((2, 6), 2, 8, ((Placement(1, 6, 0, 2), Placement(0, 2, 0, 1)),))
     >>> sent_bytes(assignment, 0, 1, Attention(H=2, K=1, D=4, dtype="float32"))  # K and V of 4 tokens

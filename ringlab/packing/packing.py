@@ -1,9 +1,9 @@
-"""`Packing`: where documents lie in one packed sequence, and all that travels with their tokens, there and back.
+"""`Packing`: the places of documents in one packed sequence, the ranks' parts of it, and the way back.
 
     arrays of the data loader, (rows, columns)  ─ pack ─→  (1, S)  ─ shard ─→  a rank's (1, L)
                                   ←─ restore ─  or  ←─ unpack ─  (1, S)  ←─ gather or unshard ─
 
-Rows of a batch become further documents of one sequence, which is exact whatever their lengths are.
+Rows of a batch become documents of one sequence. The result is exact for rows of any lengths.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from ringlab.rank_agreement import checked_over, cut_alike
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where documents lie in one packed sequence of S tokens, and where each token stands in the arrays it came from.
+    """The places of documents in one packed sequence of S tokens, and of its tokens in the original arrays.
 
-    documents: their lengths in tokens, without padding. padding: tokens of padding after each document.
-    shape: (rows, columns) of the arrays that `pack` takes. places: for each of the S tokens its index in such an array
-    laid flat, −1 for padding that `pack` adds. `of_…` make one; none is made by hand.
+    documents: the lengths of documents in tokens, without padding. padding: the number of padding tokens
+    after each document. shape: the (rows, columns) of the arrays that `pack` takes. places: for each of the S
+    tokens its index in such an array after flattening, or −1 for padding that `pack` adds. Use the methods
+    `of_…` to make a packing.
 
     >>> import torch
     >>> packing = Packing.of_cu_seqlens([0, 3, 4, 8])
@@ -68,7 +69,8 @@ class Packing:
         """Return the packing that flash-attn's cu_seqlens describe: 0, and then the end of each document.
 
         padded: cu_seqlens_padded, if the data have padding after documents, as in TransformerEngine's THD.
-        Raises: MaskError for numbers that do not begin with 0 or descend, or a padded place too small for its document.
+        Raises: MaskError for numbers that do not begin with 0 or that descend, or for a document that is
+        longer than its padded place.
 
         >>> Packing.of_cu_seqlens([0, 3, 4], padded=[0, 4, 8]).padding
         (1, 3)
@@ -77,7 +79,9 @@ class Packing:
 
     @classmethod
     def of_position_ids(cls, ids: Any) -> Packing:
-        """Return the packing of each token's position in its document, (S,) or (rows, columns); 0 begins a document.
+        """Return the packing, given each token's position in its document, (S,) or (rows, columns).
+
+        Position 0 begins a document.
 
         Raises: MaskError for positions that neither ascend by one nor start again at 0.
 
@@ -88,10 +92,10 @@ class Packing:
 
     @classmethod
     def of_document_ids(cls, ids: Any, padding: int | None = None) -> Packing:
-        """Return the packing of each token's document or segment id, (S,) or (rows, columns).
+        """Return the packing, given each token's document or segment id, (S,) or (rows, columns).
 
-        padding: the id of padding, which is dropped; 0 in MaxText and axolotl. None: every id is a document.
-        The same id in two rows means two documents.
+        padding: the id of padding, which is dropped; 0 in MaxText and axolotl. None means that every id is a
+        document. The same id in two rows means two documents.
         Raises: MaskError for a document whose tokens are not adjacent.
 
         >>> Packing.of_document_ids([[1, 1, 2, 0], [1, 0, 0, 0]], padding=0).documents
@@ -101,7 +105,7 @@ class Packing:
 
     @classmethod
     def of_attention_mask(cls, mask: Any) -> Packing:
-        """Return the packing of a padded batch (rows, columns): the tokens where `mask` is 1. Padding is dropped.
+        """Return the packing of a padded batch (rows, columns), with only the tokens where `mask` is 1.
 
         Raises: MaskError for padding inside a row, or a mask of pairs.
 
@@ -112,9 +116,9 @@ class Packing:
 
     @classmethod
     def of_batch(cls, batch: Any) -> Packing:
-        """Return the packing of a batch as a collator returns it; see `reading.of_batch` for the entries that are read.
+        """Return the packing of a collator's batch. `reading.of_batch` lists the entries that are read.
 
-        Raises: MaskError for entries that contradict each other, or that describe documents and are not read.
+        Raises: MaskError for entries that contradict each other, or that describe documents but are not read.
 
         >>> import torch
         >>> Packing.of_batch({"input_ids": torch.zeros(1, 5), "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}).documents
@@ -123,10 +127,10 @@ class Packing:
         return cls(*reading.of_batch(batch))
 
     def padded(self, multiple: int) -> Packing:
-        """Return the packing in which padding makes each document a multiple of so many tokens, in place of any other.
+        """Return the packing in which each document is padded to a multiple of `multiple` tokens.
 
-        Peers that cut each document into 2P equal chunks need multiple = 2P; nothing here needs it. No token of a
-        document sees padding, and `next_tokens` gives it no label.
+        Other padding is dropped. Packages that cut each document into 2P equal chunks need multiple = 2P;
+        ringlab does not. No token of a document sees padding, and `next_tokens` gives padding no label.
         Raises: LayoutError for a multiple below 1.
 
         >>> Packing.of_lengths([3, 4, 1]).padded(4).padding
@@ -143,7 +147,7 @@ class Packing:
 
     @property
     def length(self) -> int:
-        """Return the tokens of the packed sequence, padding included."""
+        """Return the number of tokens of the packed sequence, including padding."""
         return len(self.places)
 
     @cached_property
@@ -152,23 +156,23 @@ class Packing:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Return where each document's own tokens are in the packed sequence."""
+        """Return the slice of the packed sequence that contains each document, without its padding."""
         begins = self._starts[:-1]
         return tuple(slice(at, at + length) for at, length in zip(begins, self.documents, strict=True))
 
     @property
     def cu_seqlens(self) -> Int32[np.ndarray, " _"]:
-        """Return flash-attn's cu_seqlens, which count no padding."""
+        """Return flash-attn's cu_seqlens, which do not count padding."""
         return np.array([0, *accumulate(self.documents)], np.int32)
 
     @property
     def cu_seqlens_padded(self) -> Int32[np.ndarray, " _"]:
-        """Return TransformerEngine's cu_seqlens_padded: where each document begins in the packed sequence, and its end."""
+        """Return TransformerEngine's cu_seqlens_padded: each document's start, and the sequence's end."""
         return np.array(self._starts, np.int32)
 
     @cached_property
     def document_ids(self) -> Int64[np.ndarray, " S"]:
-        """Return the number of each token's document, −1 for padding."""
+        """Return the number of each token's document, or −1 for padding."""
         numbered = enumerate(zip(self.documents, self.padding, strict=True))
         repeats = [(number, length, pad) for number, (length, pad) in numbered]
         names = [name for number, _, _ in repeats for name in (number, -1)]
@@ -181,7 +185,7 @@ class Packing:
         return mask.position_ids(np.arange(self.length)) if mask.documents else np.zeros(0, np.int64)
 
     def mask(self, **other: Any) -> Mask:
-        """Return the mask of the packed sequence, in which padding is a document of its own after each document.
+        """Return the mask of the packed sequence. Padding after a document is a separate document in the mask.
 
         other: further fields of the mask, such as window=. Raises: MaskError, as `Mask` does.
 
@@ -194,7 +198,7 @@ class Packing:
         return Mask(documents=tuple(n for pair in pairs for n in pair), **other)
 
     def layout(self, name: str, P: int) -> Layout:
-        """Return a layout of the packed sequence: "per_document", or the name of one that knows no documents.
+        """Return a layout of the packed sequence. name: "per_document", or a layout that ignores documents.
 
         Raises: LayoutError for an unknown name, or unless P is an integer ≥ 1.
 
@@ -206,7 +210,7 @@ class Packing:
         return per_document([n + pad for n, pad in zip(self.documents, self.padding, strict=True)], P)
 
     def pack(self, x: Any, fill: Any = 0) -> Any:
-        """Return the packed sequence (1, S, …) of an array (rows, columns, …); `fill` stands where padding is added.
+        """Return the packed sequence (1, S, …) of an array (rows, columns, …). `fill` is the value of padding.
 
         Raises: ShapeError for an array of another shape.
 
@@ -230,7 +234,7 @@ class Packing:
         return x.reshape(rows * columns, *x.shape[2:])
 
     def restore(self, packed: Any, fill: Any = 0) -> Any:
-        """Return the array (rows, columns, …) of a packed sequence; `fill` stands where padding was dropped.
+        """Return the array (rows, columns, …) of a packed sequence, with `fill` where padding was dropped.
 
         Raises: ShapeError unless `packed` is (1, S, …).
 
@@ -245,7 +249,9 @@ class Packing:
         return flat.reshape(rows, columns, *flat.shape[1:])
 
     def unpack(self, packed: Any) -> list[Any]:
-        """Return the documents (n, …) of a packed sequence, without padding. Raises: ShapeError unless it is (1, S, …).
+        """Return the documents (n, …) of a packed sequence, without padding.
+
+        Raises: ShapeError unless `packed` is (1, S, …).
 
         >>> Packing.of_lengths([2, 1]).unpack([[5, 6, 7]])
         [array([5, 6]), array([7])]
@@ -260,10 +266,11 @@ class Packing:
         return packed[0]
 
     def next_tokens(self, labels: Any, ahead: int = 1) -> Any:
-        """Return the label of each packed token, (1, S): that of the token `ahead` of it in its own document.
+        """Return the label of each packed token, (1, S): the label `ahead` tokens later in the same document.
 
-        labels: as transformers takes them, (rows, columns), not shifted, IGNORE where a token does not count.
-        The last `ahead` tokens of a document, and padding, have none: IGNORE. For multi-token prediction, ahead = 2, 3, …
+        labels: not shifted, as transformers expects labels, (rows, columns), and IGNORE where a token does
+        not count. The last `ahead` tokens of a document, and padding, get IGNORE. Multi-token prediction uses
+        ahead = 2, 3, …
         Raises: ShapeError for labels of another shape; TrainingError for `ahead` below 1.
 
         >>> import torch
@@ -274,9 +281,9 @@ class Packing:
         return next_tokens(packed, self.mask(), ahead)
 
     def next_weights(self, weights: Any, ahead: int = 1) -> Any:
-        """Return the loss weight of each packed token, (1, S): that of the label that `next_tokens` gives it, else 0.
+        """Return the loss weight of each packed token, (1, S): the weight of its `next_tokens` label, or 0.
 
-        weights: of each token as a label, (rows, columns). Raises: as `next_tokens`.
+        weights: the weight of each token as a label, (rows, columns). Raises: as `next_tokens`.
 
         >>> import torch
         >>> Packing.of_lengths([3, 2]).next_weights(torch.tensor([[1.0, 0.5, 0.25, 1.0, 2.0]]))
@@ -301,15 +308,17 @@ class Packing:
         validate: bool = True,
         **others: Any,
     ) -> dict[str, Any]:
-        """Return a rank's part of a batch, (1, L, …) each: its arrays, "position_ids" and "document_ids".
+        """Return a rank's part of a batch: its arrays, "position_ids" and "document_ids", each (1, L, …).
 
-        rank: this rank's ring, whose ranks then compare a hash of the whole batch, unless validate=False; or the number of
-        any rank, and nothing notices ranks that have different batches.
-        labels, loss_weights: not shifted; `next_tokens` and `next_weights` shift them BEFORE they are cut. All other
-        arrays, such as input_ids, are packed and cut as they are. Position ids count from 0 in each document.
+        rank: this rank's ring, or the number of any rank. The ranks of a ring compare a hash of the whole
+        batch, unless validate=False. With a number, different batches on different ranks are not detected.
+        labels, loss_weights: not shifted. `next_tokens` and `next_weights` shift them BEFORE they are cut.
+        All other arrays, such as input_ids, are packed and cut without a shift. Position ids count from 0 in
+        each document.
         Raises: ShapeError for an array of another shape; LayoutError for a layout of another length;
-        WorldSizeError unless 0 ≤ rank < P, or for the ring of another layout; MaskError for position_ids or document_ids,
-        which are the packing's own; AgreementError if the ring's ranks have different batches.
+        WorldSizeError unless 0 ≤ rank < P, or for a ring that does not fit the layout; MaskError for
+        position_ids or document_ids, which the packing makes itself; AgreementError if the ring's ranks have
+        different batches.
         """
         whole = {"labels": labels, "loss_weights": loss_weights, **others}
         if not isinstance(rank, Ring):
@@ -353,16 +362,20 @@ class Packing:
     def gather(self, layout: Layout, ring: Ring, part: Any) -> Any:
         """Return, on every rank, the packed sequence (1, S, …) of which this rank has `part` (1, L, …).
 
-        Every rank must call it; nothing of it is differentiable.
-        Raises: LayoutError for a layout of another length; WorldSizeError for one of other ranks; ShapeError for a part
-        that does not fit it; AgreementError on all ranks whose call is right if another's is wrong or differs.
+        Every rank must call this method. The result is not differentiable.
+        Raises: LayoutError for a layout of another length; WorldSizeError for a layout of another number of
+        ranks; ShapeError for a part that does not fit the layout; AgreementError on all other ranks if a
+        rank's call is wrong, and on all ranks if their calls differ.
         """
         checked_over(ring, lambda: (None, self._described(layout, ring, part)), part, validate=True)
         shapes = [(1, length, *part.shape[2:]) for length in layout.lengths]
         return layout.unshard(ring.all_gather(part.detach(), shapes), dim=1)
 
     def _described(self, layout: Layout, ring: Ring, part: Any) -> str:
-        """Return the description of a gather on which all ranks must agree. Raises: as `gather`, for this rank's call."""
+        """Return the description of a gather that must be equal on all ranks.
+
+        Raises: as `gather`, for this rank.
+        """
         self.check(layout)
         layout.of_ranks(ring.world_size)
         length, shape = layout.length(ring.rank), tuple(getattr(part, "shape", ()))
@@ -374,7 +387,10 @@ class Packing:
         return f"gather of {layout!r}, parts (1, L, {', '.join(map(str, shape[2:]))}), {part.dtype}"
 
     def check(self, layout: Layout) -> None:
-        """Check that a layout deals this packing's tokens. Raises: LayoutError if it deals another number."""
+        """Check that a layout deals as many tokens as this packing has.
+
+        Raises: LayoutError if it does not.
+        """
         if layout.S != self.length:
             raise LayoutError(
                 f"a layout of the {self.length} tokens of the packing",

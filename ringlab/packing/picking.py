@@ -1,4 +1,4 @@
-"""Picking tokens of arrays and tensors alike, with a filling where there is no token. Gradients flow through tensors."""
+"""Picks tokens of arrays or tensors, and fills places without a token. Gradients flow through tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_one(x: Any) -> Any:
-    """Return a tensor as it is, and anything else as an array."""
+    """Return a tensor unchanged, and any other object as an array."""
     return x if isinstance(x, Tensor) else np.asarray(x)
 
 
@@ -21,12 +21,12 @@ def as_tensor(x: Any) -> Any:
 
 
 def like(ids: Int64[np.ndarray, "..."], other: Any) -> Any:
-    """Return the ids as a tensor on the device of `other`; as they are if `other` is an array."""
+    """Return the ids as a tensor on the device of `other`, or unchanged if `other` is an array."""
     return torch.from_numpy(ids).to(other.device) if isinstance(other, Tensor) else ids
 
 
 def picked(x: Any, places: Int64[np.ndarray, " n"], fill: Any = 0) -> Any:
-    """Return a copy of the elements of `x` at these places of its first axis, `fill` where a place is below 0."""
+    """Return a copy of the elements of `x` at these places of its first axis, or `fill` for places below 0."""
     there = np.flatnonzero(places >= 0)
     shape = (len(places), *x.shape[1:])
     if isinstance(x, Tensor):
@@ -40,7 +40,7 @@ def picked(x: Any, places: Int64[np.ndarray, " n"], fill: Any = 0) -> Any:
 
 
 def put(x: Any, places: Int64[np.ndarray, " n"], length: int, fill: Any) -> Any:
-    """Return an array of `length` elements that has those of `x` at these places, and `fill` elsewhere."""
+    """Return an array of `length` elements with the elements of `x` at these places, and `fill` elsewhere."""
     back = np.full(length, -1)
     back[places] = np.arange(len(places))
     return picked(x, back, fill)

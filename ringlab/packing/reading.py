@@ -1,4 +1,4 @@
-"""The forms in which data loaders describe packed documents, each read as the fields of a `Packing`."""
+"""Reads the forms in which data loaders describe packed documents as the fields of a `Packing`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Fields: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, int], np.
 def of_cu_seqlens(cu_seqlens: Any, padded: Any = None) -> Fields:
     """Return the fields for cu_seqlens of one sequence, with cu_seqlens_padded if there is padding in the data.
 
-    Raises: MaskError for numbers that do not begin with 0 or descend, or a padded place too small for its document.
+    Raises: MaskError for numbers that do not begin with 0 or that descend, or for a document longer than its
+    padded place.
     """
     lengths = lengths_of_cu_seqlens(cu_seqlens)
     padding = (0,) * len(lengths) if padded is None else padding_of_cu_seqlens(lengths, padded)
@@ -32,14 +33,17 @@ def of_cu_seqlens(cu_seqlens: Any, padded: Any = None) -> Fields:
 
 
 def of_position_ids(ids: Any) -> Fields:
-    """Return the fields for positions in documents. Raises: MaskError unless they ascend by one or start again at 0."""
+    """Return the fields for positions in documents.
+
+    Raises: MaskError unless the positions ascend by one or start again at 0.
+    """
     rows = _rows(ids)
     lengths = tuple(n for row in rows for n in lengths_of_position_ids(row))
     return lengths, (0,) * len(lengths), rows.shape, np.arange(rows.size)
 
 
 def of_document_ids(ids: Any, padding: int | None = None) -> Fields:
-    """Return the fields for document ids, of which `padding` is dropped.
+    """Return the fields for document ids. Tokens with the id `padding` are dropped.
 
     Raises: MaskError for a document whose tokens are not adjacent.
     """
@@ -68,7 +72,7 @@ def of_attention_mask(mask: Any) -> Fields:
             raise MaskError(
                 "padding at the ends of rows",
                 f"padding inside row {number}, between its tokens",
-                "if the row holds several documents: Packing.of_document_ids(ids, padding=0)",
+                "if the row contains several documents: Packing.of_document_ids(ids, padding=0)",
             )
     return of_document_ids(rows, padding=0)
 
@@ -76,10 +80,12 @@ def of_attention_mask(mask: Any) -> Fields:
 def of_batch(batch: Mapping[str, Any]) -> Fields:
     """Return the fields for a batch as a collator returns it.
 
-    Documents come from "position_ids", "seq_idx" and cu_seqlens by any of their names, such as "cu_seq_lens_q"; all that
-    are there must agree. Without them, each row is a document, less the padding in "attention_mask".
-    Raises: MaskError for entries that contradict each other, for padding beside entries that know none, and for entries
-    that describe documents but can be read in more than one way, such as "segment_ids".
+    Documents are read from "position_ids", "seq_idx" and cu_seqlens under any of its names, such as
+    "cu_seq_lens_q". All of these entries that the batch has must agree. Without them, each row is a document,
+    without the padding that "attention_mask" marks.
+    Raises: MaskError for entries that contradict each other, for padding together with entries that cannot
+    express it, and for entries that describe documents but can be read in more than one way, such as
+    "segment_ids".
     """
     shape, mask = _shape(batch), batch.get("attention_mask")
     _check_all_are_read(batch)
@@ -154,12 +160,12 @@ def _check_all_are_read(batch: Mapping[str, Any]) -> None:
             raise MaskError(
                 f"documents in entries that of_batch reads: {', '.join(_ENTRIES)}",
                 f"{name}, which would be ignored",
-                f"{reader}; or leave {name} out, if the other entries say the same",
+                f"{reader}; or leave {name} out, if other entries contain the same documents",
             )
 
 
 def _check_no_padding(mask: np.ndarray, first: str) -> None:
-    """Raise MaskError unless an attention mask beside the entry `first` is 1 everywhere."""
+    """Raise MaskError unless the attention mask of a batch with the entry `first` is 1 everywhere."""
     _check_flags(mask)
     if not mask.all():
         raise MaskError(
@@ -170,7 +176,7 @@ def _check_no_padding(mask: np.ndarray, first: str) -> None:
 
 
 def _check_flags(mask: np.ndarray) -> None:
-    """Raise MaskError unless an attention mask has no other values than 0 and 1."""
+    """Raise MaskError unless an attention mask has only the values 0 and 1."""
     if not np.isin(mask, (0, 1)).all():
         raise MaskError(
             "an attention mask of 0 and 1",

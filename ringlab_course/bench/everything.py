@@ -1,4 +1,4 @@
-"""Every benchmark of a machine without a GPU, one after the other, into a folder like benchmarks/results."""
+"""Run every benchmark that needs no GPU, one after the other, and write the results into a folder."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ BENCHES = {
     "judge/throughput.json": "bench judge --numpy 200 --ring 60 --flat 500",
     "waiting/tests.json": "bench tests",
 }
-"""The command of each file. What needs a GPU is measured by `make gpu`."""
+"""The command that writes each file. `make gpu` runs the benchmarks that need a GPU."""
 
 
 def bench_all(
     output: Path, only: Sequence[str] = (), began: Callable[[str, str], None] = lambda file, command: None
 ) -> dict[str, str]:
-    """Write the files of `BENCHES` into `output`, and return the errors of those that failed, by file.
+    """Write the files of `BENCHES` into `output`, and return the error of each failed benchmark, by file.
 
-    only: the files, or folders of files, to write; all if empty. began: called with each file and its command. A file is replaced only by a
-    measurement that succeeded.
+    only: the files, or folders of files, to write; all files if empty.
+    began: called with each file and its command before the command runs.
+    A file is replaced only if its benchmark succeeded.
     """
     failed = {}
     for file, words in BENCHES.items():

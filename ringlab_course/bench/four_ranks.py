@@ -1,7 +1,7 @@
-"""Time the judge: exercise 05's forward ring on four ranks, one notebook after the other.
+"""Time the judge on exercise 05's forward ring with four ranks, one notebook after the other.
 
-The checks are those of the exercise's contract that need no more than four ranks. The run records where seconds,
-processor time and memory go.
+The checks are those of exercise 05 that need no more than four ranks. The run records how much wall time,
+processor time and memory each phase of judging takes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.positions import compare_ranks, expect_bytes, expect_neighbours, narrow, shards
 
 PHASES = ("start", "load", "calls", "checks", "rest")
-"""Seconds waited for workers to start, to load the code, to answer; the checks' own work; all else."""
+"""Waiting for workers to start, loading the code, calls of the code, the checks themselves, and the rest."""
 
 
 class Stopwatch:
-    """Seconds by phase, each second counted once: a phase inside of another one takes its time from it."""
+    """The seconds spent in each phase. Time in a nested phase counts only for the nested phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._open: list[list[float]] = []
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with its own time counted for `phase`."""
+        """Return `function`, wrapped so that its time counts for `phase`."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -54,9 +54,10 @@ class Stopwatch:
 
 
 class Watched:
-    """`ringlab_course.judge.grade`, watched; one line of JSON for each submission goes to a file in `folder`.
+    """`ringlab_course.judge.grade` with measurements, written to a file in `folder`: one line per submission.
 
-    It can be pickled: a pool's process sets the watch up when it grades its first notebook.
+    Objects of this class can be pickled. Each process of a pool installs its stopwatch when it grades its
+    first notebook.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +71,7 @@ class Watched:
         return report
 
     def note(self, counted: dict[str, Any]) -> None:
-        """Write down what was counted for one submission, and the memory of this process now."""
+        """Append one submission's measurements, and this process's current memory, to this process's file."""
         with open(self.folder / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({**counted, "rss_kib": rss_kib()}) + "\n")
 
@@ -105,12 +106,12 @@ class _Watch:
         process.kill = counted
 
     def begin(self) -> None:
-        """Forget what was counted."""
+        """Reset all measurements."""
         self.stopwatch.seconds.clear()
         self.workers, self.worker_cpu, self.own_cpu = 0, 0.0, time.process_time()
 
     def end(self) -> dict[str, Any]:
-        """Return what was counted since."""
+        """Return the measurements since `begin`."""
         seconds = {phase: round(self.stopwatch.seconds[phase], 4) for phase in PHASES}
         cpu = {"judge": time.process_time() - self.own_cpu, "workers": self.worker_cpu}
         return {
@@ -126,7 +127,7 @@ def _watch() -> _Watch:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds that a live process has used, all its threads; 0 where it is gone."""
+    """Return the processor seconds that all threads of a process have used, or 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -135,7 +136,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def rss_kib() -> int:
-    """Return what this process has in memory, in KiB."""
+    """Return the resident memory of this process, in KiB."""
     found = re.search(r"^VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
 
@@ -143,18 +144,18 @@ def rss_kib() -> int:
 RANKS = 4
 STAGE = "05.forward"
 FOUND = tuple(f"{STAGE}:{check}" for check in ("values", "rounds", "bytes", "sloped"))
-"""The checks of exercise 05 whose wrong submissions four ranks tell from right ones."""
+"""The checks of exercise 05 whose wrong answers already fail on four ranks."""
 
 
 class FourRanks(Watched):
-    """Grades by the contract of four ranks, whatever the exercise."""
+    """A grader that always uses the four-rank contract, whatever exercise it is given."""
 
     def __call__(self, path: Path, exercise: Exercise | str | None, **options: Any) -> Any:
         return super().__call__(path, four_ranks(), **options)
 
 
 def four_ranks() -> Exercise:
-    """Return the contract: values, exchanges and bytes, large scores, bfloat16."""
+    """Return exercise 05's forward stage with four checks: values, traffic, large scores and bfloat16."""
     exercise = load_exercise("05")
     checks = (
         Check("values", 3, "visible", "out and lse equal full attention", _values),

@@ -1,4 +1,4 @@
-"""The judge's speed in submissions a minute, its time by part, and whether its memory stays flat."""
+"""The speed of the judge in submissions per minute, the time of each phase, and whether its memory grows."""
 
 from __future__ import annotations
 
@@ -24,20 +24,25 @@ from ringlab_course.judge.process import WorkerProcess
 
 SOLUTIONS = Path("solutions")
 EXERCISES = {"numpy": "01", "ring": "05", "eight": "05", "flat": "01"}
-"""Attention in NumPy, one worker; the ring program, on four ranks, or as the course grades it, on one to
-eight and with its other functions; each rank is a worker with torch."""
+"""The exercise of each kind of measurement.
+
+numpy is attention in NumPy, with one worker. ring is the ring program on four ranks. eight is the ring
+program and its other functions as the course grades them, on one to eight ranks. Each rank is a worker with
+torch.
+"""
 WARM = 0.2
-"""The share of a process's submissions before its memory counts: caches fill, allocators grow."""
+"""The share of a process's submissions that its memory slope ignores, because caches still fill then."""
 Tick = Callable[[], None]
 
 
 def bench_judge(
     counts: dict[str, int], processes: int = 2, checkout: Path | None = None, tick: Tick = lambda: None
 ) -> dict[str, Any]:
-    """Return rates, times and memory for JSON: one part for each kind in `counts` (numpy, ring, eight, flat).
+    """Return rates, times and memory as JSON data, for each kind in `counts` (numpy, ring, eight, flat).
 
-    Submissions are copies of the solution, every other one with one of the course's own wrong answers. They go through the runner, a pool and a book, as `ringlab grade` sends them.
-    Raises: CourseError outside of a checkout, and where the grades are not what they should be.
+    Submissions are copies of the solution; every other copy contains one of the course's own wrong answers.
+    They pass through the runner, a pool and a gradebook, just as `ringlab grade` sends them.
+    Raises: CourseError outside of a checkout, and if a submission gets the wrong grade.
     """
     checkout = checkout or Path.cwd()
     parts = {
@@ -61,7 +66,10 @@ def bench_judge(
 
 
 def handed_out_s(arrays: str, times: int = 21) -> float:
-    """Return the median seconds from asking for a worker until it can take calls, after the first, for which a server starts."""
+    """Return the median seconds from asking for a worker until it can take calls.
+
+    The first worker is not counted, because its server has to start first.
+    """
     seconds = []
     for _ in range(1 + times):
         begin = time.perf_counter()
@@ -74,13 +82,14 @@ def handed_out_s(arrays: str, times: int = 21) -> float:
 def notebooks(
     checkout: Path, exercise: str, count: int, found_by: Sequence[str] = ()
 ) -> list[tuple[str, bool]]:
-    """Return `count` different notebooks as (text, is_right), right and wrong in turn.
+    """Return `count` different notebooks as pairs (text, is_right), alternately right and wrong.
 
-    `found_by` names the checks, as in 05.forward:values, whose wrong answers are taken; () takes all.
+    found_by: only wrong answers that these checks find are used, such as "05.forward:values"; () uses all
+    wrong answers.
     """
     solutions = sorted((checkout / SOLUTIONS).glob(f"{exercise}_*.ipynb"))
     if not solutions:
-        raise CourseError("a checkout, with solutions", str(checkout), "cd to it")
+        raise CourseError("a checkout with solutions", str(checkout), "change into the checkout")
     wrong = [
         (answer.stage, answer.source)
         for answer in sorted(wrong_answers(exercise), key=lambda each: each.name)
@@ -136,7 +145,10 @@ def measure(
 
 
 def _refuse_wrong_grades(run: Run, right: Sequence[bool]) -> None:
-    """A judge that refuses everything would be fast."""
+    """Raise CourseError unless exactly the right answers got full marks.
+
+    Otherwise a judge that refuses everything would seem fast.
+    """
     odd = [
         f"another grade for {e.learner}"
         for e in run.graded
@@ -144,7 +156,7 @@ def _refuse_wrong_grades(run: Run, right: Sequence[bool]) -> None:
     ]
     odd += [f"{each.learner} not graded: {each.reason}" for each in run.ungraded]
     if odd:
-        raise CourseError(f"{len(right)} grades, full ones for right answers only", "; ".join(odd[:5]))
+        raise CourseError(f"{len(right)} grades, with full marks for right answers only", "; ".join(odd[:5]))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -171,9 +183,10 @@ def _mean(values: Any) -> float:
 
 
 def memory_of(sizes_kib: Sequence[int]) -> dict[str, Any]:
-    """Return how much a process holds, in MiB, and by how many KiB it grows with each submission.
+    """Return how much memory a process uses, in MiB, and how many KiB it grows by with each submission.
 
-    The slope is a least-squares line's after the first fifth; None where that leaves fewer than ten.
+    The slope is that of a least-squares line without the first fifth of the values. It is None if fewer than
+    ten values are left.
     """
     steady = sizes_kib[int(WARM * len(sizes_kib)) :]
     slope = np.polyfit(range(len(steady)), steady, 1)[0] if len(steady) >= 10 else None

@@ -1,4 +1,4 @@
-"""How long a person waits in a checkout: for each lesson, for its first cell, and for `make test`."""
+"""How long a person waits in a checkout for each lesson, for its first cell, and for `make test`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ Tick = Callable[[], object]
 def bench_lessons(
     only: Sequence[str] = (), checkout: Path | None = None, tick: Tick = lambda: None
 ) -> dict[str, Any]:
-    """Return the seconds of each lesson from its first cell to its last, and of its first cell, each in a fresh kernel.
+    """Return the seconds that each lesson takes, and that its first cell alone takes, in fresh kernels.
 
-    The start of a kernel counts in neither: the median of three notebooks of one empty cell is taken off. only: the numbers of
-    lessons, as "05"; all if empty.
-    Raises: CourseError outside of a checkout, for a number without a lesson, or where a lesson fails.
+    The start of the kernel is not counted: the median time of three notebooks with one empty cell is
+    subtracted.
+    only: the numbers of the lessons to run, such as "05"; all lessons if empty.
+    Raises: CourseError outside of a checkout, for a number without a lesson, or if a lesson fails.
     """
     lessons = _lessons(checkout)
     for number in only:
@@ -36,7 +37,8 @@ def bench_lessons(
             raise CourseError(f"a lesson among {', '.join(path.name[:2] for path in lessons)}", number)
     files = [path for path in lessons if not only or path.name.partition("_")[0] in only]
     empty = [_seconds(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("")])) for _ in range(4)]
-    start = statistics.median(empty[1:])  # the first one reads its files from the disk
+    # the first notebook is left out, as it reads its files from the disk
+    start = statistics.median(empty[1:])
     seconds, first = {}, {}
     for path in files:
         notebook = nbformat.read(path, as_version=4)
@@ -49,7 +51,10 @@ def bench_lessons(
 
 
 def kept(measured: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return `measured` with the seconds of other lessons that `file` holds. Raises: CourseError if it holds none."""
+    """Return `measured`, completed with the seconds of other lessons from `file`.
+
+    Raises: CourseError if `file` contains no such seconds.
+    """
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
         parts = {name: {**before[name], **measured[name]} for name in ("seconds", "first_cell")}
@@ -59,9 +64,10 @@ def kept(measured: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def bench_tests(checkout: Path | None = None) -> dict[str, Any]:
-    """Return the seconds of `make test` in a fresh clone of the last commit, its set-up included, and the most memory of a process.
+    """Return the seconds of `make test` in a fresh clone, and the largest memory of one of its processes.
 
-    Raises: CourseError outside of a checkout, or if it fails.
+    The clone is of the last commit, and the seconds include the set-up of its environment.
+    Raises: CourseError outside of a checkout, or if the tests fail.
     """
     root = _lessons(checkout)[0].parents[1]
     with tempfile.TemporaryDirectory(prefix="make test ") as folder:

@@ -1,15 +1,16 @@
-"""Build notebooks from their sources, and find those that have drifted.
+"""Build notebooks from their sources, and find notebooks that no longer match their sources.
 
-`ringlab_course/lessons/*.py` → `notebooks/` (executed); `ringlab_course/exercises/*/exercise.py` → `exercises/`
-(skeletons without outputs) and `solutions/` (executed). The sources are the only form that is edited by hand.
+`ringlab_course/lessons/*.py` → `notebooks/` (executed); `ringlab_course/exercises/*/exercise.py` →
+`exercises/`
+(skeletons without outputs) and `solutions/` (executed). Only the sources are edited by hand.
 
-`check` is quick, as it runs no cell: it builds every notebook from its source and compares cell by
-cell, so that drift of a source, a skeleton, an id or the metadata is always found; and it compares
-the outputs with the hash taken when they were recorded, so that an output edited by hand is found.
-Whether the outputs are still what the cells give is nbval's part (`check` with `rerun` does it here).
+`check` is quick because it runs no cell. It builds every notebook from its source and compares the cells, so
+it always finds a changed source, skeleton, id or metadata. It also compares the outputs with the hash taken
+when they were recorded, so it finds an output that was edited by hand. Whether running the cells still gives
+these outputs is tested by nbval, or here by `check` with `rerun`.
 
-A notebook whose cells differ from what was built is somebody's work and is never overwritten; an
-exercise that somebody has worked in is no drift either, but in CI, where nobody has.
+A notebook whose cells were edited is somebody's work and is never overwritten. An edited exercise does not
+count as drift, except in CI, where nobody works in it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BAD = ("refused", "drift", "failed")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one notebook: written, unchanged, edited, refused, drift or failed."""
+    """The outcome for one notebook: written, unchanged, edited, refused, drift or failed."""
 
     path: Path
     action: str
@@ -42,12 +43,16 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is left to do about it."""
+        """Whether the notebook needs no further attention."""
         return self.action not in BAD
 
 
 def find_root() -> Path:
-    """Return the course's folder: the nearest one from the current one upwards that holds ringlab_course/lessons."""
+    """Return the nearest folder that contains ringlab_course/lessons, from the current folder upwards.
+
+    If there is none, return the checkout that contains this module. Raises: CourseError if that has no
+    lessons either.
+    """
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "ringlab_course" / "lessons").is_dir():
@@ -60,7 +65,7 @@ def find_root() -> Path:
 def build(
     names: Sequence[str] = (), *, root: Path | None = None, report: Callable[[Result], None] | None = None
 ) -> list[Result]:
-    """Build the named notebooks, or all; return what became of each. `report` is called with each."""
+    """Build the notebooks in `names`, or all, and return a result for each; pass each result to `report`."""
     return _each(names, root, report, _build_one)
 
 
@@ -71,12 +76,15 @@ def check(
     rerun: bool = False,
     report: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Compare the notebooks with their sources; with `rerun` run them anew and compare every byte."""
+    """Compare the notebooks with their sources. With `rerun`, run them again and compare every byte."""
     return _each(names, root, report, _rerun_one if rerun else _check_one)
 
 
 def fresh(name: str, *, root: Path | None = None) -> tuple[Path, Path | None]:
-    """Write an exercise anew, as in "05"; return its path and where the edited one was moved, if any."""
+    """Write a fresh copy of an exercise, given its number such as "05".
+
+    Return its path, and the path to which an edited notebook was moved, or None if there was no edited one.
+    """
     root = root or find_root()
     if name in ("", "exercises/"):
         raise CourseError("the number of an exercise, as in 05", repr(name))
@@ -122,13 +130,13 @@ def _build_one(target: Target, root: Path) -> Result:
 
 
 def _made(target: Target, root: Path) -> NotebookNode:
-    """Return the finished notebook, executed where its kind is."""
+    """Return the finished notebook; lessons and solutions are executed."""
     notebook = prepare(target, root)
     if target.executed:
         execute(notebook, target.path.parent)
         notebook.metadata["ringlab"]["outputs"] = outputs_hash(notebook)
     if problems := lint(notebook):
-        raise CourseError("a notebook to the standard of the course", "; ".join(problems))
+        raise CourseError("a notebook that follows the rules of the course", "; ".join(problems))
     return notebook
 
 
@@ -144,7 +152,7 @@ def _check_one(target: Target, root: Path) -> Result:
 
 
 def _is_a_learners(built: NotebookNode, target: Target) -> bool:
-    """Whether somebody has worked in this exercise; CI never has."""
+    """Return whether somebody has worked in this exercise: its cells were edited, or it has outputs."""
     return target.kind == "exercise" and (
         is_edited(built) or any(cell.get("outputs") for cell in built.cells)
     )
@@ -168,7 +176,7 @@ def _rerun_one(target: Target, root: Path) -> Result:
 
 
 def _difference(built: NotebookNode, wanted: NotebookNode, target: Target) -> str:
-    """Return what differs first between a notebook and the one its source gives, or nothing."""
+    """Return the first difference between a notebook and the one its source gives, or an empty string."""
     for number, (old, new) in enumerate(zip(built.cells, wanted.cells, strict=False), 1):
         for field in ("cell_type", "source", "id", "metadata"):
             if old.get(field) != new.get(field):
@@ -208,7 +216,7 @@ def _first_line(cell: Any) -> str:
 def _read(path: Path) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
-    except Exception as error:  # the file is not ours to overwrite, even if it is damaged
+    except Exception as error:  # the file is kept even if it is damaged, as it is the user's
         remedy = "move it away"
         raise CourseError(f"a notebook in {path}", f"{type(error).__name__}: {error}", remedy) from None
 

@@ -1,4 +1,4 @@
-"""Running a notebook so that its bytes are the same on every run: no times, no ids by chance, no widgets."""
+"""Run a notebook so that its bytes are the same on every run: without times, random ids or widgets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 KEPT_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"IDAT", b"IEND")
 SECONDS_PER_CELL = 300
 LONGEST_FOLDER = 80
-"""Characters of a path; a socket's own may have some hundred."""
+"""The longest path, in characters, of a folder for sockets; a socket's own path is limited to about 100."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run `notebook` in place with `folder` as its working directory; return it with normal outputs.
+    """Run `notebook` in place with `folder` as its working directory; return it with normalised outputs.
 
-    The progress file is an empty temporary one and no person is there: the record is what a
-    learner who has done nothing yet would see.
+    The notebook runs with an empty temporary progress file and without a person, so that the outputs are
+    those that a learner sees who has done nothing yet.
 
-    Raises: CourseError when a cell raises, or its output cannot be the same twice; MissingExtraError without nbclient.
+    Raises: CourseError if a cell raises, or its output would differ from run to run; MissingExtraError
+    without nbclient.
     """
     require_package("nbclient", "instructor", "running notebooks")
     from nbclient import NotebookClient
@@ -60,16 +61,17 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
 
 
 def _without_ports(manager: Any, scratch: Path) -> None:
-    """Have the kernel behind `manager` listen on files in `scratch`.
+    """Make the kernel behind `manager` listen on socket files in `scratch` instead of on ports.
 
-    Ports are looked for before the kernel starts, and may be another's when it takes them: then it dies.
+    Free ports are chosen before the kernel starts. If another process takes one of them in between, the
+    kernel dies.
     """
     if os.name == "posix" and len(str(scratch)) <= LONGEST_FOLDER:
         manager.transport, manager.connection_file = "ipc", str(scratch / "kernel.json")
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Return the environment for a kernel that runs a notebook without a person."""
+    """Return the environment variables for a kernel that runs a notebook without a person."""
     package = str(Path(ringlab.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -84,7 +86,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
-    """Take out of `notebook`, in place, everything that differs from run to run; return it."""
+    """Remove everything from `notebook`, in place, that differs from run to run; return the notebook."""
     notebook.metadata.pop("widgets", None)
     for key in ("kernelspec", "language_info"):
         if key in notebook.metadata:
@@ -105,7 +107,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
 
 
 def plain_png(data: bytes) -> bytes:
-    """Return a PNG without the chunks that name software and time."""
+    """Return a PNG without the chunks that contain software names and times."""
     signature, rest, kept = data[:8], data[8:], [data[:8]]
     if signature != b"\x89PNG\r\n\x1a\n":
         return data
@@ -135,7 +137,7 @@ def _normal(output: Any, count: int) -> Any:
 
 
 def _joined(outputs: list[Any]) -> list[Any]:
-    """Join neighbouring pieces of one stream: where they break is chance."""
+    """Join neighbouring pieces of the same stream, because where a stream is split varies from run to run."""
     joined: list[Any] = []
     for output in outputs:
         last = joined[-1] if joined else None
@@ -159,4 +161,4 @@ def _refuse_chance(cell: Any) -> None:
             )
         text = output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
         if _ADDRESS.search(text):
-            raise CourseError("outputs that are the same twice", f"a memory address from the cell {first!r}")
+            raise CourseError("outputs that are always the same", f"a memory address from the cell {first!r}")

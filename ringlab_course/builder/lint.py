@@ -1,4 +1,4 @@
-"""The rules that every notebook of the course keeps; each returns what breaks it."""
+"""The rules that every notebook of the course follows. Each rule returns descriptions of what violates it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Rule = Callable[[NotebookNode, str], list[str]]
 
 
 def lint(notebook: NotebookNode) -> list[str]:
-    """Return what breaks the rules of style in a built notebook; an empty list where nothing does."""
+    """Return descriptions of all violated rules in a built notebook, or an empty list."""
     kind = notebook.metadata.get("ringlab", {}).get("kind", "lesson")
     return [problem for rule in RULES for problem in rule(notebook, kind)]
 
 
 def line_width(notebook: NotebookNode, kind: str) -> list[str]:
-    """No line of code scrolls sideways in a window of 1,400 pixels."""
+    """No line of code is so long that it has to be scrolled in a window of 1,400 pixels."""
     return [
         f"{_named(number, cell)} has a line of {widest} characters, at most {LONGEST_LINE}"
         for number, cell in _code(notebook)
@@ -33,12 +33,12 @@ def line_width(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def no_path_tricks(notebook: NotebookNode, kind: str) -> list[str]:
-    """No cell touches sys.path: the package is installed."""
+    """No cell changes sys.path, because the package is installed."""
     return [f"{_named(n, c)} touches sys.path" for n, c in _code(notebook) if "sys.path" in c.source]
 
 
 def no_installs(notebook: NotebookNode, kind: str) -> list[str]:
-    """No cell installs anything or calls a shell."""
+    """No cell installs a package or calls a shell."""
     return [
         f"{_named(n, c)} installs something or calls a shell"
         for n, c in _code(notebook)
@@ -47,7 +47,7 @@ def no_installs(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def no_trailing_semicolon(notebook: NotebookNode, kind: str) -> list[str]:
-    """No line ends in a semicolon (nbval fails on a hidden result)."""
+    """No line ends in a semicolon, because nbval fails on a hidden result."""
     return [
         f"{_named(n, c)} has a line that ends in a semicolon"
         for n, c in _code(notebook)
@@ -56,13 +56,17 @@ def no_trailing_semicolon(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def one_import_cell(notebook: NotebookNode, kind: str) -> list[str]:
-    """All imports stand in one cell."""
+    """All imports are in one cell."""
     importing = [(n, c) for n, c in _code(notebook) if _imports(c.source)]
     return [f"{_named(n, c)} imports; all imports stand in one cell" for n, c in importing[1:]]
 
 
 def header(notebook: NotebookNode, kind: str) -> list[str]:
-    """The first cell: a title, aims, what you need first, minutes; of an exercise, what its answers may not use."""
+    """The first cell has a title and the minutes needed, and what its kind of notebook requires.
+
+    For a lesson these are its aims and what the reader needs first; for an exercise, what its answers may not
+    use.
+    """
     text = notebook.cells[0].source if notebook.cells and notebook.cells[0].cell_type == "markdown" else ""
     wanted = {"a title (# …)": r"^# \S", "**Minutes**": r"(?i)minutes"}
     if kind == "lesson":
@@ -77,7 +81,7 @@ def header(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def closing(notebook: NotebookNode, kind: str) -> list[str]:
-    """A lesson ends with a recap, a self-check and the link to its exercise."""
+    """A lesson has a recap, a self-check and a link to its exercise."""
     if kind != "lesson":
         return []
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -90,7 +94,7 @@ def closing(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def figures_have_alt_text(notebook: NotebookNode, kind: str) -> list[str]:
-    """Every figure and image says in words what it shows."""
+    """Every figure and image has alternative text."""
     problems = []
     for number, cell in _code(notebook):
         for output in cell.get("outputs", []):
@@ -104,7 +108,7 @@ def figures_have_alt_text(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def code_in_summaries_is_html(notebook: NotebookNode, kind: str) -> list[str]:
-    """Markdown does not reach into <summary>: backticks there would be shown as they are."""
+    """No <summary> contains backticks, because Markdown is not rendered inside <summary>."""
     return [
         f"{_named(number, cell)} has backticks in a <summary>: write <code>"
         for number, cell in enumerate(notebook.cells, 1)
@@ -113,7 +117,7 @@ def code_in_summaries_is_html(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def graded_cells_are_checked(notebook: NotebookNode, kind: str) -> list[str]:
-    """Every function that is graded has a cell `check("NN.stage")` after it."""
+    """Every graded function has a cell with `check("NN.stage")` after it."""
     problems, sources = [], [cell.source for cell in notebook.cells]
     for number, cell in _code(notebook):
         grade = cell.metadata.get("grade")
@@ -123,14 +127,14 @@ def graded_cells_are_checked(notebook: NotebookNode, kind: str) -> list[str]:
 
 
 def check_and_hint_are_imported(notebook: NotebookNode, kind: str) -> list[str]:
-    """Every call that an exercise tells its reader to make works: its first cell imports `check` and `hint`."""
+    """Every exercise imports `check` and `hint`, because it tells its reader to call them."""
     imported = {name for _, cell in _code(notebook) for name in _imported(cell.source)}
     missing = [name for name in ("check", "hint") if name not in imported]
     return [f"does not import {' and '.join(missing)}"] if kind == "exercise" and missing else []
 
 
 def running_spends_no_hint(notebook: NotebookNode, kind: str) -> list[str]:
-    """No cell calls hint(): a learner who runs all cells would see every hint."""
+    """No cell calls hint(), because a learner who runs all cells would then see every hint."""
     return [
         f"{_named(number, cell)} calls hint()"
         for number, cell in _code(notebook)
@@ -167,7 +171,7 @@ def _imports(source: str) -> bool:
 
 
 def _parsed(source: str) -> ast.Module:
-    """Return a cell's code; nothing if it has a magic, at which `no_installs` looks."""
+    """Return a cell's syntax tree, or an empty one if the cell contains a magic (see `no_installs`)."""
     try:
         return ast.parse(source)
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""From a py:percent source to a notebook without outputs: ids, skeletons, metadata, hashes."""
+"""From a py:percent source to a notebook without outputs: ids, skeletons, metadata and hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab_course.builder.lint import LONGEST_LINE
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 SOLUTION_ONLY = "solution-only"
-"""Cells with this tag stand in the solution and not in the skeleton."""
+"""Cells with this tag are in the solution but not in the skeleton."""
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
@@ -30,7 +30,7 @@ _CHECK = re.compile(r"""^check\(["'](?P<stage>\d\d\.\w+)["']\)$""", re.MULTILINE
 
 @dataclass(frozen=True)
 class Target:
-    """One notebook to build: `kind` is "lesson", "exercise" (the skeleton) or "solution"."""
+    """One notebook to build; `kind` is "lesson", "exercise" (the skeleton) or "solution"."""
 
     kind: str
     slug: str
@@ -39,15 +39,15 @@ class Target:
 
     @property
     def executed(self) -> bool:
-        """Whether the notebook carries outputs."""
+        """Whether the notebook is executed and contains outputs."""
         return self.kind != "exercise"
 
 
 def targets(root: Path, names: tuple[str, ...] = ()) -> list[Target]:
-    """Return what there is to build under `root`, in order of the sources' names.
+    """Return the notebooks to build under `root`, lessons first, sorted by source name.
 
-    `names` limits it: "05" or "05_emulated_ring" takes the lesson and the exercise,
-    "exercises/05", "solutions/05" or "notebooks/05" one of them.
+    `names` selects some of them: "05" or "05_emulated_ring" selects the lesson, the exercise and its
+    solution; "exercises/05", "solutions/05" or "notebooks/05" selects one notebook.
     """
     found = []
     course = root / "ringlab_course"
@@ -65,7 +65,7 @@ def targets(root: Path, names: tuple[str, ...] = ()) -> list[Target]:
 
 
 def prepare(target: Target, root: Path) -> NotebookNode:
-    """Return the notebook of `target` without outputs, complete in everything else."""
+    """Return the complete notebook of `target`, except for its outputs."""
     notebook = read_percent(target.source)
     if target.kind == "exercise":
         notebook.cells = [
@@ -89,7 +89,7 @@ def prepare(target: Target, root: Path) -> NotebookNode:
 
 
 def read_percent(source: Path) -> NotebookNode:
-    """Return the notebook that a jupytext py:percent file stands for, as nbformat 4.5."""
+    """Return the notebook that a jupytext py:percent file describes, as nbformat 4.5."""
     import jupytext
 
     read = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
@@ -103,16 +103,17 @@ def read_percent(source: Path) -> NotebookNode:
 
 
 def skeleton(source: str, grade: str = "", where: str = "this source") -> str:
-    """Return a cell's source with every solution region replaced by a raise that says what to write.
+    """Return a cell's source with every solution region replaced by a `raise` that says what to write.
 
-    Raises: CourseError for a region that is not closed, not inside a function, or says nothing.
+    Raises: CourseError for a region that is not closed, is outside of a function, or does not say what to
+    write.
     """
     lines: list[str] = []
     inside = False
     for line in source.splitlines():
         begin = _BEGIN.match(line)
         if (begin and inside) or (_END.match(line) and not inside):
-            raise CourseError("BEGIN SOLUTION and END SOLUTION in turn", f"{line.strip()!r} in {where}")
+            raise CourseError("BEGIN SOLUTION and END SOLUTION alternately", f"{line.strip()!r} in {where}")
         if begin:
             if not begin["indent"] or not begin["task"]:
                 raise CourseError(
@@ -138,7 +139,7 @@ def _stub(indent: str, task: str) -> list[str]:
 
 
 def cells_hash(notebook: NotebookNode) -> str:
-    """Return a hash of what stands in the cells, outputs left out: it changes when somebody edits them."""
+    """Return a hash of the cells' types and sources, which changes when somebody edits a cell."""
     return _hash("\0".join(f"{cell.cell_type}\n{cell.source}" for cell in notebook.cells))
 
 
@@ -151,7 +152,7 @@ def outputs_hash(notebook: NotebookNode) -> str:
 
 
 def is_edited(notebook: NotebookNode) -> bool:
-    """Return whether the cells differ from those that were built (also where nothing tells)."""
+    """Return whether the cells differ from those that were built; True also if no hash is recorded."""
     return notebook.metadata.get("ringlab", {}).get("cells") != cells_hash(notebook)
 
 
@@ -165,7 +166,7 @@ def _matches(target: Target, name: str) -> bool:
 
 
 def _set_ids(notebook: NotebookNode) -> None:
-    """Give every cell an id made from its grade id or its content; equal ones get a counter."""
+    """Give every cell an id made from its grade id or its content, with a counter for equal ids."""
     seen: dict[str, int] = {}
     for cell in notebook.cells:
         grade = cell.metadata.get("grade")
@@ -175,7 +176,10 @@ def _set_ids(notebook: NotebookNode) -> None:
 
 
 def _hide_answers(notebook: NotebookNode) -> None:
-    """Have JupyterLab fold the recorded outputs from below each prediction to its comparison until their cells are run."""
+    """Hide the recorded outputs between each prediction and its comparison.
+
+    JupyterLab shows them once the cells are run.
+    """
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     asked = {found["key"]: n for n, cell in enumerate(code) for found in _PREDICT.finditer(cell.source)}
     for number, cell in enumerate(code):
@@ -185,7 +189,7 @@ def _hide_answers(notebook: NotebookNode) -> None:
 
 
 def _add_nbgrader(notebook: NotebookNode, exercise_id: str) -> None:
-    """Mark graded functions as nbgrader's solution cells and their `check(...)` as its graded ones."""
+    """Mark graded functions as nbgrader's solution cells, and their `check(...)` as its graded cells."""
     stages = load_exercise(exercise_id).stages if exercise_id in exercise_ids() else ()
     points = {stage.id: stage.points for stage in stages}
     for cell in notebook.cells:

@@ -1,11 +1,11 @@
-"""The couriers of a backward ring as a picture: ranks down, steps across, and what each sum holds by then.
+"""The couriers of a backward ring as a picture: ranks down, steps across, and the terms in each sum.
 
-Everything is read off the messages of a real run on probes. Colour and
-place show the contributor; the number says whose block was added. With v = 0 and out = 0 the gradient of v is Pᵀ·dO;
-with lse = 0 a weight is e^score, and k is such that it is 16^o for the keys of rank o. The dO of rank r is
-one in column r and in its last row alone. So column r of a dV holds, in digits to the base 16, how often
-rank r added something of each rank's block to it. No closed form of the ring appears here: a wrong ring
-makes a wrong picture.
+Everything is read from the messages of a real run with special inputs, called probes. In the picture, colour
+and place show which rank added a term, and the number shows whose block the term belongs to.
+With v = 0 and out = 0, the gradient of v is Pᵀ·dO. With lse = 0, a weight is e^score, and k is chosen so that
+this is 16^o for the keys of rank o. The dO of rank r is one only in column r of its last row. So the digits
+of column r of a dV, to the base 16, count how often rank r added a term of each rank's block. No closed form
+of the ring is used, so a wrong ring makes a wrong picture.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from ringlab.layout import Layout
 
 BASE = 16
 BLOCKS, COURIERS = "kv", "dkv"
-"""How the tags of messages begin that carry K/V, and dK/dV."""
+"""The prefixes of the tags of messages that carry K/V, and dK/dV."""
 Program = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One step: the owner of the K/V on every rank, the sums that it sends, and to whom.
+    """One step: for every rank the owner of its K/V, the sum that it sends, and the rank that receives it.
 
-    sums: [rank][contributor, owner], int64, how often the contributor added of the owner's block. The
-    last frame holds what the ranks returned, and nothing is sent.
+    sums: [rank][contributor, owner], int64, how often the contributor added a term of the owner's block. The
+    last frame contains the sums that the ranks returned, and nothing is sent.
     """
 
     step: int
@@ -72,11 +72,11 @@ class Frame:
 
     @property
     def home(self) -> bool:
-        """Whether this is what the ranks returned."""
+        """Whether this frame shows the sums that the ranks returned."""
         return all(rank is None for rank in self.held)
 
     def describe(self) -> str:
-        """The frame in words, one sentence per rank."""
+        """Return the frame in words, one sentence per rank."""
         lines = [f"{'At the end' if self.home else f'Step {self.step}'}: what stands in each rank's box."]
         for rank, sums in enumerate(self.sums):
             what = "no gradient" if sums is None else _inside(sums)
@@ -91,9 +91,10 @@ class Frame:
 def follow(program: Program, layout: Layout) -> list[Frame]:
     """Return the frames of `program(ring, dout, q, k, v, out, lse)`, which returns (dq, dk, dv) of a rank.
 
-    Its scores are q·k/√D, with D of the q that it is given; another scale shows as wrong counts. Its messages have
-    tags that begin with "kv" and "dkv", and carry k, v and dk, dv.
-    Raises: CommError for more than 6 ranks, whose digits float32 does not hold, and without a token on every rank.
+    The program must compute scores as q·k/√D, where D is that of its q; another scale shows as wrong counts.
+    The tags of its messages must begin with "kv" and "dkv", and the messages carry k, v and dk, dv.
+    Raises: CommError for more than 6 ranks, because float32 has too few digits for them, and for a rank
+    without tokens.
     """
     P = layout.P
     if P > 6 or not all(layout.lengths):
@@ -112,7 +113,7 @@ def follow(program: Program, layout: Layout) -> list[Frame]:
 
 
 def _probe(layout: Layout, rank: int) -> tuple[Tensor, ...]:
-    """dout, q, k, v, out and lse of a rank; head dim P."""
+    """Return dout, q, k, v, out and lse of a rank, with head dim P."""
     L, P = layout.length(rank), layout.P
     zeros = torch.zeros(1, 1, L, P)
     q, k, dout = zeros.clone(), zeros.clone(), zeros.clone()
@@ -129,7 +130,7 @@ class _Sent:
 
 
 class _Watching(Wrapper):
-    """`comm`, with a copy of everything that is sent."""
+    """A wrapper of `comm` that keeps a copy of everything that is sent."""
 
     def __init__(self, comm: Comm, log: list[_Sent]) -> None:
         super().__init__(comm)
@@ -161,7 +162,7 @@ def _frame(logs: list[list[_Sent]], step: int) -> Frame:
 
 
 def _held(logs: list[list[_Sent]], rank: int, step: int) -> int | None:
-    """Whose K/V are on `rank`: read off what it sends, or off what it was sent last."""
+    """Return the owner of the K/V on `rank`, as read from what it sends or has received last."""
     sent = _nth(logs[rank], BLOCKS, step)
     if sent is None and step:
         arrived = [found for log in logs if (found := _nth(log, BLOCKS, step - 1)) and found.to == rank]
@@ -177,14 +178,14 @@ def _nth(log: list[_Sent], begins: str, number: int) -> _Sent | None:
 
 
 def _counts(dv: Tensor) -> np.ndarray:
-    """The digits of each column: [contributor, owner]."""
+    """Return the digits of each column as counts [contributor, owner]."""
     P = dv.shape[-1]
     values = np.rint(dv[0, 0].amax(dim=0).double().numpy()).astype(np.int64)
     return np.array([[value // BASE**owner % BASE for owner in range(P)] for value in values])
 
 
 def _inside(sums: np.ndarray) -> str:
-    """What a courier holds, in words."""
+    """Return the contents of a courier in words."""
     by_owner = {
         owner: [str(rank) for rank in range(len(sums)) if sums[rank, owner]] for owner in range(len(sums))
     }
@@ -193,13 +194,13 @@ def _inside(sums: np.ndarray) -> str:
 
 
 DARK = {BLUE, RED, GREEN}
-"""Fills on which white text reads better."""
+"""Fills on which white text is easier to read."""
 WIDTH, HEIGHT = 0.66, 0.34
-"""Of a courier's box, where columns and rows are 1 apart."""
+"""Width and height of a courier's box, where columns and rows are 1 apart."""
 
 
 def figure(frames: Sequence[Frame], title: str = "", upto: int | None = None) -> Figure:
-    """Return the whole run; `upto` leaves later frames pale."""
+    """Return a figure of the whole run; frames after `upto` are drawn pale."""
     P = len(frames[0].held)
     with styled():
         drawn = new_figure((1.45 * len(frames) + 0.7, 0.86 * P + 0.9))
@@ -222,17 +223,17 @@ def pictures(frames: Sequence[Frame], title: str = "") -> list[str]:
 
 
 def play(frames: Sequence[Frame], title: str = "") -> None:
-    """Show the steps with Play and a slider."""
+    """Show the steps in a player with a Play button and a slider."""
     still = f"steps 0 to {len(frames) - 1}: run this cell to play them; below, they are side by side"
     play_steps(lambda: pictures(frames, title), "step", {"text/plain": still})
 
 
 ROWS = ("computes, waits", "K/V", "courier")
-"""The rows of `lanes`: what the rank does, and what is under way from it meanwhile."""
+"""The rows of `lanes`: the rank's computations, and the K/V and couriers that it has sent."""
 
 
 def lanes(traces: Mapping[str, Trace], rank: int = 0) -> Figure:
-    """Return one rank's timeline in each run: its computations, and below them its K/V and its couriers on their way."""
+    """Return one rank's timeline in each run: computations, and below them K/V and couriers in transit."""
     charts = {name: chart(trace) for name, trace in traces.items()}
     with styled():
         drawn = new_figure((8.0, 1.35 * len(charts) + 1.3))
@@ -275,14 +276,14 @@ def describe_lanes(traces: Mapping[str, Trace], rank: int = 0) -> str:
 
 
 def _of_rank(one: Chart, rank: int) -> list[tuple[int, Bar]]:
-    """The bars of a rank, each with its row in `ROWS`."""
+    """Return the bars of a rank, each with its row in `ROWS`."""
     own = [bar for bar in one.bars if bar.rank == rank and bar.end > bar.start]
     travels = {bar: bar.kind in ("transit", "still") for bar in own}
     return [(0 if not travels[bar] else 2 if bar.label.startswith(COURIERS) else 1, bar) for bar in own]
 
 
 def astray(frame: Frame, rank: int) -> bool:
-    """Return whether the sum on `rank` is wrong: it mixes blocks, counts one twice, or ends on another rank."""
+    """Return whether the sum on `rank` is wrong: it mixes blocks, counts one twice, or is on a wrong rank."""
     sums = frame.sums[rank]
     if sums is None:
         return frame.home
@@ -311,7 +312,7 @@ def _draw_column(ax: Axes, place: int, frame: Frame, pale: bool, current: bool) 
 
 
 def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, current: bool) -> None:
-    """Draw a box with a place for each contributor, which names the owner of the block whose gradient it added."""
+    """Draw a box with a place for each contributor; numbers name the blocks whose gradients it added."""
     sums, wrong = frame.sums[rank], astray(frame, rank)
     assert sums is not None
     P = len(sums)
@@ -347,7 +348,7 @@ def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, c
 
 
 def _draw_hop(ax: Axes, place: int, rank: int, frame: Frame, alpha: float) -> None:
-    """An arrow to the next column; one that goes round the end leaves and enters at the edges."""
+    """Draw an arrow to the next column; an arrow between the first and last rank crosses the edges."""
     to, P = frame.to[rank], len(frame.held)
     assert to is not None
     step = 1 if to == (rank + 1) % P else -1

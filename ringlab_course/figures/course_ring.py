@@ -1,6 +1,6 @@
-"""The whole course as one ring: the lessons in a circle, with arrows from each to those that need it.
+"""The whole course as a ring: the lessons in a circle, with arrows from each lesson to those that need it.
 
-And the first ring that the course runs: which note each rank holds after each shift.
+A second picture shows the first ring that the course runs: the note that each rank holds after each shift.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DARK = {BLUE, GREEN}
 
 
 def course_ring(selected: str = "05") -> None:
-    """Display the ring of lessons around the lesson `selected`, with a slider where somebody can move it."""
+    """Display the ring of lessons around the lesson `selected`, with a slider in a live notebook."""
     if is_live():
         _show_player(selected)
     else:
@@ -46,7 +46,7 @@ def course_ring(selected: str = "05") -> None:
 
 
 def draw_course(selected: str = "05") -> Figure:
-    """Return the ring with `selected` and the lessons it needs, directly or not, and those that need it next."""
+    """Return the ring with `selected`, all lessons that it needs, and those that need it directly."""
     needed = all_needs(selected)
     with styled():
         figure = new_figure((8.4, 6.6))
@@ -67,7 +67,7 @@ def draw_course(selected: str = "05") -> Figure:
 
 
 def describe_lesson(selected: str) -> str:
-    """Return in words what the picture says about one lesson."""
+    """Return in words what the picture shows about one lesson."""
     item, needed = lesson(selected), all_needs(selected)
     before = f"needs {', '.join(needed)}" if needed else "needs no other lesson"
     return (
@@ -77,7 +77,7 @@ def describe_lesson(selected: str) -> str:
 
 
 def all_needs(lesson_id: str) -> tuple[str, ...]:
-    """Return every lesson that must come before this one, in order."""
+    """Return every lesson that must come before this one, directly or indirectly, in order."""
     found: set[str] = set()
     waiting = list(lesson(lesson_id).needs)
     while waiting:
@@ -110,7 +110,7 @@ def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
 
 
 def _short(title: str) -> str:
-    """Return what comes before a title's list or subtitle, in lines of at most 20 characters."""
+    """Return a title without its list or subtitle, in lines of at most 20 characters."""
     return textwrap.fill(title.partition(",")[0].partition(":")[0], 20)
 
 
@@ -134,7 +134,7 @@ def _legend(axes: Axes, selected: str) -> None:
 
 
 def _show_player(selected: str) -> None:
-    """A slider over the lessons; the picture and its words follow it."""
+    """Show a slider over the lessons, with the picture of the chosen lesson and its words."""
     ipywidgets = import_widgets()
     from IPython.display import display
 
@@ -154,12 +154,12 @@ CELL = (1.0, 0.66)
 
 
 def note_grid(known: Sequence[Sequence[int]]) -> None:
-    """Display which note each rank holds after each shift: `known[rank][step]`, as gathered on a ring."""
+    """Display the note that each rank holds after each shift: `known[rank][step]`, gathered on a ring."""
     show(draw_notes(known), alt=describe_notes(known))
 
 
 def draw_notes(known: Sequence[Sequence[int]]) -> Figure:
-    """Return a grid, ranks down and shifts across, and the way of the last rank's note through it."""
+    """Return a grid of ranks (down) and shifts (across), with the path of the last rank's note marked."""
     P, (width, height) = len(known), CELL
     with styled():
         figure = new_figure((8.4, 0.9 + 0.75 * P))
@@ -194,7 +194,7 @@ def draw_notes(known: Sequence[Sequence[int]]) -> Figure:
 
 
 def describe_notes(known: Sequence[Sequence[int]]) -> str:
-    """Return in words which note, and from which rank, each rank holds after each shift."""
+    """Return in words the note that each rank holds after each shift, and the rank where it began."""
     lines = ["Grid of ranks and shifts: the note that each rank holds, and where it began."]
     for rank, row in enumerate(known):
         held = ", ".join(f"{note} from rank {_origin(known, note)}" for note in row)

@@ -1,6 +1,7 @@
-"""The decision map: tokens per rank across, link bandwidth up; which schedule exposes least there.
+"""The decision map: the schedule that exposes least communication, by tokens per rank and bandwidth.
 
-The rules are in `ringlab_course.figures.decision_rules`; the heavy line is where the ring's hops begin to hide
+Tokens per rank go across and link bandwidth goes up. The rules are in
+`ringlab_course.figures.decision_rules`. The heavy line is where the ring's hops begin to be hidden
 (`ringlab.cost.traffic.least_tokens_hidden`). Bytes per second count one direction.
 """
 
@@ -75,11 +76,11 @@ WORDS = {
 
 
 ALPHA = 0.6
-"""How opaque the colours are, in the map and its legend."""
+"""The opacity of the colours in the map and its legend."""
 Points = Mapping[str, tuple[int, float]]
-"""Places to mark by name: tokens per rank, and bytes per second one way."""
+"""Named points to mark: tokens per rank, and bytes per second in one direction."""
 AXES = (5.0, 3.5)
-"""About how wide and high the map is, in inches."""
+"""The approximate width and height of the map, in inches."""
 
 
 def figure(
@@ -93,10 +94,11 @@ def figure(
 ) -> Figure:
     """Return the map for P ranks of `machine`, which compute at the rate that its attention kernels reach.
 
-    The map takes the machine's inner link's latency and its whole memory for one layer's attention by
-    default. With `hybrids`, rings of Ulysses rows are weighed, too. `points` are marked by their names, and then only
-    links of the map's latency are.
-    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
+    By default, the latency is that of the machine's inner link, and one layer's attention may use the
+    machine's whole memory. With `hybrids`, rings of Ulysses rows are compared as well. If `points` are given,
+    they are marked with their names, and only links with the map's latency are drawn.
+    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype in which the machine cannot
+    compute.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     own = machine if isinstance(machine, Hardware) else hardware(machine)
@@ -113,7 +115,7 @@ def figure(
 
 
 def draw_regions(ax: Axes, asked: Question) -> list[int]:
-    """Draw which schedule is best where, the threshold, and what fits; return the schedules that appear."""
+    """Draw the region of each schedule and the threshold; return the schedules that appear."""
     tokens, rates, best = grid(asked)
     there = [kind for kind in LOOKS if (best == kind).any()]
     for kind in there:
@@ -146,7 +148,7 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
 
 
 def rows(asked: Question) -> np.ndarray:
-    """Return the ranks in a row, U, of the best hybrid at each point of the grid; 0 where no hybrid is the best."""
+    """Return the row length U of the best hybrid at each point of the grid, or 0 if no hybrid is best."""
     tokens, rates, best = grid(asked)
     hybrids = [it for it in ways(asked.sizes, asked.P) if it.schedule == "hybrid"]
     found = np.zeros_like(best)
@@ -158,7 +160,7 @@ def rows(asked: Question) -> np.ndarray:
 
 
 def _draw_rows(ax: Axes, asked: Question) -> None:
-    """Write the best U into the hybrids' region, and part its values by thin lines."""
+    """Write the best U into the hybrids' region, and separate its values by thin lines."""
     tokens, rates, _ = grid(asked)
     there = rows(asked)
     degrees, counts = np.unique(there[there > 0], return_counts=True)
@@ -184,12 +186,12 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
 
 
 def draw_links(ax: Axes, own: list[Machine]) -> None:
-    """Draw a diamond where the ring begins to hide on each link of the machine that the colours hold for."""
+    """Draw a diamond on each link in `own` where the ring's hops begin to be hidden."""
     for it, face in zip(own, (INK, PAPER), strict=False):
         ax.plot(it.threshold, it.bytes_per_s, "D", color=face, markeredgecolor=INK, zorder=5, gid=it.name)
         inside = TOKENS[0] <= it.threshold <= TOKENS[1] and BANDWIDTH[0] <= it.bytes_per_s <= BANDWIDTH[1]
         if inside:
-            left = it.threshold < TOKENS[1] / 32  # room for its name to the right
+            left = it.threshold < TOKENS[1] / 32  # the name fits to the right
             at: Any = {"xytext": (9 if left else -9, 0), "ha": "left" if left else "right", "va": "center"}
             plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
             place = it.threshold, it.bytes_per_s
@@ -197,7 +199,7 @@ def draw_links(ax: Axes, own: list[Machine]) -> None:
 
 
 def _draw_points(ax: Axes, points: Points) -> None:
-    """Mark each point by a dot and its name."""
+    """Mark each point with a dot and its name."""
     plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
     for name, place in points.items():
         ax.plot(*place, "o", color=RED, markeredgecolor=PAPER, markersize=8, zorder=7)
@@ -241,7 +243,7 @@ def describe(
 
 
 def player(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None, **options: Any) -> Any:
-    """Return a widget: machine, ranks, heads, head dim, dtype and mask; the words stand below the map.
+    """Return a widget with controls for machine, ranks, heads, head dim, dtype and mask, and words below.
 
     `sizes` gives the heads, K/V heads and head dim at the start; `options` are those of `figure`.
     """
@@ -287,7 +289,7 @@ def player(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None,
 
 
 def play(machine: str = "h100", P: int = 8, *, sizes: Attention | None = None, **options: Any) -> None:
-    """Show the player to a person; where nobody is there to move a slider, the map at the same values.
+    """Show the player if a person can use it, otherwise the map at the same values.
 
     `options` are those of `figure`: its latency, memory, hybrids and points.
     """
@@ -315,13 +317,13 @@ def _memory(asked: Question) -> str:
 
 
 def _room(asked: Question) -> list[str]:
-    """How many tokens per rank fit at most, by schedule."""
+    """Return the most tokens per rank that fit into memory, by schedule."""
     names = {RING: "ring", ULYSSES: "Ulysses", HYBRID: "hybrid", ALLGATHER: "all-gather"}
     return [f"{names[kind]} {_decimal(asked.most_tokens[kind])}" for kind in asked.choices]
 
 
 def _decimal(count: int) -> str:
-    """Return a number of tokens to three digits; powers of ten, as in the rows of the machines."""
+    """Return a number of tokens to three digits, with decimal units like the machines' rows."""
     return f"{count / 1e6:.3g} million" if count >= 1e6 else f"{float(f'{count:.3g}'):,.0f}"
 
 
@@ -339,7 +341,7 @@ def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> N
 
 
 def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine], *, with_room: bool) -> None:
-    """Write to the right of the map what its colours, line and diamonds mean, and `with_room` how much fits."""
+    """Explain the map's colours, line and diamonds to its right; `with_room` adds how many tokens fit."""
     from matplotlib.lines import Line2D
 
     handles: list[Any] = []

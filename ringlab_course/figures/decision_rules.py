@@ -1,7 +1,7 @@
-"""Which schedule leaves least communication exposed, over tokens per rank and bandwidth.
+"""The schedule that leaves least communication exposed, by tokens per rank and bandwidth.
 
-Everything is weighed by the cost room, `ringlab.cost.choose`. Forward of one attention layer, links all
-alike, balanced layouts; bytes per second count one direction.
+The seconds come from the cost model, `ringlab.cost.choose`: forward of one attention layer, with equal links
+and balanced layouts. Bytes per second count one direction.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ringlab_course.figures.papers import short
 HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
 KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
 TOKENS, BANDWIDTH = (2**5, 2**23), (1e8, 2e12)
-"""The axes: tokens per rank, and bytes per second one way."""
+"""The ranges of the axes: tokens per rank, and bytes per second in one direction."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A layer of attention on P ranks, each of F FLOP/s, with `memory_bytes` free for it, any bandwidth.
+    """A layer of attention on P ranks, each with F FLOP/s and `memory_bytes` free, at any bandwidth.
 
-    hybrids: whether rings of rows that share heads are weighed too, each number of ranks in a row.
+    hybrids: whether rings of Ulysses rows are compared as well, with every possible row length.
     """
 
     sizes: Attention
@@ -40,7 +40,7 @@ class Question:
 
     @property
     def ulysses_refusal(self) -> str:
-        """Return why Ulysses cannot share the heads out among P ranks; empty if it can."""
+        """Why Ulysses cannot divide the heads among P ranks, or "" if it can."""
         try:
             shared_heads(self.sizes, self.P)
         except CostError as error:
@@ -48,22 +48,28 @@ class Question:
         return ""
 
     def threshold(self, B: float) -> float:
-        """Return the tokens per rank from which the ring's hops hide."""
+        """Return the tokens per rank from which the ring's hops are hidden, at B bytes/s."""
         return least_tokens_hidden(self.F, B, self.sizes, latency_s=self.latency_s)
 
     def exposed(self, kind: int, c: int, B: float) -> float:
-        """Return the seconds of communication that a schedule exposes; a hybrid's in the best rows that fit."""
+        """Return the seconds of communication that a schedule exposes.
+
+        A hybrid uses its best rows that fit.
+        """
         found = self._ways[RING if kind == HIDDEN else kind]
         fitting = [it for it in found if it.held_bytes * c <= self.memory_bytes]
         return min(it.exposed_s(c, self.F, B, self.latency_s) for it in fitting or found)
 
     def needs_bytes(self, kind: int, c: int) -> int:
-        """Return the bytes of one layer's attention on a rank; with Ulysses those of its tokens and of its heads."""
+        """Return the bytes of one layer's attention on a rank; a hybrid uses the rows that need least.
+
+        With Ulysses these are the bytes of a rank's tokens and of its heads.
+        """
         return min(it.held_bytes for it in self._ways[RING if kind == HIDDEN else kind]) * c
 
     @cached_property
     def _ways(self) -> dict[int, list[Way]]:
-        """Every way to share the layer out, by schedule."""
+        """Every way to divide the layer among the ranks, by schedule."""
         found: dict[int, list[Way]] = {}
         for it in ways(self.sizes, self.P):
             if self.hybrids or it.schedule != "hybrid":
@@ -72,12 +78,12 @@ class Question:
 
     @cached_property
     def most_tokens(self) -> dict[int, int]:
-        """Return, for each schedule, the most tokens per rank that fit: bytes are proportional to tokens."""
+        """The most tokens per rank that fit into memory, by schedule; bytes are proportional to tokens."""
         return {kind: int(self.memory_bytes // self.needs_bytes(kind, 1)) for kind in self.choices}
 
     @cached_property
     def choices(self) -> tuple[int, ...]:
-        """Return the schedules that the heads allow."""
+        """The schedules that the numbers of heads and ranks allow."""
         return tuple(kind for kind in KINDS.values() if kind in self._ways)
 
     def best(self, c: int, B: float) -> int:
@@ -92,7 +98,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Machine:
-    """A known machine's link, and the tokens per rank from which a ring hides on it."""
+    """A known machine's link, and the tokens per rank from which a ring's hops are hidden on it."""
 
     machine: str
     link: str
@@ -102,7 +108,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """Return both names, "H100, NVLink 4"."""
+        """The names of the machine and the link, such as "H100, NVLink 4"."""
         return f"{self.machine}, {self.link}"
 
 
@@ -114,10 +120,12 @@ def question(
     memory_bytes: float | None = None,
     hybrids: bool = False,
 ) -> Question:
-    """Return the question for ranks of `machine`: the FLOP/s that its attention kernels reach, its inner
-    link's latency, its whole memory.
+    """Return the question for ranks of `machine`.
 
-    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype that it does not compute in.
+    By default it has the FLOP/s that the machine's attention kernels reach, the latency of its inner link,
+    and its whole memory.
+    Raises: CostError for fewer than two ranks, an unknown machine, or a dtype in which the machine cannot
+    compute.
     """
     sizes = sizes or Attention()
     if not isinstance(P, int) or P < 2:

@@ -1,7 +1,8 @@
 """Relative error of ring attention against the number of blocks, by dtype and by what is rounded.
 
-The curves are measured means over SEEDS. Every run is real: attention in P blocks, folded as a ring folds them, with
-one thing rounded or wrong, held against the float64 oracle. One head; q is (rows, D), k and v are (S, D); s = q·k / √D.
+The curves are measured means over SEEDS. Every run computes real attention in P blocks, folded as a ring
+folds them, with one quantity rounded or wrong, and compares it with the float64 oracle. There is one head; q
+is (rows, D), k and v are (S, D), and s = q·k / √D.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 
 RANKS = (1, 2, 4, 8, 16, 32)
 PROBES = ("plain", "large", "sloped")
-"""Inputs: scores of size 1; scores of size `gain`; scores that rise along the keys by 2 · `slope`."""
+"""Kinds of inputs: scores of size 1, of size `gain`, or scores that rise along the keys by 2 · `slope`."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TILE = 32
-"""Keys that a block's own accumulator adds at a time."""
+"""The number of keys that a block adds to its accumulator at a time."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a blockwise attention rounds to `dtype`, beside its inputs and its blocks' outputs, and what it does wrong."""
+    """A blockwise attention: the quantities that it rounds to `dtype`, and its mistakes.
+
+    Its inputs and its blocks' outputs are rounded to `dtype` in any case.
+    """
 
     dtype: torch.dtype = torch.bfloat16
     lse: bool = False
@@ -49,7 +53,7 @@ class Program:
     shuffles: bool = False
 
     def rounded(self, x: Tensor, really: bool) -> Tensor:
-        """Return `x` as `dtype` keeps it, in float32; unchanged if not `really`."""
+        """Return `x` rounded to `dtype`, in float32, or `x` unchanged if not `really`."""
         return x.to(self.dtype).float() if really else x
 
 
@@ -63,7 +67,7 @@ FAULTS = {
     "no rescale": Program(rescales=False),
     "arrival order": Program(shuffles=True),
 }
-"""Named programs in bfloat16, in the words of exercise 10."""
+"""Named programs in bfloat16; the names are those of exercise 10."""
 
 
 def inputs(
@@ -76,7 +80,10 @@ def inputs(
     gain: float = 8.0,
     slope: float = 10.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float32 q (rows, D), k and v (S, D) of one of PROBES. Raises: ValueError for another name."""
+    """Return float32 q (rows, D), k and v (S, D) of one kind of PROBES.
+
+    Raises: ValueError for another kind.
+    """
     if probe not in PROBES:
         raise ValueError(f"one of {', '.join(PROBES)}, not {probe!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -94,7 +101,7 @@ def run(
 ) -> Tensor:
     """Return out (rows, D), float32, of attention in P blocks of keys, folded in order.
 
-    Inputs are taken as they are; `generator` draws the order of a program that shuffles.
+    The inputs are not rounded here. `generator` draws the order of the blocks for a program that shuffles.
     """
     blocks = list(zip(k.float().tensor_split(P), v.float().tensor_split(P), strict=True))
     if program.shuffles:
@@ -111,7 +118,7 @@ def run(
 
 
 def relative_error(x: Tensor, truth: np.ndarray) -> float:
-    """Return ‖x − truth‖ / ‖truth‖ over all entries, and inf where x is not finite."""
+    """Return ‖x − truth‖ / ‖truth‖ over all entries, or inf if x is not finite."""
     got = oracle.float64(x)
     if not np.isfinite(got).all():
         return math.inf
@@ -119,14 +126,17 @@ def relative_error(x: Tensor, truth: np.ndarray) -> float:
 
 
 def truth(q: Tensor, k: Tensor, v: Tensor) -> np.ndarray:
-    """Return the oracle's out (rows, D) for these inputs as they are."""
+    """Return the oracle's out (rows, D) for these inputs, which are not rounded here."""
     return oracle.attention(q[None, None], k[None, None], v[None, None]).out[0, 0]
 
 
 def errors(
     program: Program, probe: str, ranks: Sequence[int] = RANKS, *, seed: int = 0, **sizes: Any
 ) -> list[float]:
-    """Return the relative error in P blocks for every P of `ranks`, on the inputs of `seed`; sizes as in `inputs`."""
+    """Return the relative error of `program` in P blocks, for every P of `ranks`.
+
+    The inputs are those of `seed`; `sizes` as in `inputs`.
+    """
     q, k, v = (x.to(program.dtype) for x in inputs(probe, seed, **sizes))
     right, order = truth(q, k, v), torch.Generator().manual_seed(seed)
     with _one_thread():
@@ -134,9 +144,9 @@ def errors(
 
 
 def curves(fault: str, ranks: Sequence[int] = RANKS, *, seed: int = 0, **sizes: Any) -> dict[str, np.ndarray]:
-    """Return the error curves of a program out of FAULTS: an array over `ranks` for every probe, and "repeat".
+    """Return the error curves of a program of FAULTS: an array over `ranks` for every probe, and "repeat".
 
-    "repeat" is the relative difference of two runs on the same plain inputs. Sizes as in `inputs`.
+    "repeat" is the relative difference of two runs on the same plain inputs. `sizes` as in `inputs`.
     """
     program = FAULTS[fault]
     found = {probe: np.array(errors(program, probe, ranks, seed=seed, **sizes)) for probe in PROBES}
@@ -152,7 +162,10 @@ def curves(fault: str, ranks: Sequence[int] = RANKS, *, seed: int = 0, **sizes: 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Operations this small are not worth sharing out: on a busy machine the threads wait for each other."""
+    """Compute in one thread.
+
+    On a busy machine, several threads of such small operations wait for each other.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -162,13 +175,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def _block(program: Program, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, lse) of these queries over one block of keys."""
+    """Return (out, lse) of these queries over one block of keys."""
     scale = q.shape[-1] ** -0.5
-    if program.q:  # scale and log2(e) folded into q, as kernels do, but rounded
+    if program.q:  # scale and log2(e) are folded into q, as in kernels, but q is rounded afterwards
         scores = program.rounded(q * (scale / math.log(2)), True) @ k.T * math.log(2)
     else:
         scores = q @ k.T * scale
-    if program.fp16_exponentials:  # no maximum taken away
+    if program.fp16_exponentials:  # the maximum is not subtracted
         powers = torch.exp(scores).half().float()
         total = powers.sum(-1)
         return powers @ v / total[:, None], total.log()
@@ -181,7 +194,7 @@ def _block(program: Program, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
 
 
 def _added_up(program: Program, powers: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ powers and powers @ v, TILE keys at a time, rounded after every addition."""
+    """Return Σ powers and powers @ v, added TILE keys at a time and rounded after every addition."""
     total, acc = torch.zeros(len(powers)), torch.zeros(len(powers), v.shape[-1])
     for weights, values in zip(powers.split(TILE, -1), v.split(TILE), strict=True):
         total = program.rounded(total + weights.sum(-1), True)
@@ -190,7 +203,7 @@ def _added_up(program: Program, powers: Tensor, v: Tensor) -> tuple[Tensor, Tens
 
 
 def _never_rescaled(program: Program, q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """A running maximum whose sum is rescaled when it rises, and whose accumulator is forgotten."""
+    """Return out of a program that rescales its sum when the maximum rises, but not its accumulator."""
     maximum, total, acc = torch.full(q.shape[:1], -math.inf), torch.zeros(len(q)), torch.zeros(q.shape)
     for keys, values in blocks:
         out, lse = _block(program, q, keys, values)
@@ -203,11 +216,11 @@ def _never_rescaled(program: Program, q: Tensor, blocks: Sequence[tuple[Tensor, 
 
 SEEDS = (0, 1, 2)
 ROUNDED = ("nothing", "out", "lse")
-"""The parts of the running state that are rounded to the dtype of the inputs."""
+"""The part of the running state that is rounded to the dtype of the inputs."""
 TITLES = {"plain": "plain scores", "large": "large scores", "sloped": "sloped scores"}
 LOOKS = {"lse": (RED, "s"), "out": (ORANGE, "^"), "nothing": (BLUE, "o")}
 RANGES = {"bf16": (5e-4, 6e-2), "fp16": (6e-5, 7e-3)}
-"""The relative errors that a panel shows, by the dtype of its inputs: about two powers of ten for each."""
+"""The range of relative errors that a panel shows, about two powers of ten, by the dtype of its inputs."""
 SHAPES = {
     "sound": (BLUE, "o"),
     "bf16 out": (ORANGE, "^"),
@@ -221,7 +234,7 @@ TOP = 40.0
 
 @dataclass(frozen=True)
 class Panel:
-    """One choice of inputs and dtype: mean relative errors over `ranks` by what of the state is rounded."""
+    """One kind of inputs and one dtype: mean errors over `ranks`, by the rounded part of the state."""
 
     probe: str
     dtype: str
@@ -229,7 +242,7 @@ class Panel:
     errors: Mapping[str, tuple[float, ...]]
 
     def growth(self, rounded: str) -> float:
-        """Return the error in the most blocks over that in the fewest above one."""
+        """Return the error at the most blocks, divided by the error at the fewest blocks above one."""
         first = next(i for i, P in enumerate(self.ranks) if P > 1)
         return self.errors[rounded][-1] / self.errors[rounded][first]
 
@@ -238,7 +251,10 @@ class Panel:
 def panel(
     probe: str, dtype: str = "bf16", ranks: tuple[int, ...] = RANKS, seeds: tuple[int, ...] = SEEDS
 ) -> Panel:
-    """Return the measured errors for these inputs and this dtype. Raises: ValueError, KeyError for other names."""
+    """Return the measured errors for these inputs and this dtype.
+
+    Raises: ValueError for unknown inputs, KeyError for an unknown dtype.
+    """
     programs = {each: Program(DTYPES[dtype], lse=each == "lse", out=each == "out") for each in ROUNDED}
     found = {each: _mean(program, probe, ranks, seeds) for each, program in programs.items()}
     return Panel(probe, dtype, ranks, found)
@@ -250,7 +266,7 @@ def _mean(program: Program, probe: str, ranks: Sequence[int], seeds: Sequence[in
 
 
 def figure(panels: Sequence[Panel]) -> Figure:
-    """Return the panels, of bf16 or fp16, side by side on one logarithmic scale, each curve labelled where it ends."""
+    """Return the panels, of bf16 or fp16, side by side on one logarithmic scale, with named curves."""
     with styled():
         drawing = new_figure((4.3 * len(panels) + 1.1, 4.2))
         axes = drawing.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -269,12 +285,12 @@ def describe(panels: Sequence[Panel]) -> str:
 
 @functools.cache
 def mean_errors(fault: str, probe: str, ranks: tuple[int, ...] = RANKS) -> tuple[float, ...]:
-    """Return the mean relative error over SEEDS of a program out of FAULTS, for every P of `ranks`."""
+    """Return the mean relative error over SEEDS of a program of FAULTS, for every P of `ranks`."""
     return _mean(FAULTS[fault], probe, ranks, SEEDS)
 
 
 def shapes(probe: str, faults: Sequence[str]) -> Figure:
-    """Return the mean error curves of these programs out of FAULTS on one kind of input, each with its name."""
+    """Return the mean error curves of these programs of FAULTS on one kind of inputs, each with its name."""
     with styled():
         drawing = new_figure((6.2, 3.9))
         ax = drawing.subplots()
@@ -296,7 +312,10 @@ def describe_shapes(probe: str, faults: Sequence[str]) -> str:
 
 
 def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Return one small panel for each named program: its error curves by probe, as exercise 10 hands them out."""
+    """Return a small panel for each named program, with its error curves by probe.
+
+    The curves are those that exercise 10 hands out.
+    """
     columns = min(4, max(1, len(found)))
     rows = math.ceil(len(found) / columns)
     with styled():
@@ -334,7 +353,10 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
 
 
 def _in_words(error: float) -> str:
-    """Return an error in words, without digits where it is a few roundings of float32: those differ from machine to machine."""
+    """Return an error in words.
+
+    A few roundings of float32 are called "rounding" without digits, because these differ between machines.
+    """
     return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 
 
@@ -352,7 +374,7 @@ def _draw(ax: Axes, one: Panel) -> None:
 def _draw_named(
     ax: Axes, curve: Sequence[float], ranks: Sequence[int], look: tuple[str, str], name: str, height: float
 ) -> None:
-    """One curve, and right of the panel its name, to which a thin line leads."""
+    """Draw one curve, and its name to the right of the panel, connected by a thin line."""
     ax.plot(ranks, curve, color=look[0], marker=look[1], markersize=6)
     ax.annotate(
         name, (ranks[-1] * 1.05, curve[-1]), (ranks[-1] * 1.3, height), color=look[0], va="center", fontsize=9.5,
@@ -369,14 +391,14 @@ def _label(dtype: str, rounded: str) -> str:
 
 
 def _draw_probe(ax: Axes, ranks: Sequence[int], probe: str, errors: Sequence[float], index: int) -> None:
-    """Draw the errors of one kind of inputs; infinite errors are drawn at the upper edge."""
+    """Draw the errors of one kind of inputs; infinite errors are drawn near the upper edge."""
     colour = (BLUE, RED, GREEN)[index % 3]
     shown = [TOP / 2 if math.isinf(error) else error for error in errors]
     ax.plot(ranks, shown, color=colour, marker=MARKS[index % 3], markersize=4.5, linewidth=1.5, label=probe)
 
 
 def _scale(ax: Axes, ranks: Sequence[int], low: float, high: float, digits: Sequence[int] = ()) -> None:
-    """Scale a panel of errors from `low` to `high`; with `digits`, ticks stand at these of every power of ten."""
+    """Scale a panel of errors from `low` to `high`; `digits` are the ticks in every power of ten."""
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(list(ranks), [str(P) for P in ranks])

@@ -1,4 +1,7 @@
-"""Who holds what in an all-to-all, the four schedules and a step of decode; a hop beside its block."""
+"""The data that each rank holds in an all-to-all, in four schedules and in a step of decode.
+
+Hops beside blocks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 P, TOKENS = 4, 16
-"""Ranks, and heads as many; the tokens of the sequence. Rank 1 is the one that is followed."""
+"""The number of ranks and also of heads, and the number of tokens. Rank 1 is the one that is followed."""
 OWN, TRADED, FIRST, LATER = 1, 2, 3, 4
 LOOKS: dict[int, tuple[str, dict[str, Any]]] = {
     OWN: ("rank 1 computes: its own tokens", {"facecolor": rank_colour(1), "hatch": HATCHES[1]}),
@@ -50,7 +53,10 @@ def holders() -> dict[str, np.ndarray]:
 
 
 def trade() -> Figure:
-    """Return two grids, heads by tokens, in the colour of the rank that holds each piece; one piece is followed."""
+    """Return two grids, heads by tokens, in the colours of the ranks that hold the pieces.
+
+    One piece is framed.
+    """
     with styled():
         figure = new_figure((8.0, 3.0))
         axes = figure.subplots(1, 2, sharey=True)
@@ -69,7 +75,7 @@ def trade() -> Figure:
 
 
 def describe_trade() -> str:
-    """The picture of `trade` in words."""
+    """Return the picture of `trade` in words."""
     return (
         f"{P} heads by {TOKENS} tokens on {P} ranks, before and after an all-to-all. Before it, each rank holds {TOKENS // P} "
         "neighbouring tokens of all heads: four columns, rank 0 to 3. After it, each rank holds all tokens of one head: "
@@ -91,7 +97,10 @@ def _piece(ax: Axes, head: int, stretch: int, rank: int) -> None:
 
 
 def panels() -> dict[str, np.ndarray]:
-    """Return what rank 1 computes and whose keys and values it needs, by schedule: a key of LOOKS or 0, int64 (heads, tokens)."""
+    """Return rank 1's computations, and the K/V that it needs, by schedule: int64 (heads, tokens).
+
+    Each entry is a key of LOOKS, or 0.
+    """
     every, own = range(P), range(4, 8)
     return {
         "ring": _held(every, own, first=range(4), later=range(8, 16)),
@@ -115,7 +124,7 @@ def _held(
 
 
 def schedules() -> Figure:
-    """Return a panel for each schedule: what rank 1 of 4 works on, heads by tokens."""
+    """Return a panel for each schedule that shows what rank 1 of 4 works on, heads by tokens."""
     plain: Any = {"edgecolor": "white", "linewidth": 0}
     with styled():
         figure = new_figure((8.0, 3.5))
@@ -143,7 +152,7 @@ def schedules() -> Figure:
 
 
 def describe_schedules() -> str:
-    """The picture of `schedules` in words."""
+    """Return the picture of `schedules` in words."""
     return (
         "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 tokens in all 4 heads; keys "
         "and values of 4 other tokens come in the first exchange, those of the remaining 8 later. All-gather: the same queries, and the keys "
@@ -155,7 +164,10 @@ def describe_schedules() -> str:
 
 
 def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
-    """Return a pair of bars for each schedule: a hop above the block beside it; `timed` is hops and the two seconds."""
+    """Return a pair of bars for each schedule: the time of a hop above the time of the block beside it.
+
+    timed: by schedule, the number of hops, the seconds of a hop and the seconds of a block.
+    """
     with styled():
         figure = new_figure((8.0, 0.62 * len(timed) + 1.4))
         ax = figure.subplots()
@@ -179,7 +191,7 @@ def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
 
 
 def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
-    """The picture of `steps` in words."""
+    """Return the picture of `steps` in words."""
     each = (
         f"{name}, {counted(hops, 'hop')}: a hop of {hop_s * 1e6:.0f} µs beside a block of {block_s * 1e6:.0f} µs"
         for name, (hops, hop_s, block_s) in timed.items()
@@ -188,13 +200,16 @@ def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
 
 
 FOLLOWED = 1
-"""The rank whose messages are drawn dark in `decode_step`."""
+"""The rank whose messages `decode_step` draws dark."""
 HEADINGS = {0.5: "on all ranks", 2.3: "stays where it is", 4.35: "its part", 7.25: "on all ranks"}
-"""What happens to each column of `decode_step`, by where it stands."""
+"""The headings of the columns of `decode_step`, by their horizontal place."""
 
 
 def decode_step(lengths: Sequence[int]) -> Figure:
-    """Return one step of decode: the query on every rank, `lengths` cached keys on each, parts sent to all, a merge on each."""
+    """Return one step of decode: every rank attends to its cached keys, sends its part to all, and merges.
+
+    lengths: the number of cached keys on each rank.
+    """
     with styled():
         figure = new_figure((8.0, 0.62 * len(lengths) + 1.2))
         ax = figure.subplots()
@@ -220,7 +235,7 @@ def decode_step(lengths: Sequence[int]) -> Figure:
 
 
 def describe_decode_step(lengths: Sequence[int]) -> str:
-    """The picture of `decode_step` in words."""
+    """Return the picture of `decode_step` in words."""
     keys = ", ".join(map(str, lengths))
     return (
         f"One step of decode on {len(lengths)} ranks. Every rank has the query of the new token. It meets the keys and values "

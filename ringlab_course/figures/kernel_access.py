@@ -1,7 +1,8 @@
-"""What each program instance of a kernel reads and writes: memory as a map, drawn from recorded accesses.
+"""The memory that each program instance of a kernel reads and writes, as a map of recorded accesses.
 
-A record is an `Access` of `ringlab_course.checking.accesses`: a program, "load" or "store", the kernel's argument and
-the offsets of the elements. The data (`boxes`, `counts`) needs NumPy only; the pictures are made from it.
+A record is an `Access` of `ringlab_course.checking.accesses`: a program, "load" or "store", the kernel's
+argument, and the offsets of the elements. The data (`boxes`, `counts`) need only NumPy. The pictures are made
+from the data.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 
 Program = tuple[int, int, int]
 Shapes = Mapping[str, tuple[int, int]]
-"""Per kernel argument its rows and columns: how its memory is laid out as a map, in the order of the panels."""
+"""The rows and columns of each kernel argument on the map, in the order of the panels."""
 VERBS = {"load": "reads", "store": "writes"}
 
 
 @dataclass(frozen=True)
 class Box:
-    """The rows and columns that one access touches, both ends within; `turn` counts a program's accesses of a kind
-    to this argument from 1; `masked` lanes touched nothing.
+    """The rows and columns that one access touches; the last ones are included.
+
+    turn: numbers a program's accesses of this kind to this argument, from 1.
+    masked: the number of lanes that touched nothing.
     """
 
     argument: str
@@ -49,7 +52,7 @@ def programs(accesses: Sequence[Access]) -> list[Program]:
 
 
 def boxes(accesses: Sequence[Access], shapes: Shapes, program: Program) -> list[Box]:
-    """Return what one program touches of the arguments in `shapes`, access by access."""
+    """Return the memory that one program touches in the arguments of `shapes`, one box for each access."""
     found: list[Box] = []
     turns: dict[tuple[str, str], int] = {}
     for access in accesses:
@@ -64,7 +67,7 @@ def boxes(accesses: Sequence[Access], shapes: Shapes, program: Program) -> list[
 
 
 def counts(accesses: Sequence[Access], argument: str, kind: str, shape: tuple[int, int]) -> np.ndarray:
-    """Return how often each element of an argument is read ("load") or written ("store"), by all programs."""
+    """Return how often all programs read ("load") or write ("store") each element of an argument."""
     times = np.zeros(shape[0] * shape[1], np.int64)
     for access in accesses:
         if access.argument == argument and access.kind == kind:
@@ -73,12 +76,12 @@ def counts(accesses: Sequence[Access], argument: str, kind: str, shape: tuple[in
 
 
 def label(argument: str) -> str:
-    """Return an argument's name as a person says it: k_ptr is K."""
+    """Return an argument's name as people say it: k_ptr becomes K."""
     return argument.removesuffix("_ptr").upper()
 
 
 def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) -> Figure:
-    """Return the map of memory with what one program touches; grey is what only others touch."""
+    """Return a map of the memory that one program touches; memory that only others touch is grey."""
     mine = boxes(accesses, shapes, program)
     others = {
         argument: counts(accesses, argument, "load", shape) + counts(accesses, argument, "store", shape)
@@ -103,10 +106,12 @@ def one_program(accesses: Sequence[Access], shapes: Shapes, program: Program) ->
 
 
 def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> Figure:
-    """Return one panel per argument: a line for each program, a box for each access; `name` is the kernel's.
+    """Return a panel for each argument, with a line for each program and a box for each access.
 
-    Where a program touches an argument more than once, numbers count its turns.
-    Dashed are masked lanes after the end of a flat argument, and tiles that other programs read and this one skips.
+    Where a program touches an argument more than once, numbers give the order.
+    Dashed boxes are masked lanes after the end of a flat argument, and tiles that other programs read but
+    this one skips.
+    name: the kernel's name, for the title.
     """
     instances = programs(accesses)
     with styled():
@@ -129,7 +134,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> 
                 for along in _skipped(mine, found.values()):
                     _draw_dashed(ax, line, along)
                     dashed.add("skipped by this program")
-            room = end / 60  # for the last edge, and the tick at the end of a long axis
+            room = end / 60  # room for the last edge, and for the tick at the end of a long axis
             ax.set(xlim=(-0.5, end - 0.5 + room), ylim=(len(instances) - 0.4, -0.6))
             ax.set_title(f"{label(argument)}: {_times(accesses, argument, shape)}", fontsize=10)
             ax.set_xlabel("element" if flat else "row (token)", fontsize=9)
@@ -146,7 +151,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> 
 
 
 def describe(accesses: Sequence[Access], shapes: Shapes, program: Program | None = None) -> str:
-    """Return the picture in words: of one program, or of all."""
+    """Return the picture of one program, or of all, in words."""
     chosen = programs(accesses) if program is None else [program]
     lines = []
     for instance in chosen:
@@ -165,7 +170,7 @@ def describe(accesses: Sequence[Access], shapes: Shapes, program: Program | None
 
 
 def pictures(accesses: Sequence[Access], shapes: Shapes) -> list[str]:
-    """Return the program instances as HTML, a picture each, with its words."""
+    """Return a picture of each program instance as HTML, with its words."""
     return [
         as_html(one_program(accesses, shapes, program), describe(accesses, shapes, program))
         for program in programs(accesses)
@@ -173,7 +178,10 @@ def pictures(accesses: Sequence[Access], shapes: Shapes) -> list[str]:
 
 
 def play(accesses: Sequence[Access], shapes: Shapes, still: str = "") -> None:
-    """Show the program instances with Play and a slider; where they cannot be played, `still`, or the programs in words."""
+    """Show the program instances in a player with a Play button and a slider.
+
+    If they cannot be played, show `still`, or the programs in words.
+    """
     instances = programs(accesses)
     words = still or "\n".join(describe(accesses, shapes, program) for program in instances)
     names = [_named(program) for program in instances]
@@ -218,7 +226,7 @@ def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int], *, numbere
 
 
 def _skipped(mine: Sequence[Box], every: Iterable[Sequence[Box]]) -> list[tuple[int, int]]:
-    """Return the rows of the tiles that a program leaves to others, where programs share an argument at all."""
+    """Return the rows of the tiles that a program leaves to others, if programs share the argument at all."""
     read = [{b.rows for b in found if b.kind == "load"} for found in every]
     shared = len(read) > 1 and any(a & b for a, b in pairwise(read))
     return sorted(set().union(*read) - {b.rows for b in mine}) if shared else []
@@ -230,7 +238,7 @@ def _draw_dashed(ax: Axes, line: int, along: tuple[int, int]) -> None:
 
 
 def _ticks(length: int) -> list[int]:
-    """Return quarters of a length, where most blocks begin and end; every place of a short one."""
+    """Return every place of a short axis, and quarters of a long one, where most blocks begin and end."""
     return list(range(length)) if length <= 12 else [round(length * part / 4) for part in range(5)]
 
 
@@ -245,7 +253,7 @@ _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": PAPER, "edgecolor": "none",
 
 
 def _look(kind: str) -> dict[str, Any]:
-    """Fill and hatch of what is read and of what is written: distinct without colour, too."""
+    """Return fill and hatch for reads or writes, which also differ without colour."""
     looks: dict[str, dict[str, Any]] = {
         "load": {"facecolor": SKY},
         "store": {"facecolor": ORANGE, "hatch": "///"},
@@ -266,13 +274,13 @@ def _legend(figure: Figure, *, others: bool, dashed: str = "", numbered: bool = 
 
 
 def _named(program: Program) -> str:
-    """Return 2 for (2, 0, 0), and (2, 1) for (2, 1, 0)."""
+    """Return a program's name: 2 for (2, 0, 0), and (2, 1) for (2, 1, 0)."""
     used = program[: 3 if program[2] else 2 if program[1] else 1]
     return str(used[0]) if len(used) == 1 else str(used).replace("'", "")
 
 
 def _times(accesses: Sequence[Access], argument: str, shape: tuple[int, int]) -> str:
-    """Return how often the elements of an argument are touched, as in "read 4 times"."""
+    """Return how often the elements of an argument are touched, such as "read 4×"."""
     said = []
     for kind, verb in (("load", "read"), ("store", "written")):
         times = counts(accesses, argument, kind, shape)
@@ -283,7 +291,7 @@ def _times(accesses: Sequence[Access], argument: str, shape: tuple[int, int]) ->
 
 
 def _span(argument: str, touched: Sequence[Box], shapes: Shapes) -> str:
-    """Return "K rows 0 to 63 in 4 turns" for what a program touches of one argument."""
+    """Return the elements of one argument that a program touches, such as "K rows 0 to 63 in 4 turns"."""
     if not touched:
         return ""
     flat = shapes[argument][0] == 1

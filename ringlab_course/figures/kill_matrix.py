@@ -1,6 +1,6 @@
-"""The kill matrix: faults down, checks across, and which check finds which fault; with the evidence for each cell.
+"""The kill matrix: which check (across) finds which fault (down), with the evidence for each cell.
 
-A cell has a sign and a colour: ● found, · held, – does not apply.
+Each cell has a sign and a colour: ● found, · held, – does not apply.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def describe(matrix: KillMatrix) -> str:
 
 
 def evidence(matrix: KillMatrix, name: str, check: str) -> str:
-    """Return one cell in words: what the check asks, and what it saw."""
+    """Return one cell in words: what the check tests, and what it observed."""
     finding, found = matrix.findings[name][check], matrix.finds(name, check)
     return f"{name} × {check}: the check {WORDS[found]}. It asks: {finding.asks}. Seen: {' '.join(finding.evidence.split())[:400]}"
 
 
 def table(matrix: KillMatrix, row: int, column: int) -> str:
-    """Return the matrix as an HTML table with one cell picked out, and that cell's evidence below it."""
+    """Return the matrix as an HTML table with one cell marked, and that cell's evidence below it."""
     head = "".join(_head(check, at == column) for at, check in enumerate(matrix.checks))
     body = []
     for down, name in enumerate(matrix.patients):
@@ -102,7 +102,10 @@ def _cell(found: bool | None, in_row: bool, in_column: bool) -> str:
 
 
 def player(matrix: KillMatrix) -> Any:
-    """Return a widget: two sliders, which arrow keys move, pick a patient and a check; the cell's evidence is shown."""
+    """Return a widget with sliders for a patient and a check, which shows the evidence of their cell.
+
+    The arrow keys move the sliders.
+    """
     ipywidgets = import_widgets()
 
     wide = ipywidgets.Layout(width="30em")
@@ -115,7 +118,7 @@ def player(matrix: KillMatrix) -> Any:
 
 
 def play(matrix: KillMatrix) -> None:
-    """Show the player to a person; where nobody is there to move it, say so and leave it to `figure`."""
+    """Show the player if a person can use it; otherwise print that `figure` shows the matrix below."""
     still = "run this cell to move through the matrix with the arrow keys; the whole of it is below"
     show_player(lambda: player(matrix), lambda: print(still))
 

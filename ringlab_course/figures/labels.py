@@ -1,4 +1,4 @@
-"""Room for words in a picture: places inside the regions of a map, and heights that keep labels apart."""
+"""Places for labels in a picture: inside the regions of a map, or at heights that keep labels apart."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Region = Bool[np.ndarray, "rows columns"]
 
 
 def room_for(text: str, mask: Region, width: float, height: float) -> tuple[int, int] | None:
-    """Return the (column, row) at which `text` lies inside a region, as deep as can be; None where it is too narrow.
+    """Return the (column, row) at which `text` fits inside a region with most space around it, or None.
 
-    width, height: of the map, in inches.
+    width, height: the size of the map in inches.
     """
     rows, columns = mask.shape
     high, wide = round(0.35 / height * rows), round((0.085 * len(text) + 0.2) / width * columns)
-    for grown in range(max(rows, columns), -1, -2):  # how much more room than it needs
+    for grown in range(max(rows, columns), -1, -2):  # the space around the text, from the largest to none
         h, w = high + grown, wide + grown
         if h > rows or w > columns:
             continue
@@ -33,7 +33,10 @@ def room_for(text: str, mask: Region, width: float, height: float) -> tuple[int,
 
 
 def middle(mask: Region) -> tuple[int, int] | None:
-    """Return the (column, row) in the middle of a strip where it is widest over five rows; None where it is too narrow."""
+    """Return the (column, row) in the middle of a strip, where it is widest over five rows.
+
+    Return None if the strip is too narrow everywhere.
+    """
     five = np.array([mask[row : row + 5].all(axis=0) for row in range(len(mask) - 4)])
     wide = five.sum(axis=1)
     if wide.max() < 3:
@@ -44,12 +47,14 @@ def middle(mask: Region) -> tuple[int, int] | None:
 
 
 def apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
-    """Return heights for labels: those of the values, in their order, and at least a factor apart; a crowd is centred on its values."""
+    """Return heights for labels, near their values, in the same order and at least a factor apart.
+
+    Labels that would overlap are spread around the mean of their values.
+    """
     order, room = sorted(range(len(values)), key=lambda i: -values[i]), math.log(factor)
     crowds: list[list[float]] = []
-    for place, i in enumerate(
-        order
-    ):  # without the room, heights only have to fall: neighbours that rise share their mean
+    for place, i in enumerate(order):
+        # Without the room, heights only have to fall. Neighbours that rise are joined, and share their mean.
         crowds.append([math.log(values[i]) + place * room])
         while len(crowds) > 1 and fmean(crowds[-2]) < fmean(crowds[-1]):
             crowds[-2:] = [crowds[-2] + crowds[-1]]

@@ -14,7 +14,7 @@ from ringlab.layout import Layout, dealt
 NAMED: dict[str, Callable[[int, int], Layout]] = {
     name.replace("zigzag", "zig-zag"): make for name, make in layouts.LAYOUTS.items()
 }
-"""The names as they are spelled in pictures."""
+"""The layouts by the names that pictures use."""
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     **NAMED,
     "token fold": lambda S, P: dealt(S, P, chunk=1, folded=True, name="token fold"),
@@ -28,8 +28,9 @@ MOST_TOKENS, MOST_TILES = 8192, 256
 class Tiles:
     """The score matrix of a layout in local order: queries of rank 0, 1, … down, their keys across.
 
-    kinds[i, j] is SKIP, PARTIAL or FULL; sizes[i, j] is the number of scores in the tile, visible[i, j] the number that
-    the mask leaves; owner[i] is the rank of tile row (and column) i, and bounds[i] its first token.
+    kinds[i, j] is SKIP, PARTIAL or FULL.
+    sizes[i, j] is the number of scores in the tile, and visible[i, j] the number of unmasked ones.
+    owner[i] is the rank of tile row (and column) i, and bounds[i] its first token.
     """
 
     layout: Layout
@@ -46,13 +47,13 @@ class Tiles:
 
     @property
     def computed(self) -> np.ndarray:
-        """Return the number of scores that each rank computes, including masked ones in partial tiles: int64 (P,)."""
+        """The number of scores that each rank computes, with masked ones in partial tiles: int64 (P,)."""
         rows = np.where(self.kinds == SKIP, 0, self.sizes).sum(axis=1)
         return np.bincount(self.owner, rows, self.layout.P).astype(np.int64)
 
     @property
     def overhead(self) -> float:
-        """Return the number of computed scores for each visible one."""
+        """The number of computed scores, divided by the number of visible ones."""
         return float(self.computed.sum() / self.visible.sum())
 
 
@@ -61,9 +62,9 @@ def tiles_of(
 ) -> Tiles:
     """Return the tiles of a layout's score matrix, each with its kind under the mask.
 
-    `documents` are the lengths of packed documents: no token sees another document's tokens.
-    Raises: LayoutError for a tile below 1, more than 256 tiles along a side, more than 8,192 tokens,
-    or documents that do not add up to S.
+    documents: the lengths of packed documents; no token sees another document's tokens.
+    Raises: LayoutError for a tile below 1, more than 256 tiles along a side, more than 8,192 tokens, or
+    documents that do not add up to S.
     """
     _check(layout, tile, documents)
     positions = np.concatenate([layout.positions(rank) for rank in range(layout.P)])
@@ -89,7 +90,7 @@ def owners(layout: Layout) -> np.ndarray:
 
 
 def _cuts(layout: Layout, tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the owner and the first token of every tile row; a tile never spans two ranks."""
+    """Return the owner of every tile row, and where tile rows begin and end; no tile spans two ranks."""
     owner, bounds, begin = [], [0], 0
     for rank in range(layout.P):
         length = layout.length(rank)

@@ -1,8 +1,8 @@
 """Layouts side by side: the owner of every token, and the score tiles that remain to be computed.
 
-A tile is `tile` × `tile` scores between tokens that are neighbours in local memory: queries of one
-rank, keys of another. It is skipped only if the mask hides all of it, so how a layout deals the
-tokens decides how many tiles there are to compute, and how many of those are half empty.
+A tile is `tile` × `tile` scores between tokens that are neighbours in local memory: queries of one rank, keys
+of another. It is skipped only if the mask hides all of it. So the layout decides how many tiles have to be
+computed, and how many of those are partly masked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# In the strips above, colours are ranks; so greys show the kind of a tile under the mask.
+# The strips above use colours for ranks, so the kinds of tiles under the mask are greys.
 LOOKS: dict[int, dict[str, Any]] = {
     FULL: {"facecolor": "#AAB4BF", "edgecolor": PAPER},
     PARTIAL: {"facecolor": INK, "edgecolor": PAPER, "hatch": "////"},
@@ -48,7 +48,7 @@ WORDS = {
     SKIP: "skipped, all masked",
 }
 MOST_PIECES = 100
-"""Pieces that a strip shows one by one; more would be thinner than a letter."""
+"""The most pieces that a strip shows separately; more pieces would be thinner than a letter."""
 DARK = {BLUE, RED, GREEN}
 """Rank colours on which white text reads better."""
 
@@ -60,9 +60,9 @@ def figure(
     causal: bool = True,
     documents: Sequence[int] | None = None,
 ) -> Figure:
-    """Return the layouts' tokens as strips, one below the other, and their tiles side by side.
+    """Return a figure with the layouts' tokens as strips, one below the other, and their tiles side by side.
 
-    Raises: LayoutError as `tiles_of` does, and if there is no layout.
+    Raises: LayoutError if there is no layout, and as `tiles_of` does.
     """
     if not layouts:
         raise LayoutError("at least one layout", "none")
@@ -115,7 +115,7 @@ def draw_tokens(
 
 
 def _draw_piece(ax: Axes, rank: int, start: int, stop: int, S: int) -> None:
-    """Draw a piece of the sequence in its rank's colour, with the rank's number where it fits."""
+    """Draw a piece of the sequence in its rank's colour, with the rank's number if it fits."""
     colour = rank_colour(rank)
     ax.barh(0, stop - start, 1, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
     if (stop - start) / S * 6.6 * 72 >= 5.4 * len(str(rank)):
@@ -125,7 +125,7 @@ def _draw_piece(ax: Axes, rank: int, start: int, stop: int, S: int) -> None:
 
 
 def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
-    """Draw the score matrix in local order, tile by tile; heavy lines part the ranks."""
+    """Draw the score matrix in local order, tile by tile; heavy lines separate the ranks."""
     from matplotlib.collections import PatchCollection
 
     bounds, S, P = picture.bounds, picture.layout.S, picture.layout.P
@@ -152,7 +152,8 @@ def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
     lines = ax.annotate(
         _result(picture), (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8.5
     )
-    lines.set_in_layout(False)  # the room above is the title's; its width must not narrow the panel
+    # the space above belongs to the title; the text's width must not narrow the panel
+    lines.set_in_layout(False)
     panel.bare(ax)
 
 
@@ -174,7 +175,7 @@ def describe(
 
 
 def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> Any:
-    """Return a widget with a slider for the tile and one for the ranks; the words are below the picture."""
+    """Return a widget with sliders for the tile and the ranks; the words are below the picture."""
     ipywidgets = import_widgets()
 
     tile = ipywidgets.SelectionSlider(options=list(tiles), value=tiles[len(tiles) // 2], description="tile")
@@ -188,7 +189,10 @@ def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 
 def play(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
-    """Show the player to a person; else record the picture of each tile, and that of the middle one for who cannot play them."""
+    """Show the player if a person can use it, otherwise record the picture of each tile.
+
+    Readers who cannot play the recording see the picture of the middle tile.
+    """
     layouts, tile = [make(S, P) for make in NAMED.values()], tiles[len(tiles) // 2]
     show_player(
         lambda: player(S, P, tiles),
@@ -236,7 +240,7 @@ def _draw_documents(ax: Axes, layout: Layout, documents: Sequence[int] | None, n
 
 
 def _plate() -> dict[str, Any]:
-    """Return the style of text on a plate, over a strip whose pieces are too thin to be distinguished."""
+    """Return the style of text with a background, for a strip whose pieces are too thin to be shown."""
     plate = {"facecolor": PAPER, "edgecolor": QUIET, "boxstyle": "round,pad=0.25", "linewidth": 0.8}
     return {"ha": "center", "va": "center", "fontsize": 8, "color": INK, "bbox": plate}
 

@@ -1,7 +1,8 @@
-"""The load mosaic: how many score elements every rank computes in every step, and which rank is the busiest.
+"""The load mosaic: the score elements that every rank computes in every step, and the busiest ranks.
 
-All numbers are `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles where a tile is given.
-The mosaic adds up the work of the busiest rank of each step: an upper bound of the time of a ring whose hops cost nothing.
+All numbers are those of `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles if a tile is given.
+The mosaic adds up the work of the busiest rank of each step, which is an upper bound of the time of a ring
+whose hops cost nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from dataclasses import dataclass
 from ringlab.cost.flops import layout_work, slowest_per_step
 
 MOST_RANKS = 64
-"""Ranks that can be drawn at all."""
+"""The most ranks in a picture."""
 
 
 @dataclass(frozen=True)
 class Mosaic:
-    """The work of one layout, score elements: work[rank, step] and what an even split would be per rank."""
+    """The work of one layout in score elements: work[rank, step], and each rank's part of an even split."""
 
     layout: Layout
     tile: tuple[int, int] | None
@@ -40,21 +41,21 @@ class Mosaic:
 
     @property
     def slowest(self) -> np.ndarray:
-        """Return the work of the busiest rank of each step: (P,)."""
+        """The work of the busiest rank of each step: (P,)."""
         return slowest_per_step(self.work)
 
     @property
     def totals(self) -> np.ndarray:
-        """Return what each rank computes in all steps: (P,)."""
+        """The work of each rank in all steps: (P,)."""
         return self.work.sum(axis=1)
 
     @property
     def ratio(self) -> float:
-        """Return the sum over steps of the slowest rank's work, over the even split."""
+        """The sum of the busiest ranks' work over all steps, divided by `even`."""
         return float(self.slowest.sum() / self.even) if self.even else 1.0
 
     def by_origin(self) -> np.ndarray:
-        """Return the work by (rank, owner of the keys) in place of (rank, step)."""
+        """Return the work by (rank, owner of the keys) instead of (rank, step)."""
         ranks = np.arange(self.layout.P)
         return self.work[ranks[:, None], (ranks[:, None] - ranks[None, :]) % self.layout.P]
 
@@ -62,7 +63,7 @@ class Mosaic:
 def mosaic(layout: Layout, tile: int | tuple[int, int] | None = None, *, causal: bool = True) -> Mosaic:
     """Return the work of `layout` per rank and step, and the even split of the visible pairs.
 
-    `tile` (an integer, or rows and keys) counts every tile that is not wholly masked as a whole.
+    tile: an integer, or rows and keys; every tile that is not wholly masked counts as a whole.
     Raises: LayoutError above 64 ranks; CostError for a tile below one.
     """
     if layout.P > MOST_RANKS:
@@ -75,7 +76,7 @@ def mosaic(layout: Layout, tile: int | tuple[int, int] | None = None, *, causal:
 def mosaics(
     layouts: Layout | Sequence[Layout], tile: int | tuple[int, int] | None, causal: bool
 ) -> list[Mosaic]:
-    """Return one mosaic for each layout, at least one."""
+    """Return one mosaic for each layout. Raises: LayoutError without a layout."""
     many = [layouts] if isinstance(layouts, Layout) else list(layouts)
     if not many:
         raise LayoutError("at least one layout", "none")
@@ -129,7 +130,7 @@ def _sentence(one: Mosaic) -> str:
 
 By = Literal["step", "origin"]
 MOST_NUMBERED, MOST_OUTLINED = 8, 16
-"""Ranks up to which cells carry numbers, and the busiest ranks outlines."""
+"""The most ranks for which cells contain numbers, and for which the busiest ranks are outlined."""
 SCALES = ((1.0, ""), (1e3, "thousand "), (1e6, "million "), (1e9, "billion "), (1e12, "trillion "))
 
 
@@ -141,11 +142,11 @@ def figure(
     by: By = "step",
     step: int | None = None,
 ) -> Figure:
-    """Return the mosaics of one or several layouts in one scale of colour.
+    """Return the mosaics of one or several layouts with the same scale of colour.
 
-    Up to 8 ranks, cells carry numbers. With by="step" the busiest rank of a step has a red outline if it
-    computes more than others, and the last row is its work; by="origin" has a column for each owner of the
-    keys. `step` shows the steps up to it, and marks it.
+    Up to 8 ranks, cells contain numbers. With by="step", the busiest rank of a step has a red outline if it
+    computes more than others, and the last row is its work. With by="origin", there is a column for each
+    owner of the keys. If `step` is given, later steps are left out, and this step is marked.
     Raises: LayoutError for no layout, too many ranks, another `by`, or a step out of range.
     """
     many = mosaics(layouts, tile, causal)
@@ -164,7 +165,7 @@ def figure(
     scale, prefix = _scale(largest)
     with styled():
         drawn = new_figure((8.0, rows * (cell * (P + 1.05 * numbered) + 0.9) + 0.95))
-        drawn.set_layout_engine("compressed")  # for axes of fixed aspect
+        drawn.set_layout_engine("compressed")  # needed for axes of fixed aspect
         axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         for number, (ax, one) in enumerate(zip(axes, many, strict=False)):
             draw(ax, one, largest, scale, by=by, step=step, names=number % columns == 0)
@@ -176,7 +177,7 @@ def figure(
 
 
 def _heading(many: Sequence[Mosaic], by: By) -> str:
-    """Return what the cells count, and the size of the sequence where all layouts have the same."""
+    """Return the quantity that the cells count, and the size of the sequence if all layouts have the same."""
     count = _unit(many[0]).capitalize()
     cells = "that each rank computes in each step" if by == "step" else "of queries (rows) and keys (columns)"
     sizes = {f"{one.layout.S:,} tokens on {one.layout.P} rank{'s' * (one.layout.P > 1)}" for one in many}
@@ -217,7 +218,7 @@ def draw(
 
 
 def _margins(ax: Axes, totals: np.ndarray, below: np.ndarray, scale: float, P: int) -> None:
-    """Write every rank's total, what each step costs, and in the corner the sum of that."""
+    """Write every rank's total, the cost of each step, and in the corner the sum of all steps."""
     bold: Any = {"fontsize": 8.5, "fontweight": "bold", "ha": "center", "va": "center", "color": INK}
     for place, total in enumerate(totals):
         ax.text(P + 0.75, place + 0.5, _short(total, scale), **bold)
@@ -239,7 +240,7 @@ def pictures(layouts: Sequence[Layout], tile: int | None = None, *, causal: bool
 
 
 def play(layouts: Layout | Sequence[Layout], tile: int | None = None, *, causal: bool = True) -> None:
-    """Show the steps with Play and a slider; the whole mosaics where they cannot be played."""
+    """Show the steps in a player with a Play button and a slider, or else the whole mosaics."""
     many = [layouts] if isinstance(layouts, Layout) else list(layouts)
     show_player(
         lambda: step_player(pictures(many, tile, causal=causal), "step"),
@@ -254,7 +255,7 @@ def play(layouts: Layout | Sequence[Layout], tile: int | None = None, *, causal:
 def _draw_cell(
     ax: Axes, rank: int, column: int, work: float | None, largest: int, scale: float, shades: Any, P: int
 ) -> None:
-    """Draw one cell: darker for more work, hatched for none, empty for a step to come."""
+    """Draw one cell: darker for more work, hatched for no work, empty for a later step."""
     share = (work or 0.0) / largest if largest else 0.0
     look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RULE, "linewidth": 0.8}
     if work == 0:
@@ -270,7 +271,7 @@ def _draw_cell(
 
 
 def _mark(ax: Axes, one: Mosaic, step: int | None) -> None:
-    """Outline the busiest ranks of every step in which others compute less, and the step shown."""
+    """Outline the busiest ranks of every step in which others compute less, and mark the chosen step."""
     P = one.layout.P
     for column in range(P if step is None else step + 1):
         slow = one.work[:, column] == one.slowest[column]
@@ -285,7 +286,7 @@ def _mark(ax: Axes, one: Mosaic, step: int | None) -> None:
 
 
 def _label(ax: Axes, one: Mosaic, by: By, names: bool) -> None:
-    """Write the ranks beside the rows, if `names`, the steps above the columns, and the title."""
+    """Write the steps above the columns, the title and, if `names`, the ranks beside the rows."""
     P = one.layout.P
     places = [place + 0.5 for place in range(0, P, 1 if P <= MOST_NUMBERED else max(2, P // 8))]
     ranks, steps = [f"rank {place:.0f}" for place in np.floor(places)], [f"{np.floor(p):.0f}" for p in places]
@@ -326,7 +327,7 @@ def _short(value: float, scale: float) -> str:
 
 
 def _shades() -> Any:
-    """From near white to dark blue: lightness alone tells more from less."""
+    """Return colours from near white to dark blue, which differ in lightness alone."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("work", ["#EAF4FB", "#56B4E9", "#00507F"])

@@ -1,7 +1,7 @@
-"""Loss curves on top of each other, and how far each is from the first.
+"""Loss curves in one plot, and the distance of each from the first.
 
-The curves are measured: by a notebook's own runs, or by `ringlab bench` and then recorded with their machine.
-Besides them, the other pictures of training in parallel: what each kind of parallelism shards, and a mesh.
+The curves are measured, by a notebook's own runs or by `ringlab bench`, which records them with their
+machine. Further pictures of parallel training show what each kind of parallelism shards, and a mesh.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ringlab.nn import Degrees
 
 Curves = Mapping[str, Sequence[float]]
-"""Losses by step, by the name of the run; the others are compared with the first."""
+"""Losses by step, by the name of the run. All runs are compared with the first one."""
 RECORDED = Path("benchmarks/results/nn/loss-curves.json")
 SAME = 1e-5
-"""Relative difference up to which two float32 runs are one: they add up the same terms in another order."""
+"""Relative difference up to which two float32 runs are the same, because they add terms in another order."""
 FLOOR = 1e-9
-"""Where the picture draws equal bits, whose difference has no logarithm."""
+"""The height at which the picture draws equal losses, because their difference has no logarithm."""
 SHARDS = {"DP": "sequences", "TP": "heads", "CP": "tokens", "PP": "layers"}
-"""What each kind of parallelism deals out to the ranks."""
+"""What each kind of parallelism divides among the ranks."""
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": INK, "linewidth": 5.0, "alpha": 0.25},
     {"color": BLUE, "linestyle": "-", "linewidth": 1.6},
@@ -44,14 +44,14 @@ LOOKS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """Curves of an earlier run; `machine` says where, when and with what they were made."""
+    """Curves of an earlier run; `machine` says where, when and with which versions they were measured."""
 
     curves: Curves
     machine: str
 
 
 def recorded(path: Path | None = None) -> Recorded:
-    """Return the 200-step curves that come with the course. Raises: OSError where the file is not there."""
+    """Return the 200-step curves that come with the course. Raises: OSError if the file does not exist."""
     from ringlab.checkout import find_checkout
 
     recorded = json.loads((path or find_checkout() / RECORDED).read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def recorded(path: Path | None = None) -> Recorded:
 
 
 def differences(curves: Curves) -> dict[str, list[float]]:
-    """Return, for each run but the first, |loss − first's loss| / first's loss, step by step."""
+    """Return |loss − first loss| / first loss, step by step, for each run except the first."""
     (_, first), *others = curves.items()
     return {
         name: [abs(one - own) / abs(own) for one, own in zip(losses, first, strict=True)]
@@ -70,7 +70,7 @@ def differences(curves: Curves) -> dict[str, list[float]]:
 
 
 def figure(curves: Curves, title: str) -> Figure:
-    """Return the curves above, and below how far each is from the first, on a logarithmic scale."""
+    """Return the curves, and below them the distance of each from the first, on a logarithmic scale."""
     with styled():
         drawing = new_figure((7.2, 5.0))
         above, below = drawing.subplots(2, 1, sharex=True, height_ratios=(3, 2))
@@ -93,7 +93,7 @@ def figure(curves: Curves, title: str) -> Figure:
 
 
 def describe(curves: Curves, title: str) -> str:
-    """Return the picture in words, without a value of the loss: texts differ from one Python to the next."""
+    """Return the picture in words, without values of the loss, as the text depends on the Python version."""
     (first, losses), *_ = curves.items()
     course = "falls" if losses[-1] < losses[0] else "does not fall"
     sentences = [f"{title}. The loss of {first} {course} over {len(losses)} steps."]
@@ -107,7 +107,7 @@ def describe(curves: Curves, title: str) -> str:
 
 
 def player(cases: Mapping[str, Curves]) -> Any:
-    """Return a widget whose buttons (Tab and Space) choose the runs to be drawn, with picture and words."""
+    """Return a widget whose buttons (Tab and Space) choose the runs to draw, with picture and words."""
     ipywidgets = import_widgets()
 
     from ringlab.viz.style import as_html
@@ -122,15 +122,15 @@ def player(cases: Mapping[str, Curves]) -> Any:
 
 
 def play(cases: Mapping[str, Curves]) -> None:
-    """Show the player to a person; tell all cases in words where nobody is there to press a button."""
+    """Show the player if a person can use it; otherwise print all cases in words."""
     words = (describe(curves, title) for title, curves in cases.items())
     show_player(lambda: player(cases), lambda: print(*words, sep="\n"))
 
 
 def distances(tables: Mapping[str, Any]) -> Figure:
-    """Return a table for each layout: the share of visible pairs at a wrong distance, by the ranks of query and key.
+    """Return, for each layout, the share of visible pairs at a wrong distance, by rank of query and key.
 
-    tables: a square tensor of shares for each layout's name, NaN where no pair is visible.
+    tables: for each layout's name a square tensor of shares, NaN where no pair is visible.
     """
     with styled():
         figure = new_figure((8.0, 3.8))
@@ -152,7 +152,7 @@ def distances(tables: Mapping[str, Any]) -> Figure:
 
 
 def describe_distances(tables: Mapping[str, Any]) -> str:
-    """The picture of `distances` in words."""
+    """Return the picture of `distances` in words."""
     words = (f"{name}, {', '.join(f'{x:.0%}' for x in table.diagonal())}" for name, table in tables.items())
     return (
         "The share of visible pairs whose distance is wrong if each rank counts its tokens from 0, by the ranks of query and "
@@ -161,7 +161,10 @@ def describe_distances(tables: Mapping[str, Any]) -> str:
 
 
 def shares(parts: int = 4) -> Figure:
-    """Return what each of `parts` ranks computes under DP, TP, CP and PP: one grid of sequences, tokens, layers and heads each."""
+    """Return what each of `parts` ranks computes under DP, TP, CP and PP.
+
+    There is one grid for each of them, of sequences, tokens, layers and heads.
+    """
     with styled():
         figure = new_figure((8.0, 3.0))
         grids = figure.subplots(1, len(SHARDS))
@@ -177,7 +180,7 @@ def shares(parts: int = 4) -> Figure:
 
 
 def describe_shares(parts: int = 4) -> str:
-    """The picture of `shares` in words."""
+    """Return the picture of `shares` in words."""
     ways = "; ".join(
         f"under {name} it has one of the {parts} {'token blocks' if cut == 'tokens' else cut} and all of the rest"
         for name, cut in SHARDS.items()
@@ -189,7 +192,7 @@ def describe_shares(parts: int = 4) -> str:
 
 
 def _grid(ax: Axes, cut: str, parts: int) -> None:
-    """Draw a box for each (layer, sequence), in it a cell for each (head, token block), in the colour of its rank."""
+    """Draw a box for each (layer, sequence), with a cell in its rank's colour per (head, token block)."""
     size = 1.0 / parts
     for layer, sequence, head, token in itertools.product(range(parts), repeat=4):
         at = {"layers": layer, "sequences": sequence, "heads": head, "tokens": token}
@@ -201,7 +204,7 @@ def _grid(ax: Axes, cut: str, parts: int) -> None:
             "sequences": (layer, token, head),
         }
         begins |= {"heads": (sequence, token), "tokens": (layer, head)}
-        if not any(begins[cut]):  # the first cell of a rank's stretch bears its number
+        if not any(begins[cut]):  # the first cell of a rank's part gets its number
             look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": INK}
             ax.text(left + size / 2, top + size / 2, str(at[cut]), **look)
     whole = 1.15 * parts - 0.15
@@ -211,7 +214,7 @@ def _grid(ax: Axes, cut: str, parts: int) -> None:
 
 
 def mesh(degrees: Degrees) -> Figure:
-    """Return the ranks of a mesh: a plane for each dp place, its columns cp and its rows tp, lines between neighbours."""
+    """Return the ranks of a mesh: a plane for each dp index, cp across, tp down, lines between neighbours."""
     from matplotlib.lines import Line2D
 
     looks: dict[str, dict[str, Any]] = {
@@ -240,12 +243,12 @@ def mesh(degrees: Degrees) -> Figure:
 
 
 def _place(dp: int, cp: int, tp: int) -> tuple[float, float]:
-    """Where a rank is drawn: the planes of dp lie behind one another."""
+    """Return the place where a rank is drawn; the planes of dp are behind one another."""
     return 2.0 * cp + 0.85 * dp, 0.7 * dp - 1.9 * tp
 
 
 def describe_mesh(degrees: Degrees) -> str:
-    """The picture of `mesh` in words."""
+    """Return the picture of `mesh` in words."""
     rings = [
         [(dp * degrees.cp + cp) * degrees.tp + tp for cp in range(degrees.cp)]
         for dp in range(degrees.dp)

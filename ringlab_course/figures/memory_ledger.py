@@ -1,8 +1,8 @@
-"""The memory ledger: how many bytes each tensor of one attention layer takes, against S.
+"""The memory ledger: the bytes of each tensor of one attention layer, against S.
 
-The numbers come from closed forms; matplotlib and ipywidgets are imported when something is drawn.
-Units are bytes; a GB is 1e9 bytes. Three smaller pictures: the shapes of one head's arrays, which
-query heads share a key/value head, and the measured peaks of a ring and an all-gather.
+The numbers come from closed forms; matplotlib and ipywidgets are imported only when something is drawn. Units
+are bytes; a GB is 1e9 bytes. Three smaller pictures show the shapes of one head's arrays, which query heads
+share a key/value head, and the measured peaks of a ring and an all-gather.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Layer:
     batch: int = 1
 
     def ledger(self, S: int) -> dict[str, int]:
-        """Bytes of every tensor that naive attention holds at once for a sequence of S tokens."""
+        """Return the bytes of every tensor that naive attention holds at once for a sequence of S tokens."""
         vectors = self.batch * S * self.head_dim * self.itemsize
         matrix = self.batch * self.heads * S * S * self.itemsize
         return {
@@ -65,20 +65,20 @@ class Layer:
         }
 
     def flops(self, S: int) -> int:
-        """FLOP of the two matrix products, without a mask: 4·B·H·S²·D."""
+        """Return the FLOP of the two matrix products, without a mask: 4·B·H·S²·D."""
         return 4 * self.batch * self.heads * S * S * self.head_dim
 
     def traffic(self, S: int) -> int:
-        """Bytes that naive attention moves: every tensor once, each S × S matrix written and read.
+        """Return the bytes that naive attention moves: every tensor once, and each S × S matrix twice.
 
-        The scores are written by the first product and read by softmax, the weights are written by
-        softmax and read by the second product: four passes over an S × S matrix per head.
+        The scores are written by the first product and read by softmax. The weights are written by softmax
+        and read by the second product. So there are four passes over an S × S matrix per head.
         """
         books = self.ledger(S)
         return books["q"] + books["k and v"] + books["out"] + 2 * (books["scores"] + books["weights"])
 
     def largest_sequence(self, memory: int) -> int:
-        """The largest S whose whole ledger fits into `memory` bytes.
+        """Return the largest S whose whole ledger fits into `memory` bytes.
 
         The ledger is a·S² + b·S with a = 2·B·H·itemsize and b = 2·(H + K)·B·D·itemsize.
         """
@@ -88,12 +88,15 @@ class Layer:
 
 
 def kv_cache_bytes(tokens: int, *, layers: int, kv_heads: int, head_dim: int, itemsize: int = 2) -> int:
-    """Bytes of the keys AND values of `tokens` tokens in all layers: 2·layers·K·D·itemsize per token."""
+    """Return the bytes of the keys AND values of `tokens` tokens in all layers.
+
+    These are 2·layers·K·D·itemsize per token.
+    """
     return 2 * layers * kv_heads * head_dim * itemsize * tokens
 
 
 def readable(count: float) -> str:
-    """A number of bytes as a short text with a decimal unit.
+    """Return a number of bytes as a short text with a decimal unit.
 
     >>> readable(327_680_000_000)
     '328 GB'
@@ -106,7 +109,7 @@ def readable(count: float) -> str:
 
 
 def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
-    """Bytes against S on two logarithmic axes, with the memory of one device and the chosen S."""
+    """Draw bytes against S on logarithmic axes, with the memory of one device and the chosen S."""
     tokens = [2**power for power in POWERS]
     for name, style, label in (
         ("scores", "-", "scores; weights the same: ∝ S²"),
@@ -133,14 +136,14 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
 
 
 def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
-    """The ledger of one S as bars from zero, and what one device holds where that is within the axis."""
+    """Draw the ledger of one S as bars, and the memory of one device if it is within the axis."""
     from matplotlib.ticker import MaxNLocator
 
     books = layer.ledger(S)
     right = 1.35 * max(books.values())
     for row, (name, count) in enumerate(books.items()):
         ax.barh(row, count, color=COLOURS[name], hatch="//" if count > memory else "", edgecolor="white")
-        past = memory if count < memory < right else count  # the black line must not cross the words
+        past = memory if count < memory < right else count  # the black line must not cross the text
         ax.text(past + 0.02 * right, row, _measure(count, right), va="center", fontsize=9)
     if memory < right:
         ax.axvline(memory, color=INK, linewidth=1.2)
@@ -159,12 +162,12 @@ def draw_bars(ax: Axes, layer: Layer, memory: int, S: int) -> None:
 
 
 def _measure(count: int, right: float) -> str:
-    """Return the label of a bar, which says so where the bar is too short to be seen."""
+    """Return the label of a bar; for a bar that is too short to be seen, the label says so."""
     return readable(count) if count > 0.004 * right else f"{readable(count)}, bar too short to see"
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:
-    """Return the curves against S beside the ledger of one S."""
+    """Return the curves against S, beside the ledger of one S."""
     layer = layer or Layer()
     with styled():
         figure = new_figure((9.6, 4.6))
@@ -189,7 +192,7 @@ def describe(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB
 
 
 def explorer(memory: int = 80 * GB) -> Any:
-    """Return a widget with sliders for S and the query heads and a choice of dtype."""
+    """Return a widget with sliders for S and the query heads, and buttons for the dtype."""
     ipywidgets = import_widgets()
 
     S = ipywidgets.SelectionSlider(
@@ -207,12 +210,12 @@ def explorer(memory: int = 80 * GB) -> Any:
 
 
 def explore(memory: int = 80 * GB) -> None:
-    """Show the explorer to a person; print the ledger in words where nobody is there to move a slider."""
+    """Show the explorer if a person can use it; otherwise print the ledger in words."""
     show_player(lambda: explorer(memory), lambda: print(describe(memory=memory)))
 
 
 def thousands(tokens: int) -> str:
-    """A power of two as people say it.
+    """Return a number of tokens with a binary unit, as people say it.
 
     >>> thousands(131_072), thousands(2**20)
     ('128k', '1M')
@@ -224,7 +227,7 @@ def thousands(tokens: int) -> str:
 
 
 def shapes_figure(ratio: int = 5) -> Figure:
-    """Return the arrays of one head, to scale for S = `ratio` · D, in the order in which attention makes them."""
+    """Return the arrays of one head, in the order of attention, to scale for S = `ratio` · D."""
     S, D = float(ratio), 1.0
     arrays = (
         ("q", (S, D), "q", "", "@", 0.9),
@@ -260,7 +263,7 @@ def shapes_figure(ratio: int = 5) -> Figure:
 
 
 def describe_shapes(ratio: int = 5) -> str:
-    """Return in words what `shapes_figure` shows."""
+    """Return the picture of `shapes_figure` in words."""
     return (
         f"One head of attention, areas to scale for S = {ratio} D. q, S × D, times k transposed, D × S, gives the "
         "scores, S × S. The softmax of each row gives the weights, S × S. The weights times v, S × D, give out, S × D. "
@@ -269,7 +272,7 @@ def describe_shapes(ratio: int = 5) -> str:
 
 
 def _array(ax: Axes, x: float, S: float, shape: tuple[float, float], name: str, colour: str) -> None:
-    """Draw an array of `shape` (rows, columns) from x on, in the middle of a band of height S, with name and shape."""
+    """Draw an array of `shape` (rows, columns), with name and shape, in the middle of a band of height S."""
     (rows, columns), top = shape, (S - shape[0]) / 2
     panel.add_rectangle(ax, (x, top), columns, rows, facecolor=colour, edgecolor=INK, linewidth=1)
     ax.text(x + columns / 2, top - 0.4, name, ha="center", va="center", weight="bold", color=INK)
@@ -309,7 +312,7 @@ def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
 
 
 def describe_sharing(heads: int = 8, kv_heads: int = 2) -> str:
-    """Return in words what `sharing_figure` shows."""
+    """Return the picture of `sharing_figure` in words."""
     orders = _orders(heads, kv_heads)
     rows = [f"{name}: {', '.join(map(str, order))}" for name, order in orders.items()]
     agree = [head for head in range(heads) if len({order[head] for order in orders.values()}) == 1]
@@ -328,11 +331,11 @@ def _orders(heads: int, kv_heads: int) -> dict[str, list[int]]:
 
 
 Peaks = Mapping[str, Mapping[int, tuple[float, int]]]
-"""By schedule and number of ranks: a rank's peak in K/V blocks, and how many of them are blocks of other ranks."""
+"""By schedule and number of ranks: a rank's peak in K/V blocks, and how many are other ranks' blocks."""
 
 
 def peaks_figure(peaks: Peaks, tokens: int) -> Figure:
-    """Return measured peaks as bars against the number of ranks, split into other ranks' blocks and the rest."""
+    """Return measured peaks as bars by number of ranks, split into other ranks' blocks and the rest."""
     looks = {
         name: (colour, hatch) for name, colour, hatch in zip(peaks, (SKY, ORANGE), ("", "//"), strict=True)
     }

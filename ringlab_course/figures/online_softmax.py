@@ -1,6 +1,6 @@
-"""Online softmax for one query row, block by block: the running maximum, the rescaling, the result so far.
+"""Online softmax for one query row, block by block: running maximum, rescaling, and result so far.
 
-The data (`stream`, `Step`) needs NumPy only; the pictures are made from it.
+The data (`stream`, `Step`) need only NumPy. The pictures are made from the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Step:
     """The state after one block: maximum m, the factor e^(m_old − m_new), and out so far.
 
-    `shares[i]` is what block i has in the sum Σ e^(s − m), measured against the present maximum.
+    `shares[i]` is the part of block i in the sum Σ e^(s − m), with the current maximum m.
     """
 
     block: int
@@ -41,19 +41,19 @@ class Step:
 
     @property
     def lse(self) -> float:
-        """m + ln Σ e^(s − m)."""
+        """The running log-sum-exp, m + ln Σ e^(s − m)."""
         return self.maximum + math.log(self.total) if self.total > 0 else -math.inf
 
 
 def stream(scores: Float[np.ndarray, "S"], values: Float[np.ndarray, "S"], block: int) -> tuple[Step, ...]:
-    """Return the state after every block of `block` keys; the last one may be shorter."""
+    """Return the state after every block of `block` keys; the last block may be shorter."""
     steps: list[Step] = []
     shares: tuple[float, ...] = ()
     maximum, weighted = -math.inf, 0.0
     for index, start in enumerate(range(0, len(scores), block)):
         part = scores[start : start + block]
         new = max(maximum, float(part.max()))
-        anchor = new if math.isfinite(new) else 0.0  # a row that has seen no key yet
+        anchor = new if math.isfinite(new) else 0.0  # the row has seen no key yet
         factor = math.exp(maximum - anchor)
         powers = np.exp(part - anchor)
         shares = (*(share * factor for share in shares), float(powers.sum()))
@@ -65,13 +65,13 @@ def stream(scores: Float[np.ndarray, "S"], values: Float[np.ndarray, "S"], block
 
 
 def example(S: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores and values of the lesson's picture: fixed, and with two jumps of the maximum."""
+    """Return the fixed scores and values of the lesson's picture, with two jumps of the maximum."""
     rng = np.random.default_rng(4)
     return np.round(rng.normal(0, 1, S) + np.linspace(-0.8, 1.2, S), 1), np.round(rng.normal(0, 1, S) * 10)
 
 
 def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int, upto: int) -> None:
-    """The scores, coloured and numbered by block, and the running maximum as a staircase."""
+    """Draw the scores, coloured and numbered by block, and the running maximum as a staircase."""
     floor, top = scores.min() - 0.3, scores.max() + 0.25
     for step in steps:
         keys = np.arange(step.block * block, min((step.block + 1) * block, len(scores)))
@@ -103,7 +103,7 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
 
 
 def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
-    """One stacked bar a step: each block's share of the running sum, shrunk where the maximum jumps."""
+    """Draw a stacked bar for each step: each block's share of the running sum, which shrinks at jumps."""
     for step in steps[: upto + 1]:
         bottom = 0.0
         for index, share in enumerate(step.shares):
@@ -131,7 +131,7 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
 
 
 def draw_result(ax: Axes, steps: Sequence[Step], upto: int) -> None:
-    """The output after every block, and the exact answer as a dashed line."""
+    """Draw the output after every block, and the exact answer as a dashed line."""
     seen = steps[: upto + 1]
     ax.plot([step.block for step in seen], [step.out for step in seen], "o-", color=QUIET)
     ax.axhline(steps[-1].out, color=INK, linestyle="--", linewidth=1.2)
@@ -148,7 +148,7 @@ def draw_result(ax: Axes, steps: Sequence[Step], upto: int) -> None:
 
 
 def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int | None = None) -> Figure:
-    """Return the three pictures after `upto` + 1 blocks (None: after all)."""
+    """Return the three pictures after `upto` + 1 blocks, or after all blocks if `upto` is None."""
     steps = stream(scores, values, block)
     upto = len(steps) - 1 if upto is None else upto
     with styled():
@@ -180,7 +180,7 @@ def pictures(scores: np.ndarray, values: np.ndarray, block: int) -> list[str]:
 
 
 def play(scores: np.ndarray, values: np.ndarray, block: int) -> None:
-    """Show the blocks with Play and a slider; in words where they cannot be played."""
+    """Show the blocks in a player with a Play button and a slider, or in words if they cannot be played."""
     steps = stream(scores, values, block)
     words = describe(steps).replace(" After", "\nAfter")
     numbers = [step.block + 1 for step in steps]

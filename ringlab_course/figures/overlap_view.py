@@ -1,7 +1,7 @@
-"""Is communication hidden? One rank's steps, computing above, sending below, and the threshold.
+"""Whether communication is hidden: one rank's computing and sending by step, and the threshold.
 
-The timeline is a simulation of the real ring program (`ringlab.cost.simulate`), the curve and the
-threshold are those of `ringlab.cost.traffic`. Seconds, bytes per second in one direction, FLOP/s.
+The timeline is a simulation of the real ring program (`ringlab.cost.simulate`). The curve and the threshold
+are those of `ringlab.cost.traffic`. Units are seconds, bytes per second in one direction, and FLOP/s.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 MOST_RANKS, MOST_TOKENS = 16, 2**24
 TOKENS = tuple(int(2 ** (power / 2)) // 2 * 2 for power in range(12, 41))
-"""What the slider offers as tokens per rank: two for each doubling, even, 64 to a million."""
+"""The slider's choices of tokens per rank, 64 to a million: even numbers, two in each doubling."""
 MHA = Attention(H=32, K=32, D=128, causal=False)
-"""32 query heads and as many key/value heads, no mask: the case of the published thresholds."""
+"""32 query heads and 32 key/value heads, without a mask, as in the published thresholds."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A ring whose ranks hold c tokens each, compute F FLOP/s and send B bytes/s one way."""
+    """A ring whose ranks hold c tokens each, compute F FLOP/s and send B bytes/s in one direction."""
 
     c: int
     F: float
@@ -58,22 +58,22 @@ class Overlap:
 
     @property
     def block_s(self) -> float:
-        """Return the seconds of one block."""
+        """The seconds of one block."""
         return block_s(self.sizes, self.c, self.F)
 
     @property
     def hop_s(self) -> float:
-        """Return the seconds of one hop."""
+        """The seconds of one hop."""
         return hop_s(self.sizes, self.c, self.B, self.latency_s)
 
     @property
     def threshold(self) -> float:
-        """Return the tokens per rank from which a hop hides behind a block."""
+        """The tokens per rank from which a hop is hidden behind a block."""
         return least_tokens_hidden(self.F, self.B, self.sizes, latency_s=self.latency_s)
 
     @property
     def hidden(self) -> bool:
-        """Return whether a hop takes no longer than a block."""
+        """Whether a hop takes no longer than a block."""
         return self.c >= self.threshold
 
 
@@ -82,8 +82,9 @@ def overlap(
 ) -> Overlap:
     """Return the simulated forward of a ring of `P` ranks with `c` tokens each.
 
-    Causal sizes take the zig-zag layout, others the contiguous one; kernels count visible pairs.
-    Raises: CostError for rates that are not above 0, P outside 2 to 16, c outside P to 2²⁴, odd c if causal.
+    Causal sizes use the zig-zag layout, others the contiguous one; kernels count visible pairs.
+    Raises: CostError for rates that are not above 0, P outside 2 to 16, c outside P to 2²⁴, or odd c if
+    causal.
     """
     from ringlab.cost.simulate import simulate
 
@@ -100,12 +101,15 @@ def overlap(
 
 
 def presets() -> dict[str, tuple[float, float]]:
-    """Return known machines' (dense bfloat16 FLOP/s, bytes/s one way), by link: inside a node and between."""
+    """Return (dense bfloat16 FLOP/s, bytes/s in one direction) by link of known machines.
+
+    The links are those inside a node and between nodes.
+    """
     return {known.name: (known.F, known.link.bytes_per_s) for known in known_links()}
 
 
 def figure(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0) -> Figure:
-    """Return the picture: the steps of rank 0 above, seconds of a block and a hop against c below.
+    """Return the steps of rank 0, and below them the seconds of a block and of a hop against c.
 
     Raises: CostError as `overlap` does.
     """
@@ -120,7 +124,7 @@ def figure(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, laten
 
 
 def draw_steps(ax: Axes, seen: Overlap) -> None:
-    """Draw the steps of rank 0: blocks above, hops below, and hatched where it waits."""
+    """Draw the steps of rank 0: blocks above, hops below, and hatched bars for waiting."""
     scale, unit = time_unit(seen.makespan_s)
     for event in seen.trace.computes(0):
         _bar(ax, event.start, event.end, 0, scale, seen, "block", f"step {event.label.split()[-1]}")
@@ -172,7 +176,7 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     ax.set_xlabel(f"tokens per rank c; the dots are at c = {seen.c:,}")
     ax.set_ylabel("time per step")
     ax.text(0.02, 0.95, "exposed: the hop takes longer", transform=ax.transAxes, va="top", color=RED)
-    left = float(np.log(at / low) / np.log(high / low))  # how much of the axis lies left of the threshold
+    left = float(np.log(at / low) / np.log(high / low))  # the share of the axis to the left of the threshold
     hidden = "hidden: the block takes longer" if left < 0.62 else "hidden"
     ax.text(0.98, 0.05, hidden, transform=ax.transAxes, ha="right")
     flag: Any = {"textcoords": "offset points", "fontweight": "bold", "va": "bottom"}
@@ -199,7 +203,7 @@ def describe(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, lat
 
 
 def player(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> Any:
-    """Return a widget: sliders for c, F, B, P and the heads that share K and V, and known machines."""
+    """Return a widget with known machines, and sliders for c, F, B, P and the heads that share K and V."""
     ipywidgets = import_widgets()
 
     late = {"continuous_update": False}
@@ -226,14 +230,17 @@ def player(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Att
 
 
 def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any]:
-    """Sliders for the machine, with its name in full, F and B: a machine sets both, and moving either unsets it."""
+    """Return controls for the machine, its full name, F and B.
+
+    Choosing a machine sets F and B; moving F or B deselects the machine.
+    """
     ipywidgets = import_widgets()
 
     known = presets()
     late = {"continuous_update": False}
     names = {"options": [OWN, *known], "value": preset, "description": "machine"}
     machine = ipywidgets.SelectionSlider(**names, readout=False, **late)
-    chosen = ipywidgets.Label(preset)  # a slider's own readout cuts long names off
+    chosen = ipywidgets.Label(preset)  # the slider's own readout would cut off long names
     log: dict[str, Any] = {"base": 10, "step": 0.05, "readout_format": ".3g", **late}
     F, B = known[preset]
     flops = ipywidgets.FloatLogSlider(value=F, min=10, max=16, description="F (FLOP/s)", **log)
@@ -260,7 +267,7 @@ def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any
 
 
 def play(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> None:
-    """Show the player to a person; where nobody is there to move a slider, the picture at the same values."""
+    """Show the player if a person can use it, otherwise the picture at the same values."""
     if preset not in presets():
         raise CostError(f"a machine among {'; '.join(presets())}", repr(preset))
     given = c, *presets()[preset], P, sizes
@@ -278,13 +285,13 @@ def _bar(
 
 
 def _machine(seen: Overlap) -> str:
-    """The known machine of these rates, if there is one, and the rates."""
+    """Return the rates, with the name of the known machine that has them, if any."""
     names = [f"{name}, " for name, rates in presets().items() if rates == (seen.F, seen.B)]
     return f"{''.join(names[:1])}{_rate(seen.F, 'FLOP/s')}, {_rate(seen.B, 'B/s')} one way"
 
 
 def _ring(seen: Overlap) -> str:
-    """The ranks, their tokens and the heads."""
+    """Return the ranks, their tokens and the heads in words."""
     sizes = seen.sizes
     heads = f"{sizes.H} heads" if sizes.H == sizes.K else f"{sizes.H} query and {sizes.K} K/V heads"
     mask = "causal, balanced" if sizes.causal else "no mask"
@@ -323,7 +330,10 @@ def _legend(drawn: Figure, seen: Overlap) -> None:
 
 
 def spreading_wait(trace: Trace) -> None:
-    """Show ranks 4 to 8 of two nodes in the first 800 µs, with the messages of rank 6's step 1 framed, in and out."""
+    """Show ranks 4 to 8 of two nodes in the first 800 µs.
+
+    The messages that rank 6 sends and receives in step 1 are framed.
+    """
     ranks, title = range(4, 9), "The wait spreads to ranks 7, 6, 5, 4"
     drawn = gantt.figure(trace, title, until=800e-6, ranks=ranks)
     ax = drawn.axes[0]
@@ -331,7 +341,7 @@ def spreading_wait(trace: Trace) -> None:
     ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
     drawn.set_figheight(5.8)
     transit = trace.exchanges(6)[1].transit
-    assert transit is not None  # the virtual clock records it
+    assert transit is not None  # the virtual clock records the transit of messages
     for (begins, ends), words, side in zip(
         transit, ("in, from rank 5", "out, to rank 7"), ("right", "left"), strict=True
     ):

@@ -1,4 +1,4 @@
-"""Packed documents: the pairs of tokens that see each other or should, labels, and who owns which part of which document."""
+"""Packed documents: which tokens see each other or should, labels, and which rank owns which part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def figure(layouts: Sequence[Layout], documents: Sequence[int]) -> Figure:
-    """Return, for each layout, which query sees which key; a row has the colour of the rank that owns the query."""
+    """Return the visible pairs of each layout; a row has the colour of the rank that owns the query."""
     with styled():
         drawn = new_figure((8.0, 8.0 / len(layouts) + 0.9))
         axes = drawn.subplots(1, len(layouts), squeeze=False)[0]
@@ -46,7 +46,7 @@ def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
         for line in (ax.axhline, ax.axvline):
             line(bound - 0.5, color=RULE, linewidth=0.8)
     for number, (start, length) in enumerate(zip(np.cumsum([0, *documents]), documents, strict=False)):
-        right = start + length < 0.7 * layout.S  # of the triangle, where there is room
+        right = start + length < 0.7 * layout.S  # to the right of the triangle if there is room
         x, side = (start + length, "left") if right else (start - 1, "right")
         ax.text(
             x, start + (length - 1) / 2, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center"
@@ -68,7 +68,7 @@ def _titled(layout: Layout) -> str:
 
 
 def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
-    """Return the pictured pairs in words."""
+    """Return the visible pairs of `figure` in words."""
     tokens = np.arange(layouts[0].S)
     seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
     parts = []
@@ -87,11 +87,11 @@ _PAIRS: dict[str, dict[str, Any]] = {
     "too many": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
     "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "..."},
 }
-"""A pair that is seen and should be; one that is seen and should not be; one that should be seen and is not."""
+"""The looks of a pair that is rightly seen, one that is wrongly seen, and one that is wrongly not seen."""
 
 
 def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
-    """Return which query sees which key, `seen`, beside what it should see, `right`; both (S, S), of bool."""
+    """Return the pairs that are seen (`seen`) beside those that should be (`right`); both are bool (S, S)."""
     length = len(right)
     with styled():
         drawn = new_figure((4.6, 4.4))
@@ -122,9 +122,11 @@ def describe_mistaken(right: np.ndarray, seen: np.ndarray) -> str:
 def labels(
     layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
 ) -> Figure:
-    """Return, for each layout, the row's tokens in the colours of their ranks, with the labels `made` of it; wrong ones are hollow.
+    """Return a row's tokens for each layout, in the colours of their ranks, with labels.
 
-    made[layout] and right: (S,), the place of each token's label, negative where it has none.
+    Wrong ones are hollow.
+    made[layout]: (S,), the place of each token's label under that layout, negative if the token has none.
+    right: (S,), the correct places.
     """
     with styled():
         drawn = new_figure((8.0, 0.85 * len(layouts) + 0.7))
@@ -134,7 +136,7 @@ def labels(
                 colour, wrong = rank_colour(int(rank)), own[token] != right[token]
                 filled = {"facecolor": colour, "edgecolor": PAPER}
                 hollow = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 2.5}
-                size = 0.86 if wrong else 1.0  # the thick edge stays inside
+                size = 0.86 if wrong else 1.0  # the thick edge stays inside the cell
                 corner = token - size / 2, (1 - size) / 2
                 panel.add_rectangle(ax, corner, size, size, **(hollow if wrong else filled))
                 look: dict[str, Any] = {"color": RED, "weight": "bold"} if wrong else {"color": INK}
@@ -156,7 +158,7 @@ def labels(
 def describe_labels(
     layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
 ) -> str:
-    """Return the labels of `labels` in words."""
+    """Return the picture of `labels` in words."""
     parts = [
         f"{layout.name}: wrong at {', '.join(map(str, np.flatnonzero(own != right))) or 'no token'}"
         for layout, own in zip(layouts, made, strict=True)
@@ -165,7 +167,7 @@ def describe_labels(
 
 
 def rectangle(documents: Sequence[int], columns: int) -> Figure:
-    """Return the same documents as a padded batch, one to a line, and packed into rows of `columns` tokens."""
+    """Return the same documents as a padded batch, one per line, and packed into rows of `columns` tokens."""
     longest = max(documents)
     with styled():
         drawn = new_figure((8.0, 3.4))
@@ -197,7 +199,7 @@ def _draw_piece(ax: Any, at: int, length: int, columns: int, colour: str) -> Non
 
 
 def describe_rectangle(documents: Sequence[int], columns: int) -> str:
-    """Return the two batches in words."""
+    """Return the two batches of `rectangle` in words."""
     total, longest = sum(documents), max(documents)
     share = 1 - total / (longest * len(documents))
     return (
@@ -207,7 +209,7 @@ def describe_rectangle(documents: Sequence[int], columns: int) -> str:
 
 
 def on_ranks(assignment: Assignment) -> list[list[tuple[int, int]]]:
-    """Return, for each rank, (document, ranks that share it) of each document of which it has a part."""
+    """Return, for each rank, (document, number of ranks that share it) for each document of the rank."""
     held: list[list[tuple[int, int]]] = [[] for _ in range(assignment.P)]
     for batch in assignment.micro_batches:
         for each in batch:
@@ -221,9 +223,10 @@ Placed = Sequence[Sequence[Sequence[tuple[int, float]]]]
 
 
 def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound: float) -> Figure:
-    """Return, for each assignment, a bar for every rank, with a piece for every document of which it has a part.
+    """Return a bar for every rank of each assignment, with a piece for every document on the rank.
 
-    A document on neighbouring ranks is one wide piece. Its tokens are written on it where there is room; the line is at `bound` ms.
+    A document on neighbouring ranks is drawn as one wide piece, with its number of tokens if there is room.
+    The dashed line is at `bound` ms.
     """
     with styled():
         drawn = new_figure((8.0, 3.6))
@@ -248,7 +251,10 @@ def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound:
 
 
 def _pieces(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int, int, float, float]]:
-    """Each document's pieces on neighbouring ranks: the first and the last rank, the document, the lower edge and the upper one."""
+    """Return each document's pieces: first and last rank, document, lower edge and upper edge.
+
+    Parts on neighbouring ranks at the same height form one piece.
+    """
     found: list[tuple[int, int, int, float, float]] = []
     for rank, parts in enumerate(ranks):
         at = 0.0
@@ -264,13 +270,13 @@ def _pieces(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int
 def _goes_on(
     piece: tuple[int, int, int, float, float], rank: int, document: int, low: float, high: float
 ) -> bool:
-    """Return whether this part of a document stands beside a piece of it, at the same height."""
+    """Return whether this part of a document continues a piece on the previous rank, at the same height."""
     _, last, other, *edges = piece
     return (last, other) == (rank - 1, document) and np.allclose(edges, (low, high), atol=1e-6)
 
 
 def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
-    """Return the bars in words."""
+    """Return the bars of `groups` in words."""
     parts = []
     for ranks, title in zip(placed, titles, strict=True):
         ends = [sum(ms for _, ms in parts) for parts in ranks]

@@ -1,4 +1,4 @@
-"""Parts that several pictures draw: rectangles, keys of a legend, axes with nothing but what is drawn on them, and controls that move a picture."""
+"""Elements of several pictures: rectangles, legend keys, bare axes, and controls that redraw a picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def bare(ax: Axes, **ticks: Any) -> None:
-    """Take grid, frame and tick marks away; `ticks` are further parameters of the ticks' labels."""
+    """Remove grid, frame and tick marks; `ticks` are further parameters of the tick labels."""
     ax.tick_params(length=0, **ticks)
     ax.spines[:].set_visible(False)
     ax.grid(visible=False)
 
 
 def rectangle(corner: tuple[float, float], width: float, height: float, **look: Any) -> Rectangle:
-    """Return a rectangle, to be drawn or to stand in a legend."""
+    """Return a rectangle for a picture or a legend."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, width, height, **look)
@@ -32,14 +32,14 @@ def add_rectangle(ax: Axes, corner: tuple[float, float], width: float, height: f
 
 
 def patch(**look: Any) -> Patch:
-    """Return the sample of a colour in a legend."""
+    """Return a legend key with this look."""
     from matplotlib.patches import Patch
 
     return Patch(**look)
 
 
 def moved_by(draw: Callable[[], str], *controls: Any) -> Any:
-    """Return a widget of the picture in HTML that `draw` returns, drawn anew whenever a control moves."""
+    """Return a widget that shows the HTML picture of `draw`, drawn again whenever a control changes."""
     picture = import_widgets().HTML(draw())
 
     def redraw(_: object) -> None:
@@ -51,7 +51,10 @@ def moved_by(draw: Callable[[], str], *controls: Any) -> Any:
 
 
 def buttons(options: Sequence[str]) -> Any:
-    """Return buttons of which one is pressed, as wide as their names. No drop-down list: JupyterLab takes its arrow keys away."""
+    """Return buttons as wide as their names, exactly one of which is pressed.
+
+    A drop-down list would not work, because JupyterLab takes its arrow keys.
+    """
     found = import_widgets().ToggleButtons(options=list(options))
     found.style.button_width = "auto"
     return found

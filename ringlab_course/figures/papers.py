@@ -1,6 +1,6 @@
-"""The map of the papers: what each one adds, which one builds on which, and the lesson that explains it.
+"""The map of the papers: what each paper adds, which papers it builds on, and the lesson that explains it.
 
-Links of known machines are named as in the cost model's table.
+This file also names the links of known machines as in the cost model's table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = {
     "ring": (0.5, 1.0),
     "striped": (0.0, 0.0), "zigzag": (1.0, 0.0), "decode": (2.0, 0.0),
 }  # fmt: skip
-"""Column and row of each paper; it is below those that it builds on."""
+"""Column and row of each paper, which is drawn below the papers that it builds on."""
 _NAMES = {
     "transformer": "Transformer", "online-softmax": "Online softmax", "memory-efficient": "Memory-efficient attention",
     "flash": "FlashAttention", "blockwise": "Blockwise Transformer", "ring": "Ring Attention",
@@ -36,12 +36,12 @@ _KEY = (
 
 
 def paper_map() -> None:
-    """Display the map."""
+    """Display the map of the papers."""
     show(draw_papers(), alt=describe_papers())
 
 
 def draw_papers() -> Figure:
-    """Return the map as a figure: a box for each paper, arrows to those that build on it."""
+    """Return the map as a figure: a box for each paper, and arrows to the papers that build on it."""
     with styled():
         figure = new_figure((7.6, 9.0))
         axes = figure.subplots()
@@ -70,7 +70,7 @@ def describe_papers() -> str:
 
 
 def explained_in(paper: Paper) -> str:
-    """Return the lesson, or the first two, that explain a paper's idea."""
+    """Return the one or two lessons that first explain a paper's idea."""
     ids = [lesson.id for lesson in LESSONS if paper.key in lesson.papers][:2]
     return f"lesson {ids[0]}" if len(ids) == 1 else f"lessons {', '.join(ids)}"
 
@@ -107,7 +107,10 @@ MACHINES = ("a100", "h100", "b200", "tpu-v4", "tpu-v5e", "laptop")
 
 @dataclass(frozen=True)
 class KnownLink:
-    """A link of a known machine: `name` as in "A100, NVLink 3", and the dense peak of its ranks in FLOP/s."""
+    """A link of a known machine.
+
+    `name` as in "A100, NVLink 3", and `F`, the dense peak of a rank in FLOP/s.
+    """
 
     name: str
     F: float
@@ -115,7 +118,7 @@ class KnownLink:
 
 
 def known_links(dtype: str = "bfloat16") -> list[KnownLink]:
-    """Return the links inside and between nodes of the machines that compute in `dtype`."""
+    """Return the links, inside and between nodes, of the known machines that can compute in `dtype`."""
     machines = [hardware(name) for name in MACHINES]
     return [
         KnownLink(f"{short(machine)}, {link.name}", machine.peak(dtype), link)
@@ -126,6 +129,6 @@ def known_links(dtype: str = "bfloat16") -> list[KnownLink]:
 
 
 def short(machine: Hardware) -> str:
-    """Return a machine's title without its maker and its form."""
+    """Return a machine's title without its maker and its form factor."""
     name = machine.title.split(",")[0].removeprefix("NVIDIA ").removeprefix("Google ")
     return name.split(" of ")[0].removesuffix(" (HGX)").removesuffix(" SXM")

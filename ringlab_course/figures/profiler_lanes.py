@@ -1,4 +1,4 @@
-"""Profiler lanes: the computations of each rank, its copies, and the copies during which it does not compute."""
+"""Profiler lanes: each rank's computations, its copies, and the copies during which it computes nothing."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ WORDS = {
     "exposed": "copies and computes nothing: exposed",
 }
 EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
-"""Between the bars of a run whose computations are numbered: without it, steps would melt into one."""
-# An exposed stretch too thin for its hatching is filled with its colour.
+"""The edge between the bars of a run with numbered computations, so that its steps can be told apart."""
+# An exposed interval that is too thin for hatching is filled with the same colour.
 ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
 """(top, height) of a rank's two lanes in a row of height 1."""
 EVERYBODY = "all ranks"
 Runs = Mapping[str, Sequence[Span]]
-"""Lanes by the name of the run."""
+"""Spans by the name of the run."""
 
 
 def ranks_of(spans: Sequence[Span]) -> list[int]:
-    """Return the ranks that have spans, ascending. Raises: CommError if there are none."""
+    """Return the ranks that have spans, in ascending order. Raises: CommError if there are none."""
     found = sorted({span.rank for span in spans})
     if not found:
         raise CommError("a profile with spans", "none", "profile the run itself, on every rank")
@@ -48,7 +48,7 @@ def ranks_of(spans: Sequence[Span]) -> list[int]:
 def figure(runs: Runs, rank: int | None = None) -> Figure:
     """Return the lanes of all runs on one time axis, one run below the other; `rank` selects a single rank.
 
-    Raises: CommError for a run without spans, or a rank that is not in it.
+    Raises: CommError for a run without spans, or without spans of `rank`.
     """
     shown = {name: _chosen(spans, rank) for name, spans in runs.items()}
     end = max(duration(spans) for spans in runs.values())
@@ -65,7 +65,7 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
 
 
 def describe(runs: Runs, rank: int | None = None) -> str:
-    """Return the picture in words. Raises: CommError for a run without spans, or a rank that is not in it."""
+    """Return the picture in words. Raises: CommError for a run without spans, or without spans of `rank`."""
     sentences = []
     for name, spans in runs.items():
         scale, unit = time_unit(duration(spans))
@@ -81,7 +81,7 @@ def describe(runs: Runs, rank: int | None = None) -> str:
 
 
 def player(runs: Runs) -> Any:
-    """Return a widget whose buttons (Tab and arrow keys) choose all ranks or one, with picture and words."""
+    """Return a widget whose buttons (Tab and arrow keys) choose one rank or all, with picture and words."""
     ipywidgets = import_widgets()
 
     from ringlab.viz.style import as_html
@@ -98,7 +98,7 @@ def player(runs: Runs) -> Any:
 
 
 def play(runs: Runs) -> None:
-    """Show the player if a person is there to use it, else the lanes of all ranks."""
+    """Show the player if a person can use it, otherwise the lanes of all ranks."""
     show_player(lambda: player(runs), lambda: show(figure(runs), describe(runs)))
 
 
@@ -150,18 +150,18 @@ def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, nam
 
 
 def _step(span: Span) -> str:
-    """Return the step's number that ends a computation's name, "" if there is none."""
+    """Return the step number at the end of a computation's name, or "" if there is none."""
     last = span.name.split()[-1:]
     return last[0] if last and last[0].isdigit() else ""
 
 
 def _numbered(spans: Sequence[Span]) -> bool:
-    """Return whether the name of each computation ends with its step."""
+    """Return whether the names of all computations end with their step."""
     return all(_step(span) for span in spans if span.lane == "compute")
 
 
 def _number(ax: Axes, computations: Sequence[Span], place: int, scale: float, end: float) -> None:
-    """Write its step's number into each bar that has room."""
+    """Write the step number into each bar that has room for it."""
     top, height = ROWS["compute"]
     for span in computations:
         if span.end - span.start > end / 60:

@@ -1,4 +1,4 @@
-"""How often a ring program counts each key for each query: measured by running it on probes, and drawn as a matrix."""
+"""How often a ring program counts each key for each query, measured with probes and drawn as a matrix."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ONCE = "#c3c3c3"
 
 
 def counts(program: Callable[..., Any], layout: Layout, *args: Any) -> np.ndarray:
-    """How often `program` counts each key for each query, measured: float64 (S, S) [query, key].
+    """Return how often `program` counts each key for each query, measured: float64 (S, S) [query, key].
 
-    `program(ring, q, k, v, *args)` runs on virtual ranks and returns out and lse. With q = k = 0
-    every visible key weighs e⁰ = 1, and with v the identity matrix out·e^lse is the number of times
-    that each key was counted.
+    `program(ring, q, k, v, *args)` runs on virtual ranks and returns out and lse. With q = k = 0, every
+    visible key has the weight e⁰ = 1. With the identity matrix as v, out·e^lse is the number of times that
+    each key was counted.
     """
     import torch
 
@@ -43,7 +43,7 @@ def counts(program: Callable[..., Any], layout: Layout, *args: Any) -> np.ndarra
 
 
 def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "") -> Figure:
-    """A measured (query, key) count matrix as a figure; see `draw_counts`."""
+    """Return a measured (query, key) count matrix as a figure; see `draw_counts`."""
     with styled():
         figure = new_figure((5.2, 4.6))
         ax = figure.subplots()
@@ -54,7 +54,7 @@ def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "")
 
 
 def compared(panels: Mapping[str, np.ndarray], boundaries: Sequence[int] = (), title: str = "") -> Figure:
-    """Measured count matrices side by side, each under its name; see `draw_counts`."""
+    """Return measured count matrices side by side, each under its name; see `draw_counts`."""
     with styled():
         figure = new_figure((4.2 * len(panels), 5.1))
         figure.set_layout_engine("constrained", h_pad=0.1)
@@ -85,9 +85,9 @@ def _counts_legend(figure: Figure, counts: np.ndarray, bounded: bool) -> None:
 
 
 def draw_counts(ax: Axes, counts: np.ndarray, boundaries: Sequence[int] = ()) -> None:
-    """Draw how often each key was counted for each query: white never, grey once, the number otherwise.
+    """Draw how often each key was counted for each query: white for never, grey for once, else a number.
 
-    `boundaries` are positions at which a new owner begins; lines are drawn there.
+    boundaries: the positions where the tokens of another owner begin; lines are drawn there.
     """
     once = np.isclose(counts, 1.0, atol=1e-6)
     ax.imshow(np.where(once, 0.35, 0.0), cmap="Greys", vmin=0, vmax=1)

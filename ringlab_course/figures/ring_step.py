@@ -1,7 +1,7 @@
 """One ring step inside the kernel: which tiles each program skips, computes whole, or masks.
 
-Drawn from the launch tables that the kernels get (`ringlab.blocks.triton.visits`), not from a mask.
-The data (`step_picture`, `StepPicture`) needs no plotting library.
+The pictures are drawn from the launch tables that the kernels get (`ringlab.blocks.triton.visits`), not from
+a mask. The data (`step_picture`, `StepPicture`) need no plotting library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLE: dict[str, Any] = {"fontweight": "bold", "fontsize": 11}
 
 @dataclass(frozen=True)
 class Visit:
-    """One tile that a program computes: keys k_start … k_stop − 1, all seen ("full") or under a mask."""
+    """One tile that a program computes: keys k_start … k_stop − 1, all visible ("full") or under a mask."""
 
     k_start: int
     k_stop: int
@@ -37,20 +37,20 @@ class Visit:
 
 @dataclass(frozen=True)
 class Program:
-    """Rows row_start … row_stop − 1 of every head, and the tiles they meet, in the kernel's order."""
+    """Rows row_start … row_stop − 1 of every head, and the tiles that they visit, in the kernel's order."""
 
     row_start: int
     row_stop: int
     visits: tuple[Visit, ...]
 
     def count(self, kind: Kind) -> int:
-        """How many of its tiles are of this kind."""
+        """Return the number of its tiles that are of this kind."""
         return sum(visit.kind == kind for visit in self.visits)
 
 
 @dataclass(frozen=True)
 class StepPicture:
-    """One step of one rank: its programs, the longest first, and what there was to skip."""
+    """One step of one rank: its programs, the longest first, and the sizes that determine skipped tiles."""
 
     layout: str
     rank: int
@@ -68,23 +68,27 @@ class StepPicture:
     key_runs: tuple[Run, ...] = ()
 
     def count(self, kind: Kind) -> int:
-        """How many tiles of this kind all programs visit."""
+        """Return the number of tiles of this kind that all programs visit."""
         return sum(program.count(kind) for program in self.programs)
 
     @property
     def skipped(self) -> int:
-        """How many more tiles there would be if all programs and idle rows met all keys, rounded."""
+        """The number of skipped tiles, rounded.
+
+        These are the further tiles that there would be if all programs, and all rows without a program,
+        visited all keys.
+        """
         left = [self.keys - sum(v.k_stop - v.k_start for v in p.visits) for p in self.programs]
         left += [self.keys] * round(self.rows_without_program / self.block_m)
         return sum(round(keys / self.block_n) for keys in left)
 
     @property
     def rows_without_program(self) -> int:
-        """Rows whose state is neither read nor written in this step."""
+        """The number of rows whose state is neither read nor written in this step."""
         return self.rows - sum(program.row_stop - program.row_start for program in self.programs)
 
     def rows_without_tiles(self) -> list[tuple[int, int, str]]:
-        """Runs of rows (start, stop) that meet no key, and whether a program owns them, in words."""
+        """Return runs of rows (start, stop) that visit no key, and whether a program owns them, in words."""
         found, end = [], 0
         for program in sorted(self.programs, key=lambda each: each.row_start):
             if program.row_start > end:
@@ -133,7 +137,7 @@ def _programs(
 
 
 def describe(picture: StepPicture) -> str:
-    """The picture of one step in words: its alternative text."""
+    """Return the picture of one step in words: its alternative text."""
     words = (
         f"{picture.layout}, rank {picture.rank}, step {picture.step}: {picture.rows} rows meet the {picture.keys} keys of "
         f"rank {picture.origin}, in tiles of {picture.block_m} rows by {picture.block_n} keys. "
@@ -153,7 +157,7 @@ def describe(picture: StepPicture) -> str:
 
 
 def describe_grid(pictures: Sequence[StepPicture]) -> str:
-    """Several steps in words, after a sentence that says what is shown."""
+    """Return several steps in words, after a title."""
     return " ".join([f"{_title(pictures)}.", *(describe(picture) for picture in pictures)])
 
 
@@ -167,7 +171,7 @@ def layouts_at(
 
 
 def grid(pictures: Sequence[StepPicture]) -> Figure:
-    """Small multiples: each step as a rectangle of rows and keys, tile by tile."""
+    """Return small multiples: each step as a rectangle of rows and keys, tile by tile."""
     from ringlab.viz.style import new_figure, styled
 
     with styled():
@@ -183,7 +187,7 @@ def grid(pictures: Sequence[StepPicture]) -> Figure:
 
 
 def _title(pictures: Sequence[StepPicture]) -> str:
-    """Return what all of the pictures show, as far as they agree."""
+    """Return a title with everything that all of the pictures have in common."""
     first = pictures[0]
     shown = {(each.rank, each.block_m, each.block_n, each.S, each.P, each.causal) for each in pictures}
     if len(shown) > 1:
@@ -201,7 +205,7 @@ def _steps_differ(pictures: Sequence[StepPicture]) -> bool:
 
 
 def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) -> None:
-    """Draw one step: rows down, keys across, one box for each tile that a program visits."""
+    """Draw one step: rows down, keys across, and one box for each tile that a program visits."""
     from ringlab.viz.style import INK, PAPER
 
     panel.add_rectangle(ax, (0, 0), picture.keys, picture.rows, **_look("skip"))
@@ -214,9 +218,8 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
         for edge in edges:
             ax.plot((0, picture.keys), edge, color=INK, linewidth=1.3, clip_on=False)
     for start, stop, words in picture.rows_without_tiles():
-        if (
-            stop - start >= picture.rows / 8
-        ):  # else there is no room, and the words below the picture count the rows
+        if stop - start >= picture.rows / 8:
+            # otherwise there is no room, and the words below the picture give the number of rows
             look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 2.0}
             ax.text(
                 picture.keys / 2, (start + stop) / 2, words, ha="center", va="center", fontsize=8.5, bbox=look
@@ -238,7 +241,7 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
 
 
 def _name_runs(axis: Axis, runs: Sequence[Run], length: int) -> None:
-    """Name the tokens of one or two runs in the middle of each, with a tick between them; of many, say how many."""
+    """Label one or two runs of tokens in their middle, with a tick between them; of more, give the number."""
     few = 0 < len(runs) <= 2
     edges = [0, *accumulate(run.length for run in runs)] if few else [0, length]
     axis.set_ticks(edges[1:-1], [""] * len(edges[1:-1]))
@@ -259,7 +262,7 @@ def _tokens(runs: Sequence[Run]) -> str:
 
 
 def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Widget:
-    """A widget: two sliders choose step and rank; the four layouts stand side by side, the words below."""
+    """Return a widget with sliders for step and rank; the four layouts are side by side, with words below."""
     ipywidgets = import_widgets()
 
     from ringlab.viz.style import as_html
@@ -275,7 +278,7 @@ def player(S: int = 512, P: int = 4, block_m: int = 64, block_n: int = 64) -> Wi
 
 
 def play(S: int = 512, P: int = 4) -> None:
-    """Show the player to a person; else record the steps of rank 1."""
+    """Show the player if a person can use it, otherwise record the steps of rank 1."""
     from ringlab.viz.style import as_html
 
     at = [layouts_at(S, P, 1, step) for step in range(P)]
@@ -289,7 +292,7 @@ def play(S: int = 512, P: int = 4) -> None:
 
 
 def _look(kind: str) -> dict[str, Any]:
-    """Fill and hatch of a tile; no two kinds differ by colour alone."""
+    """Return fill and hatch of a tile; no two kinds differ by colour alone."""
     from ringlab.viz.style import ORANGE, PAPER, QUIET, RULE, SKY
 
     looks: dict[str, dict[str, Any]] = {

@@ -1,8 +1,8 @@
 """Pictures of a ring run: the ring step by step, still or playing, and the coverage matrix.
 
-Colours tell owners apart and are always doubled by a label. Everything is read off a `Trace`: which block is where
-follows from the messages and their order, the computation between two exchanges and the bytes from the records.
-No closed form of the ring appears here, so a wrong ring makes a wrong picture.
+Colours distinguish owners, and a label always gives the same information. Everything is read from a `Trace`:
+the messages and their order give the place of each block, and the records give computations and bytes. No
+closed form of the ring is used, so a wrong ring makes a wrong picture.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 ATTEND = "attend"
-"""Computations whose label begins so are attention on the block that is here."""
+"""Computations whose label begins with this word are attention on the rank's current block."""
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One block on its way: from rank `source` to rank `to`; `origin` is its owner, None if unknown."""
+    """One block in transit from rank `source` to rank `to`; `origin` is its owner, or None if unknown."""
 
     source: int
     to: int
@@ -43,7 +43,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Frame:
-    """One step of the ring: the owner of the block on every rank, the ranks that computed, the blocks sent on."""
+    """One step of the ring: the owner of every rank's block, the ranks that computed, and the blocks sent."""
 
     step: int
     held: tuple[int | None, ...]
@@ -55,7 +55,7 @@ class Frame:
         return len(self.held)
 
     def caption(self) -> str:
-        """The frame in one sentence."""
+        """Return the frame in one sentence."""
         everybody = len(self.computed) == self.world_size
         who = "every rank" if everybody else f"{len(self.computed)} of {self.world_size} ranks"
         verb = "attends to its block" if everybody else "attend to their blocks"
@@ -63,7 +63,7 @@ class Frame:
         return f"Step {self.step}: {who} {verb}{onward}."
 
     def describe(self) -> str:
-        """The frame in words, one sentence per rank."""
+        """Return the frame in words, one sentence per rank."""
         hops = {hop.source: hop for hop in self.hops}
         lines = [f"Step {self.step}."]
         for rank, origin in enumerate(self.held):
@@ -76,9 +76,9 @@ class Frame:
 
 
 def frames(trace: Trace) -> list[Frame]:
-    """The steps of a ring run, in order: one more than the exchanges of the busiest rank.
+    """Return the steps of a ring run, in order: one more than the exchanges of the busiest rank.
 
-    Raises: CommError if a rank sends to more than one other, for then it is no ring.
+    Raises: CommError if a rank sends to more than one other rank, because then this is not a ring.
     """
     ranks = range(trace.world_size)
     for rank in ranks:
@@ -106,7 +106,10 @@ def _frame(trace: Trace, exchanges: list[list[Exchange]], step: int) -> Frame:
 
 
 def _holder(exchanges: list[list[Exchange]], rank: int, received: int) -> int | None:
-    """Whose block `rank` holds after so many receives: the message is followed back to its owner."""
+    """Return the owner of the block that `rank` holds after `received` messages.
+
+    Each message is followed back to the rank that sent it.
+    """
     while received:
         if received > len(exchanges[rank]):
             return None
@@ -122,7 +125,7 @@ def _holder(exchanges: list[list[Exchange]], rank: int, received: int) -> int | 
 
 
 def _computing_steps(trace: Trace, rank: int) -> set[int]:
-    """The steps in which `rank` attended: how many exchanges it had completed each time."""
+    """Return the steps in which `rank` attended; a step is the number of its earlier exchanges."""
     steps, received = set(), 0
     for event in trace.events:
         if event.rank != rank:
@@ -136,7 +139,7 @@ def _computing_steps(trace: Trace, rank: int) -> set[int]:
 
 
 def coverage(trace: Trace) -> np.ndarray:
-    """How often the queries of rank r were computed against the block of rank o: int64 (P, P) [r, o]."""
+    """Return how often the queries of rank r met the block of rank o: int64 (P, P) [r, o]."""
     times = np.zeros((trace.world_size, trace.world_size), dtype=np.int64)
     for frame in frames(trace):
         for rank in frame.computed:
@@ -146,7 +149,7 @@ def coverage(trace: Trace) -> np.ndarray:
 
 
 def when(trace: Trace) -> np.ndarray:
-    """The step in which each pair of `coverage` was last computed: float64 (P, P), NaN for never."""
+    """Return the step in which each pair of `coverage` was last computed: float64 (P, P), NaN for never."""
     steps = np.full((trace.world_size, trace.world_size), math.nan)
     for frame in frames(trace):
         for rank in frame.computed:
@@ -160,18 +163,19 @@ def _owner(origin: int | None) -> str:
 
 
 DARK = {BLUE, RED, GREEN}
-"""Fills on which white text reads better."""
+"""Fills on which white text is easier to read."""
 
 
 def owner_colour(origin: int | None) -> str:
-    """The colour of the K/V block of rank `origin`; white if nobody knows whose it is."""
+    """Return the colour of the K/V block of rank `origin`, or white if its owner is unknown."""
     return PAPER if origin is None else rank_colour(origin)
 
 
 def draw_ring(ax: Axes, frame: Frame, *, blocks: bool = True) -> None:
-    """Draw one step: ranks on a circle, the block each holds, arrows for blocks on their way.
+    """Draw one step: ranks on a circle, the block of each rank, and arrows for blocks in transit.
 
-    A solid outline means that the rank computes with its block in this step. blocks: off leaves the boxes out.
+    A solid outline means that the rank computes with its block in this step. blocks: whether the blocks are
+    drawn.
     """
     places = [_place(rank, frame.world_size) for rank in range(frame.world_size)]
     for hop in frame.hops:
@@ -189,10 +193,10 @@ def draw_ring(ax: Axes, frame: Frame, *, blocks: bool = True) -> None:
 
 
 def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
-    """Draw which rank met whose K/V, and in which step; `upto` leaves later steps out.
+    """Draw the step in which each rank met each rank's K/V; steps after `upto` are left out.
 
-    A cell's number is its step. ×n marks a pair that was computed n times. An empty cell means that the pair was never
-    computed, or last in a step after `upto`.
+    A cell's number is its step. ×n marks a pair that was computed n times. An empty cell means that the pair
+    was never computed, or last in a step after `upto`.
     """
     steps, times = when(trace), coverage(trace)
     P = trace.world_size
@@ -215,7 +219,7 @@ def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
 
 
 def strip(trace: Trace) -> Figure:
-    """All steps as small multiples, and the coverage matrix after the last one."""
+    """Return all steps as small multiples, and the coverage matrix after the last one."""
     steps = frames(trace)
     panels = len(steps) + 1
     columns = min(panels, 3)
@@ -233,7 +237,7 @@ def strip(trace: Trace) -> Figure:
 
 
 def still(trace: Trace, step: int, *, blocks: bool = True) -> Figure:
-    """One step beside the coverage matrix as far as it is filled then."""
+    """Return one step, beside the coverage matrix up to this step."""
     with styled():
         figure = new_figure((7.2, 3.6))
         left, right = figure.subplots(1, 2)
@@ -243,7 +247,7 @@ def still(trace: Trace, step: int, *, blocks: bool = True) -> Figure:
 
 
 def describe(trace: Trace) -> str:
-    """The whole run in words: the alternative text of `strip`."""
+    """Return the whole run in words: the alternative text of `strip`."""
     return " ".join(frame.describe() for frame in frames(trace))
 
 
@@ -254,12 +258,14 @@ def pictures(trace: Trace) -> list[str]:
 
 
 def moving(trace: Trace, frame: Frame, before: Frame | None = None) -> str:
-    """Return one step as HTML in which each block travels from the rank that sent it, `before`, to where it is now.
+    """Return one step as HTML in which each block moves from its sender to its new rank.
 
-    A reader who asks for less motion sees it arrive at once.
+    before: the previous step, whose hops give the senders. A reader who prefers less motion sees the blocks
+    at once in their new places.
     """
     figure = still(trace, frame.step, blocks=False)
-    data = base64.b64encode(png(figure)).decode("ascii")  # drawn now, so that places are known
+    # the picture is drawn first, because the places are known only afterwards
+    data = base64.b64encode(png(figure)).decode("ascii")
     (wide, high), to_pixels = figure.get_size_inches() * figure.dpi, figure.axes[0].transData.transform
     places = [to_pixels(_place(rank, frame.world_size)) for rank in range(frame.world_size)]
     came = {hop.to: hop.source for hop in before.hops} if before else {}
@@ -282,7 +288,7 @@ TRAVEL = (
     "@keyframes ring-view-travel { from { transform: translate(var(--dx), var(--dy)) } } "
     "@media (prefers-reduced-motion: no-preference) { .ring-view-block { animation: ring-view-travel 0.9s ease-in-out } }"
 )
-"""Each block begins where it came from."""
+"""The animation in which each block starts at the place that it came from."""
 
 
 def _away(places: Sequence[Any], rank: int, source: int) -> tuple[float, float]:
@@ -304,18 +310,18 @@ def _box(frame: Frame, rank: int, place: tuple[float, float], away: tuple[float,
 
 
 def play(trace: Trace) -> None:
-    """Show the steps with Play and a slider."""
+    """Show the steps in a player with a Play button and a slider."""
     still = f"steps 0 to {len(frames(trace)) - 1}: run this cell to play them; they stand side by side below"
     play_steps(lambda: pictures(trace), "step", {"text/plain": still})
 
 
 def _radius(world_size: int) -> float:
-    """The radius of the circle, larger where many ranks need room."""
+    """Return the radius of the circle, which is larger for many ranks."""
     return 1.1 if world_size <= 5 else 1.6
 
 
 def _place(rank: int, world_size: int) -> tuple[float, float]:
-    """Where a rank stands: clockwise from the top, two ranks side by side."""
+    """Return the place of a rank on the circle, clockwise from the top; two ranks are side by side."""
     start = math.pi if world_size == 2 else math.pi / 2
     angle = start - 2 * math.pi * rank / world_size
     return _radius(world_size) * math.cos(angle), _radius(world_size) * math.sin(angle)

@@ -1,7 +1,7 @@
-"""Rounding itself as a picture: the bits that a format keeps, and the numbers between which a sum has to choose.
+"""Rounding as a picture: the bits of a number in each format, and the numbers that a rounded sum can take.
 
-Everything is drawn from real numbers of the formats: bits are read off memory, and grey lines are all numbers that a
-format has in the range of the picture.
+Everything is drawn from real numbers: bits are read from memory, and the grey lines are all numbers of a
+format in the range of the picture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format: how many bits say the power of two, and how many the digits."""
+    """A floating-point format, with the number of bits of its exponent and of its fraction."""
 
     name: str
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Format:
         return float(torch.tensor(value, dtype=torch.float64).to(self.dtype))
 
     def numbers(self, low: float, high: float) -> np.ndarray:
-        """Return all numbers of a format of 16 bits from `low` to `high`, in order."""
+        """Return all numbers of this format from `low` to `high`, in order; the format must have 16 bits."""
         every = torch.arange(-(2**15), 2**15).to(torch.int16).view(self.dtype).double().numpy()
         return np.unique(every[np.isfinite(every) & (every >= low) & (every <= high)])
 
@@ -58,7 +58,7 @@ BFLOAT16 = FORMATS[2]
 
 
 def bits(value: float) -> Figure:
-    """Return the bits of `value` in each format, with the number that they stand for and how far off it is."""
+    """Return the bits of `value` in each format, the number that they represent, and its error."""
     with styled():
         drawn = new_figure((9.2, 2.5))
         ax = drawn.subplots()
@@ -109,7 +109,7 @@ def describe_bits(value: float) -> str:
 
 @dataclass(frozen=True)
 class Steps:
-    """One quantity step by step: exactly, and as bfloat16 keeps it; `first` is the number of the first step."""
+    """One quantity step by step, exactly and rounded to bfloat16; `first` is the number of the first step."""
 
     title: str
     xlabel: str
@@ -120,9 +120,9 @@ class Steps:
 
 
 def steps(panels: Sequence[Steps]) -> Figure:
-    """Return the panels side by side: each quantity between the numbers that bfloat16 has, which are the grey lines."""
+    """Return the panels side by side: each quantity, with all bfloat16 numbers as grey lines."""
     with styled():
-        drawn = new_figure((max(7.0, 4.3 * len(panels) + 0.6), 4.0))  # the legend takes 7 inches
+        drawn = new_figure((max(7.0, 4.3 * len(panels) + 0.6), 4.0))  # the legend needs 7 inches
         axes = drawn.subplots(1, len(panels), squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
             _draw_steps(ax, one)
@@ -149,7 +149,7 @@ def _draw_steps(ax: Axes, one: Steps) -> None:
 
 
 def describe_steps(panels: Sequence[Steps]) -> str:
-    """Return the panels of `steps` in words: the grid, and where both ways end."""
+    """Return the panels of `steps` in words: the spacing of bfloat16 numbers, and both final values."""
     return " ".join(map(_words, panels))
 
 

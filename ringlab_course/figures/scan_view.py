@@ -1,4 +1,4 @@
-"""Scans of states over ranks: which ranks' tokens each one knows of after each round; and how well a state remembers."""
+"""Scans of states over ranks: which ranks' tokens each rank knows after each round, and a state's memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Known = Sequence[Sequence[Sequence[int]]]
-"""known[round][rank]: the ranks whose tokens this rank knows of after that round, its own among them."""
+"""known[round][rank]: the ranks whose tokens are known to this rank after that round, including itself."""
 
 
 def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
-    """Return what each rank knows of before the first round and after each, if hops (source, target) carry all that is known."""
+    """Return the ranks whose tokens each rank knows, at first and after each round.
+
+    hops: for each round, pairs (source, target). Each hop carries everything that its source knows.
+    """
     held = [[rank] for rank in range(P)]
     rounds = [held]
     for hop_round in hops:
@@ -30,7 +33,10 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
 
 
 def rounds(scans: Mapping[str, Known]) -> Figure:
-    """Return, for each scan, a panel for every round: a row for each rank, with a box for each rank whose tokens it knows of."""
+    """Return a panel for every round of each scan: a row per rank, with a box for each rank that it knows.
+
+    A rank knows another rank if it has received the state of that rank's tokens.
+    """
     most = max(len(each) for each in scans.values())
     with styled():
         drawn = new_figure((8.0, 2.5 * len(scans) + 0.3))
@@ -70,7 +76,7 @@ def rounds(scans: Mapping[str, Known]) -> Figure:
 
 
 def describe(scans: Mapping[str, Known]) -> str:
-    """Return the rounds in words."""
+    """Return the picture of `rounds` in words."""
     parts = [f"{name}: {len(each) - 1} round{'s' * (len(each) > 2)}" for name, each in scans.items()]
     return (
         "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
@@ -79,13 +85,13 @@ def describe(scans: Mapping[str, Known]) -> str:
 
 
 def composition() -> Figure:
-    """Return a state that passes two stretches of tokens, one after the other and as one."""
+    """Return a picture of a state that passes two stretches of tokens, one by one and combined."""
     with styled():
         drawn = new_figure((8.0, 2.6))
         ax = drawn.subplots()
         box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
         colours = {"first": rank_colour(0), "second": rank_colour(1), "both": "#E8ECF0"}
-        # Centre, half of the width with its margin, text, and the colour of a box.
+        # Each box: its centre, half of its width with the margin, its text and its colour.
         apart = (
             (0.2, 0.4, "S", None),
             (2.6, 0.9, "stretch 1\n$(A_1, B_1)$", "first"),
@@ -114,7 +120,7 @@ def composition() -> Figure:
 
 
 def describe_composition() -> str:
-    """Return the picture in words."""
+    """Return the picture of `composition` in words."""
     return (
         "A state S passes stretch 1, which makes A1 S + B1, and stretch 2, which makes A2 (A1 S + B1) + B2. "
         "Both together are one stretch with the pair (A2 A1, A2 B1 + B2)."
@@ -122,7 +128,7 @@ def describe_composition() -> str:
 
 
 def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int) -> Figure:
-    """Return the error of a value that is read back, against the number of keys that were stored."""
+    """Return the error of a value read back from a state, against the number of stored keys."""
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
@@ -141,7 +147,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
 
 
 def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]) -> str:
-    """Return the curves in words."""
+    """Return the curves of `recall` in words."""
     ends = ", ".join(
         f"{name} from {values[0]:.2f} to {values[-1]:.2f}, {max(values):.2f} at most"
         for name, values in errors.items()
@@ -150,9 +156,10 @@ def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]
 
 
 def survival(alphas: Sequence[float]) -> Figure:
-    """Return the fractions of the entering state and of each token's write that survive until each token reads, and until the end.
+    """Return the fractions of the entering state and of each token's write that survive, in a table.
 
-    alphas: the decay of each token of the chunk, as a factor.
+    Each row is the moment when a token reads; the last row is the end of the chunk.
+    alphas: the decay factor of each token of the chunk.
     """
     C = len(alphas)
     with styled():
@@ -188,7 +195,7 @@ def survival(alphas: Sequence[float]) -> Figure:
 
 
 def describe_survival(alphas: Sequence[float]) -> str:
-    """Return the fractions in words."""
+    """Return the fractions of `survival` in words."""
     *reads, leaves = _surviving(alphas)
     each = "; ".join(
         f"token {i} reads {state:.3g} of the state and {', '.join(f'{x:.3g}' for x in of[:i])} of the writes so far"
@@ -199,7 +206,7 @@ def describe_survival(alphas: Sequence[float]) -> str:
 
 
 def _surviving(alphas: Sequence[float]) -> list[list[float]]:
-    """Return for each token, and last for the state that leaves, the fractions of the state and of each write."""
+    """Return the surviving fractions of the state and of each write, for each token and for the end."""
     C = len(alphas)
     rows = [
         [prod(alphas[: i + 1]), *(prod(alphas[j + 1 : i + 1]) if j <= i else 0.0 for j in range(C))]

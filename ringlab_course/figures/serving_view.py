@@ -1,4 +1,4 @@
-"""Serving: pages of a cache, masks of a chunk, who travels and in how many bytes, and which rank has which part of the cache."""
+"""Serving: pages of a cache, masks of a chunk, what travels and in how many bytes, and parts of the cache."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def pages(
     held: Sequence[Sequence[tuple[str, int]]], page: int, sequences: Sequence[str], ranks: int
 ) -> Figure:
-    """Return the pool of pages: held[p] = ((sequence, tokens), …), one entry for each sequence that has the page.
+    """Return the pool of pages; held[p] = ((sequence, tokens), …), one entry for each sequence on page p.
 
-    A page is a column of `ranks` bands, and has room for page / ranks tokens on each.
+    A page is a column with a band for each of `ranks`, and has room for page / ranks tokens in each band.
     """
     with styled():
         drawn = new_figure((8.0, 2.6))
@@ -68,7 +68,7 @@ def pages(
 
 
 def describe_pages(held: Sequence[Sequence[tuple[str, int]]]) -> str:
-    """Return the pages in words."""
+    """Return the picture of `pages` in words."""
     words = [
         f"page {number}: {' and '.join(f'{tokens} tokens of {name}' for name, tokens in owners) or 'free'}"
         for number, owners in enumerate(held)
@@ -77,7 +77,7 @@ def describe_pages(held: Sequence[Sequence[tuple[str, int]]]) -> str:
 
 
 def chunk_masks(prefix: int, new: int) -> Figure:
-    """Return two pictures of the keys that a chunk's queries see: in truth, and with a causal mask that knows of no prefix."""
+    """Return the keys that a chunk's queries see: really, and with a causal mask that ignores the prefix."""
     with styled():
         drawn = new_figure((8.0, 2.6))
         axes = drawn.subplots(1, 2, sharey=True)
@@ -99,7 +99,7 @@ def chunk_masks(prefix: int, new: int) -> Figure:
 
 
 def describe_chunk_masks(prefix: int, new: int) -> str:
-    """Return the two masks in words."""
+    """Return the two masks of `chunk_masks` in words."""
     return (
         f"Keys that the queries of a chunk see. In truth the first sees {prefix + 1} and the last {prefix + new}; "
         f"with is_causal=True the first sees 1 and the last {new}."
@@ -107,7 +107,10 @@ def describe_chunk_masks(prefix: int, new: int) -> str:
 
 
 def travellers(P: int) -> Figure:
-    """Return two pictures of P ranks: blocks of keys and values that travel, and queries that do, whose partials come home."""
+    """Return two pictures of P ranks: in one, K/V blocks travel; in the other, queries travel.
+
+    The partials of the queries then return to their rank.
+    """
     with styled():
         drawn = new_figure((8.0, 3.1))
         axes = drawn.subplots(1, 2)
@@ -126,7 +129,7 @@ def travellers(P: int) -> Figure:
             ax.text(0.3, 0.75, "q", ha="right", va="center", fontsize=9)
             for rank in range(1, P) if not keys_move else ():
                 low = 2.15 + 0.34 * (rank - 1)
-                for place in (0.38, rank + 0.38):  # at home, and where it is made
+                for place in (0.38, rank + 0.38):  # once at home, and once where the partial is computed
                     _draw_partial(ax, (place, low), rank)
                 _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13), rank_colour(0))
             ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
@@ -142,7 +145,7 @@ def travellers(P: int) -> Figure:
 
 
 def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
-    """Draw the partial of rank 0's queries over the keys of `rank`: left the queries' colour, right the keys'."""
+    """Draw the partial of rank 0's queries over the keys of `rank`, half in each of their two colours."""
     for part, whose in enumerate((0, rank)):
         place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
         panel.add_rectangle(ax, *place, facecolor=rank_colour(whose), edgecolor=RULE)
@@ -153,7 +156,7 @@ def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour
 
 
 def describe_travellers(P: int) -> str:
-    """Return the two pictures in words."""
+    """Return the two pictures of `travellers` in words."""
     return (
         f"{P} ranks, each with a tall block of keys and values and a small one of queries. Left: tall blocks go from rank to "
         "rank. Right: small blocks do, and the partials of rank 0's queries come home to rank 0 from every other rank."
@@ -161,7 +164,7 @@ def describe_travellers(P: int) -> str:
 
 
 def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> Figure:
-    """Return the bytes that a rank sends against the cached tokens; `meet` is where the two lines cross."""
+    """Return the bytes that a rank sends, against cached tokens; the lines cross at `meet` tokens."""
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
@@ -182,7 +185,7 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
 
 
 def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> str:
-    """Return the two lines in words."""
+    """Return the two lines of `bytes_by_prefix` in words."""
     ends = "; ".join(
         f"{name}: {values[0] / 1e6:,.1f} to {values[-1] / 1e6:,.1f} MB" for name, values in lines.items()
     )
@@ -190,7 +193,7 @@ def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]]
 
 
 def hand_over(P: int) -> Figure:
-    """Return which partials (heads × tokens) each of P ranks has after it attended, and after the hand-over."""
+    """Return the partials (heads × tokens) of each of P ranks after attending, and after the hand-over."""
     with styled():
         drawn = new_figure((8.0, 4.0))
         axes = drawn.subplots(2, P, squeeze=False)
@@ -217,7 +220,7 @@ def hand_over(P: int) -> Figure:
 
 
 def describe_hand_over(P: int) -> str:
-    """Return the squares in words."""
+    """Return the picture of `hand_over` in words."""
     return (
         f"Squares of heads by tokens for {P} ranks. After attending, rank r has column r: all heads over its own tokens. "
         "After the hand-over it has row r: its own heads over the tokens of all ranks."
@@ -225,7 +228,10 @@ def describe_hand_over(P: int) -> str:
 
 
 def shares(grids: Mapping[str, Sequence[tuple[float, float, float, float]]]) -> Figure:
-    """Return, for each way to share a cache, which part each rank reads: (first head, heads, first token, tokens), in shares of 1."""
+    """Return the part of a cache that each rank reads, for each way to share the cache.
+
+    grids: by way, each rank's (first head, heads, first token, tokens), as shares of 1.
+    """
     with styled():
         drawn = new_figure((2 + 3.0 * len(grids), 3.2))
         axes = drawn.subplots(1, len(grids), sharey=True, squeeze=False)[0]

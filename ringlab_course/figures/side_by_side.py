@@ -1,7 +1,8 @@
-"""Two programs side by side: lines that do the same job share a colour and a ribbon between the columns.
+"""Two programs side by side: lines with the same job share a colour, and a ribbon connects them.
 
-The sources are those that ran. Colours are doubled by the job's number, so that none is needed to read it; a legend below
-says what each number does. Then: two ways of a gradient around the same ring, a panel each.
+The sources are those of the programs that ran. Each job also has a number, so that the picture can be read
+without colours; a legend below names the jobs. A second figure shows two ways of a gradient around the same
+ring, one in each panel.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ LINE = 0.26
 CHARACTER = 0.083
 """Width of one character in inches, at 9.5 points of DejaVu Sans Mono."""
 GAP = 6
-"""Characters between the columns, for the ribbons."""
+"""Width of the gap between the columns, in characters, for the ribbons."""
 KEY_COLUMNS = 2
-"""Of the legend, one below each program."""
+"""Columns of the legend, one below each program."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing that both programs do; `left` and `right` are pieces of the lines that do it."""
+    """A job that both programs do; `left` and `right` are pieces of the lines that do it."""
 
     name: str
     left: tuple[str, ...]
@@ -40,9 +41,9 @@ class Job:
 
 
 def lines_of(source: str, pieces: Sequence[str]) -> list[int]:
-    """Return the numbers, from 0, of the first line that holds each piece.
+    """Return the numbers, from 0, of the first line that contains each piece.
 
-    Raises: CourseError for a piece that no line holds: picture and program have drifted apart.
+    Raises: CourseError if no line contains a piece, because then the picture no longer fits the program.
     """
     lines, found = source.splitlines(), []
     for piece in pieces:
@@ -97,7 +98,7 @@ def describe(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[J
 
 
 def _plain(source: str) -> str:
-    """The source without empty lines and docstrings of one line: no job has them."""
+    """Return the source without empty lines and one-line docstrings, which belong to no job."""
     lines = textwrap.dedent(source).strip("\n").splitlines()
     return "\n".join(line for line in lines if line.strip() and not line.strip().startswith('"""'))
 
@@ -110,7 +111,7 @@ def _write(ax: Axes, x: float, y: float, line: str) -> None:
 
 
 def _draw_key(ax: Axes, number: int, job: Job, x: float, y: float) -> None:
-    """A band as behind the lines of a job, with its number and its name."""
+    """Draw a legend key: a band like those of the job's lines, with the job's number and name."""
     panel.add_rectangle(ax, (x, y + 0.1), 1.8, 0.8, color=rank_colour(number), alpha=0.3, linewidth=0)
     ax.text(x + 0.9, y + 0.5, str(number + 1), fontsize=8, va="center", ha="center", color=INK)
     ax.text(x + 2.6, y + 0.5, job.name, fontsize=9.5, va="center", color=INK)
@@ -119,7 +120,7 @@ def _draw_key(ax: Axes, number: int, job: Job, x: float, y: float) -> None:
 def _draw_job(
     ax: Axes, number: int, job: Job, texts: list[str], starts: tuple[int, int], widths: list[int]
 ) -> None:
-    """Bands behind the lines of a job, its number beside them, ribbons from each left line to each right one."""
+    """Draw bands behind a job's lines, its number beside them, and ribbons from left lines to right lines."""
     from matplotlib.patches import Polygon
 
     colour = rank_colour(number)
@@ -136,13 +137,13 @@ def _draw_job(
 
 
 BOX_WIDTH, BOX_HEIGHT = 0.66, 0.34
-"""Of a box in `two_ways`, where columns and rows are 1 apart: its width, and half its height."""
+"""Width and half of the height of a box in `two_ways`, where columns and rows are 1 apart."""
 Stop = tuple[int, tuple[int, ...]]
-"""A device, and the devices whose terms the sum for block 0 holds when it leaves."""
+"""A device, and the devices whose terms are in the sum for block 0 when it leaves this device."""
 
 
 def ways_home(P: int) -> dict[str, list[Stop]]:
-    """Return the stops of the sum for block 0 in the backward: autodiff's, and those of couriers."""
+    """Return the stops of the sum for block 0 in the backward, with autodiff and with couriers."""
     back = [(rank, tuple(range(rank, P))) for rank in reversed(range(P))]
     around = [(rank, tuple(range(rank + 1))) for rank in range(P)]
     return {
@@ -155,7 +156,7 @@ def ways_home(P: int) -> dict[str, list[Stop]]:
 
 
 def two_ways(P: int) -> Figure:
-    """Return the forward way of block 0 and the two ways of its gradient, a panel each."""
+    """Return the forward path of block 0 and the path of its gradient, in a panel for each of two ways."""
     with styled():
         drawn = new_figure((8.6, 2 * (0.52 * P + 0.75) + 0.7))
         panels = drawn.subplots(2, 1)
@@ -183,7 +184,7 @@ def two_ways(P: int) -> Figure:
 
 
 def _draw_way(ax: Axes, P: int, stops: Sequence[Stop], kept: bool) -> None:
-    """The forward on the left, hop by hop, and the backward on the right."""
+    """Draw the forward on the left, hop by hop, and the backward on the right."""
     for rank in range(P):
         held = kept or rank == 0
         look: dict[str, Any] = (

@@ -1,6 +1,7 @@
-"""What a version of the ring step moves, counted and drawn, and one line of the launch table as a picture.
+"""The bytes that a version of the ring step moves, as numbers and pictures, and a line of a launch table.
 
-`segment` draws the line as it is given, and takes what each row sees from the layout: a wrong line shows.
+`segment` draws the line of the table as it is given, and takes the visible keys of each row from the layout.
+So a wrong line shows.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from ringlab_course.checking.accesses import Access
 
 _WIDEST = 0.29
-"""The width of the largest arrow, in heights of a step."""
+"""The width of the largest arrow, as a share of the height of a step."""
 Moved = list[tuple[int, int]]
-"""For each launch, the bytes (read, written) of what belongs to its rows."""
+"""For each launch, the bytes (read, written) of the partials, state and results of its rows."""
 
 
 def moved(accesses: Iterable[Access]) -> Moved:
-    """Return, for each launch, the bytes (read, written) of what belongs to its rows: partials, state and results.
+    """Return, for each launch, the bytes (read, written) of the partials, state and results of its rows.
 
-    Q, K, V and launch tables are left out. OUT has two bytes an element, everything else four. A launch begins where the
-    programs begin at (0, 0, 0) again.
+    Q, K, V and launch tables are left out. OUT has two bytes per element, everything else four. A new launch
+    begins where the program number returns to (0, 0, 0).
     """
     launches: list[dict[str, int]] = []
     before = False
@@ -48,9 +49,9 @@ def moved(accesses: Iterable[Access]) -> Moved:
 def report(
     ladder: dict[str, Moved], name: str, right: NDArray[Any], steps: Callable[..., Any], *args: Any
 ) -> int:
-    """Run all steps, print what they did, and note it in the ladder; return the bytes moved for rows.
+    """Run all steps, print a summary, and record it in `ladder`; return the bytes moved for rows.
 
-    right: the result in float64, with which the tensor that `steps(*args)` returns is compared.
+    right: the correct result in float64, which is compared with the tensor that `steps(*args)` returns.
     """
     with record_accesses() as accesses:
         out = steps(*args)
@@ -69,7 +70,7 @@ def segment(
 ) -> Figure:
     """Return a picture of one line of SEGMENTS, for the rows (start, stop) of one program.
 
-    line: start, split, stop, shift. A cell is one score.
+    line: start, split, stop, shift. Each cell is one score.
     """
     from ringlab.viz.style import INK, ORANGE, PAPER, RULE, SKY, new_figure, styled
 
@@ -122,7 +123,7 @@ def segment(
 def describe_segment(
     layout: Layout, rank: int, origin: int, rows: tuple[int, int], line: tuple[int, int, int, int]
 ) -> str:
-    """The picture of `segment` in words."""
+    """Return the picture of `segment` in words."""
     start, split, stop, shift = line
     words = [
         f"One line of SEGMENTS, {start}, {split}, {stop}, {shift}, for rows {rows[0]} to {rows[1] - 1} of rank {rank}, "
@@ -142,10 +143,11 @@ def _signed(shift: int) -> str:
 
 
 def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Figure:
-    """Return a column for each version of a ring step, with an arrow for what each launch reads, and one for what it writes.
+    """Return a column for each version of a ring step, with arrows for what each launch reads and writes.
 
-    versions: by name, the bytes (read, written) of every launch in order, equally many in each step. Two launches a step
-    are block and merge. Arrows are as wide as their bytes.
+    versions: by name, the bytes (read, written) of every launch in order, with the same number of launches in
+    each step. If there are two launches per step, they are block and merge. An arrow's width is proportional
+    to its bytes.
     """
     from ringlab.viz.style import ORANGE, SKY, new_figure, styled
 
@@ -168,7 +170,7 @@ def traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> Fi
 
 
 def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: int) -> str:
-    """The picture of `traffic` in words."""
+    """Return the picture of `traffic` in words."""
     words = [
         "State and results of its rows that each step of the ring reads from memory and writes to it, in KiB."
     ]
@@ -184,7 +186,7 @@ def describe_traffic(versions: Mapping[str, Sequence[tuple[int, int]]], steps: i
 
 
 def _draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most: int) -> None:
-    """Draw the launches of one version from top to bottom between their kernels and memory.
+    """Draw the launches of one version from top to bottom, as arrows between kernels and memory.
 
     most: the bytes of the widest arrow.
     """
@@ -209,7 +211,7 @@ def _draw_column(ax: Axes, launches: Sequence[tuple[int, int]], steps: int, most
 
 
 def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byte: float) -> None:
-    """Draw what a launch reads and writes, one below the other, each `per_byte` wide for a byte."""
+    """Draw the reads and writes of a launch, one below the other; `per_byte` is the width for one byte."""
     from matplotlib.patches import FancyArrow
 
     from ringlab.viz.style import ORANGE, SKY
@@ -223,7 +225,7 @@ def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byt
         shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
         look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}
         ax.add_patch(FancyArrow(begin, middle, end - begin, 0, **shape, **look))
-        room = width > 0.1  # else the number stands above its arrow
+        room = width > 0.1  # otherwise the number is above its arrow
         at = middle if room else middle - width / 2 - 0.01
         ax.text(0.57, at, _kib(count), ha="center", va="center" if room else "bottom", fontsize=8)
 

@@ -1,6 +1,6 @@
-"""The tile scan: which score tile is computed at each step, and what is in memory while it is.
+"""The tile scan: which score tile is computed at each step, and the memory in use at that step.
 
-The data (`scan`, `Scan`, `ScanStep`) needs no plotting library; the pictures are made from it.
+The data (`scan`, `Scan`, `ScanStep`) need no plotting library. The pictures are made from the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ScanStep:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that exist only because this tile is being computed."""
+        """The bytes that exist only because this tile is being computed."""
         return sum(self.live.values())
 
 
@@ -52,26 +52,26 @@ class Scan:
 
     @property
     def n_tiles(self) -> int:
-        """Tiles along one side of the score matrix."""
+        """The number of tiles along one side of the score matrix."""
         return len(self.kinds)
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the largest live set of any step."""
+        """The bytes of the largest live set of any step."""
         return max(step.live_bytes for step in self.steps)
 
     def count(self, kind: Kind) -> int:
-        """How many tiles of the grid are of this kind."""
+        """Return the number of tiles of the grid that are of this kind."""
         return sum(row.count(kind) for row in self.kinds)
 
 
 def cuts(S: int, tile: int) -> list[tuple[int, int]]:
-    """(start, stop) of every tile of `S` tokens; the last one is shorter when `tile` does not divide S."""
+    """Return (start, stop) of every tile of `S` tokens; the last is shorter if `tile` does not divide S."""
     return [(start, min(start + tile, S)) for start in range(0, S, tile)]
 
 
 def tile_kind(q_tile: int, k_tile: int, *, causal: bool) -> Kind:
-    """What the causal mask makes of the tile in row `q_tile`, column `k_tile` of a square grid."""
+    """Return the kind of the tile in row `q_tile`, column `k_tile` of a square grid under the mask."""
     if not causal or k_tile < q_tile:
         return "full"
     return "diagonal" if k_tile == q_tile else "skip"
@@ -80,10 +80,10 @@ def tile_kind(q_tile: int, k_tile: int, *, causal: bool) -> Kind:
 def scan(
     S: int, tile: int, D: int, *, causal: bool = True, direction: Pass = "forward", itemsize: int = 4
 ) -> Scan:
-    """The steps of a tiled pass over S tokens and one head of dim D, with the bytes live at each.
+    """Return the steps of a tiled pass over S tokens and one head of dim D, with the live bytes of each step.
 
-    Forward: one query tile stays while the key tiles pass by. Backward: one key tile stays, with
-    its dK and dV, while the query tiles pass by.
+    Forward: one query tile stays while the key tiles pass by. Backward: one key tile stays, with its dK and
+    dV, while the query tiles pass by.
     """
     spans = cuts(S, tile)
     n = len(spans)
@@ -115,7 +115,7 @@ def _backward_live(Lq: int, Lk: int, D: int, itemsize: int) -> dict[str, int]:
 
 
 def cell_states(picture: Scan, index: int) -> list[list[str]]:
-    """The grid at step `index`: "now", "done", "skip" or "todo" for every tile."""
+    """Return the grid at step `index`, with "now", "done", "skip" or "todo" for every tile."""
     done = {(step.q_tile, step.k_tile) for step in picture.steps[:index]}
     now = (picture.steps[index].q_tile, picture.steps[index].k_tile)
 
@@ -129,7 +129,7 @@ def cell_states(picture: Scan, index: int) -> list[list[str]]:
 
 
 def describe(picture: Scan, index: int) -> str:
-    """The picture of step `index` in words: its alternative text."""
+    """Return the picture of step `index` in words: its alternative text."""
     step = picture.steps[index]
     parts = ", ".join(f"{name} {_kib(count)}" for name, count in step.live.items())
     return (
@@ -141,18 +141,18 @@ def describe(picture: Scan, index: int) -> str:
 
 
 def describe_strip(picture: Scan) -> str:
-    """The small multiples in words."""
+    """Return the small multiples in words."""
     return " ".join(describe(picture, index) for index in moments(picture))
 
 
 def moments(picture: Scan) -> tuple[int, ...]:
-    """Four steps that show the course of the scan: the first, two between, the last."""
+    """Return four steps that show the course of the scan: the first, two in between, and the last."""
     last = len(picture.steps) - 1
     return tuple(sorted({0, last // 3, 2 * last // 3, last}))
 
 
 def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
-    """Small multiples: the grid at several steps, above the largest live set of any step."""
+    """Return small multiples: the grid at several steps, above the largest live set of any step."""
     from ringlab.viz.style import new_figure, styled
 
     indices = indices or moments(picture)
@@ -172,13 +172,13 @@ def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
 
 
 def _heading(picture: Scan) -> str:
-    """The title of a figure of the whole scan."""
+    """Return the title of a figure of the whole scan."""
     mask = "Causal attention" if picture.causal else "Attention"
     return f"{mask} over {picture.S:,} tokens by tiles, D = {picture.D}, {picture.direction}"
 
 
 def still(picture: Scan, index: int) -> Figure:
-    """One step: the grid beside its live set."""
+    """Return one step: the grid beside its live set."""
     from ringlab.viz.style import new_figure, styled
 
     with styled():
@@ -192,7 +192,7 @@ def still(picture: Scan, index: int) -> Figure:
 
 
 def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
-    """Draw the score matrix at step `index`, tile by tile, with the tensors' tiles along its sides."""
+    """Draw the score matrix at step `index`, tile by tile, with the tiles of Q, K and V along its sides."""
     from ringlab.viz.style import INK
 
     n, step = picture.n_tiles, picture.steps[index]
@@ -220,7 +220,7 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
 
 
 def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool = False) -> None:
-    """Draw what is live at step `index`, one bar for each tensor, in KiB; with `whole` the title is about all steps."""
+    """Draw the live tensors at step `index` as bars in KiB; with `whole`, the title is about all steps."""
     from ringlab.viz.style import BLUE, RED
 
     live = picture.steps[index].live
@@ -244,7 +244,7 @@ def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool =
 
 
 def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> Widget:
-    """A widget: a slider walks over the tiles, forward or backward; the words stand below the picture."""
+    """Return a widget with a slider over the tiles, forward or backward; the words are below the picture."""
     ipywidgets = import_widgets()
 
     from ringlab.viz.style import as_html
@@ -263,14 +263,17 @@ def player(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) 
 
 
 def play(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) -> None:
-    """Show the player to a person; where nobody is there to press Play, say so."""
+    """Show the player if a person can use it; otherwise print that the cell has to be run."""
     steps = len(scan(S, tile, D, causal=causal).steps)
     still = f"{steps} tiles forward, {steps} backward: run this cell to play them"
     show_player(lambda: player(S, tile, D, causal=causal), lambda: print(still))
 
 
 def _look(state: str) -> dict[str, Any]:
-    """Fill and hatch of a tile; no two in the grid differ by colour alone. Only the sides have "held"."""
+    """Return fill and hatch of a tile.
+
+    No two in the grid differ by colour alone. "held" is only at the sides.
+    """
     from ringlab.viz.style import BLUE, PAPER, QUIET, RED, RULE, SKY
 
     looks: dict[str, dict[str, Any]] = {
@@ -303,6 +306,6 @@ def _legend(figure: Figure, picture: Scan, rows: int = 1) -> None:
 
 
 def _kib(count: int) -> str:
-    """As KiB, with one decimal where it matters."""
+    """Return a number of bytes in KiB, with one decimal for small numbers that are not whole."""
     size = count / BYTES_PER_KIB
     return f"{size:,.0f} KiB" if size == round(size) or size >= 1000 else f"{size:.1f} KiB"

@@ -1,6 +1,7 @@
-"""A ring step as two kernels, lesson 04's attention on one block and lesson 02's merge: the start of lesson 12.
+"""A ring step as two kernels: attention on one block (lesson 04) and the merge (02). Lesson 12 starts here.
 
-Import it after TRITON_INTERPRET is set: the lesson runs it in Triton's interpreter, which counts what it moves.
+Import this module after TRITON_INTERPRET is set, because the lesson runs it in Triton's interpreter, which
+counts the bytes that it moves.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -57,7 +58,7 @@ def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl
 
 
 def separate(q: torch.Tensor, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Return out, in the dtype of q, after all blocks (k, v): two launches for each of them.
+    """Return out, in the dtype of q, after all blocks (k, v), with two launches for each block.
 
     q: (1, H, rows, D), k and v: (1, K, keys, D), contiguous. Every key is visible.
     """

@@ -1,4 +1,4 @@
-"""What the class page says about one exercise: scores, failing checks, misconceptions, time, and who has no grade."""
+"""The class page's content for one exercise: scores, failing checks, misconceptions, times, gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOWEST = 5
 
 @dataclass(frozen=True)
 class CheckCount:
-    """The number of submissions, among `of`, in which one check fails, and in which its stage was not written."""
+    """How many of `of` submissions fail one check, and in how many its stage was not written."""
 
     stage: str
     id: str
@@ -34,7 +34,7 @@ class CheckCount:
 
 @dataclass(frozen=True)
 class MistakeCount:
-    """A named mistake, how many learners made it, and what the course tells them."""
+    """A named mistake, how many learners made it, and the message that the course gives them."""
 
     stage: str
     name: str
@@ -44,7 +44,7 @@ class MistakeCount:
 
 @dataclass(frozen=True)
 class Without:
-    """A learner whose score says nothing about the submission, and the reason."""
+    """A learner without a score that says anything about the submission, and the reason."""
 
     learner: str
     reason: str
@@ -52,7 +52,10 @@ class Without:
 
 @dataclass(frozen=True)
 class ClassView:
-    """One exercise of a class. `entries` are sorted by learner; `judged` are those that could be graded."""
+    """One exercise of a class.
+
+    `entries` are sorted by learner; `judged` are the entries that could be graded.
+    """
 
     exercise: str
     title: Markup
@@ -79,24 +82,24 @@ class ClassView:
 
     @property
     def full(self) -> int:
-        """Return how many have every point."""
+        """The number of learners with every point."""
         return sum(percent >= 100 for percent in self.percents)
 
     @property
     def late(self) -> int:
-        """Return how many were handed in late."""
+        """The number of submissions that were handed in late."""
         return sum(entry.late_s > 0 for entry in self.entries)
 
     @property
     def overridden(self) -> int:
-        """Return how many scores an instructor has set."""
+        """The number of scores that an instructor has set."""
         return sum(entry.override is not None for entry in self.entries)
 
 
 def class_view(
     exercise: str, entries: Iterable[Entry], ungraded: Iterable[Ungraded], learners: Iterable[str]
 ) -> ClassView:
-    """Return the report of `exercise`, of which `entries` and `ungraded` are; `learners` are the class."""
+    """Return the view of `exercise` from its `entries` and `ungraded`; `learners` are the whole class."""
     here = tuple(sorted(entries, key=lambda entry: entry.learner))
     judged = tuple(entry for entry in here if entry.report.get("stages") and not entry.report.get("reason"))
     percents = tuple(100 * entry.score / entry.maximum if entry.maximum else 0.0 for entry in here)
@@ -137,7 +140,7 @@ def _checks(entry: Entry) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _check_counts(judged: Sequence[Entry]) -> list[CheckCount]:
-    """Return the counts of every check, those that fail most first."""
+    """Return the counts of every check, sorted so that the checks that fail most often come first."""
     seen: Counter[tuple[str, str]] = Counter()
     states: Counter[tuple[str, str, str]] = Counter()
     newest: dict[tuple[str, str], dict[str, Any]] = {}
@@ -164,7 +167,7 @@ def _check_counts(judged: Sequence[Entry]) -> list[CheckCount]:
 
 
 def _mistake_counts(judged: Sequence[Entry], exercise: str) -> list[MistakeCount]:
-    """Return the named mistakes, those that most learners made first."""
+    """Return the named mistakes, sorted so that the most common one comes first."""
     made: Counter[tuple[str, str]] = Counter()
     said: dict[tuple[str, str], str] = {}
     for entry in judged:
@@ -182,7 +185,7 @@ def _mistake_counts(judged: Sequence[Entry], exercise: str) -> list[MistakeCount
 
 
 def _broken(judged: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
-    """Yield (learner, check, error) where a check, not the answer, is at fault."""
+    """Yield (learner, check, error) for each check that is itself at fault, not the answer."""
     for entry in judged:
         for stage, _, check in _checks(entry):
             if check.get("broken"):
@@ -204,7 +207,7 @@ def _pictures(exercise: str, percents: Sequence[float], judged: Sequence[Entry])
 
 
 def _parts(judged: Sequence[Entry]) -> list[tuple[str, list[float]]]:
-    """Return the seconds of every submission by part: each stage, and all that is no check."""
+    """Return the seconds of every submission for each stage, and the seconds outside of all checks."""
     parts: dict[str, list[float]] = {"outside checks": []}
     for entry in judged:
         inside = 0.0

@@ -1,4 +1,4 @@
-"""Grading on a Dask cluster. Notebooks travel as bytes; the workers need ringlab and bubblewrap, and nothing else."""
+"""Grading on a Dask cluster. Notebooks are sent as bytes; workers need only ringlab and bubblewrap."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from ringlab_course.judge.submission import FILE_BYTES
 if TYPE_CHECKING:
     from distributed import Client
 
-WAITING = 2  # jobs sent ahead for every thread of the cluster: none of its workers waits for us
+WAITING = 2  # jobs sent ahead for every thread of the cluster, so that no worker waits for us
 
 
 class ClusterPool:
-    """The workers of the Dask cluster whose scheduler is at `address`, as in tcp://192.0.2.7:8786.
+    """The workers of the Dask cluster whose scheduler is at `address`, such as tcp://192.0.2.7:8786.
 
-    Raises: MissingExtraError without the extra `cluster`; CourseError where nobody answers within `timeout_s` seconds.
+    Raises: MissingExtraError without the extra `cluster`; CourseError if no scheduler answers within
+    `timeout_s` seconds.
     """
 
     def __init__(self, address: str, judge: Judge | None = None, timeout_s: float = 20.0) -> None:
@@ -39,7 +40,7 @@ class ClusterPool:
         self.ahead = WAITING * threads
 
     def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
-        """Yield an outcome for every job as they come; stopping early takes back what was sent."""
+        """Yield an outcome for every job as jobs finish. Stopping early cancels the jobs that were sent."""
         from distributed import as_completed
 
         waiting = iter(jobs)
@@ -64,7 +65,10 @@ class ClusterPool:
             self.client.close()
 
     def _send(self, job: Job) -> Any:
-        """Send a job. A file that is not a notebook is judged here, where it earns its zero."""
+        """Send a job to the cluster.
+
+        Judge a file that is not a notebook here, where it gets its zero points.
+        """
         try:
             data = _bytes_of(job)
         except OSError as error:
@@ -79,7 +83,10 @@ class ClusterPool:
 
 
 def connected(address: str, timeout_s: float) -> Client:
-    """Return a client of the scheduler at `address`. Raises: CourseError; MissingExtraError without distributed."""
+    """Return a client of the scheduler at `address`.
+
+    Raises: CourseError if there is no scheduler; MissingExtraError without distributed.
+    """
     require_package("distributed", "cluster", "--scheduler, here and on the cluster")
     from distributed import Client
 
@@ -102,6 +109,6 @@ def _bytes_of(job: Job) -> bytes | None:
 def _outcome(future: Any, job: Job) -> Outcome:
     try:
         found = future.result()
-    except Exception as error:  # a worker that died, that has no ringlab, or another one
+    except Exception as error:  # the worker died, has no ringlab, or failed in another way
         return Outcome(job.number, None, reason=one_line(error))
     return found if isinstance(found, Outcome) else Outcome(job.number, None, reason="no outcome came back")

@@ -1,6 +1,7 @@
-"""From paths to submissions: whatever a folder holds, each notebook becomes a submission or a note, and none stops a run.
+"""From paths to submissions: each notebook becomes a submission or a note, and none stops a run.
 
-The path tells the learner and the exercise, as far as it can. Learners may have filled the folder with anything.
+The path tells the learner and the exercise, as far as possible. Learners may have put anything into the
+folder.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ from ringlab_course.judge.submission import (
 
 
 def learner_of(path: Path, root: Path, exercise: str) -> str:
-    """Return the learner whose notebook `path` is, found in the folder (or given as the file) `root`.
+    """Return the learner whose notebook `path` is; `root` is the folder or file given on the command line.
 
-    In nbgrader's tree it is the folder below submitted/, else the first folder below `root` that is
-    not called as an exercise is. A notebook without such a folder is called after its learner, as in
-    alice_05.ipynb; if it is called as the exercise is, its folder is the learner's.
+    In nbgrader's folders, the learner is the folder below submitted/. Otherwise it is the first folder below
+    `root` that is not named after an exercise. Without such a folder, the notebook's own name gives the
+    learner, as in alice_05.ipynb. If the notebook is named after the exercise, the folder that contains it
+    gives the learner.
     """
     return learner_called(_named(path, root, exercise))
 
 
 def learner_called(name: str) -> str:
-    """Return the learner that goes by `name`, in the composed form of Unicode.
+    """Return the learner called `name`, in the composed form of Unicode.
 
-    macOS decomposes é in file names, and it is one learner all the same.
+    macOS decomposes é in file names, but both forms mean the same learner.
     """
     return shown_name(unicodedata.normalize("NFC", name))
 
@@ -63,10 +65,10 @@ def _named(path: Path, root: Path, exercise: str) -> str:
 
 
 def nbgrader_folder(path: Path, root: Path) -> Path | None:
-    """Return the folder of one assignment of one learner in nbgrader's submitted/, or None.
+    """Return the folder of one learner's assignment in nbgrader's submitted/, or None.
 
-    submitted/ is `root`, above it or right in it: folders further below are a learner's, who may call
-    folders as they like.
+    submitted/ has to be `root`, above `root`, or directly in `root`. Folders further down are the learner's,
+    who may give them any name.
     """
     folder, root = _absolute(path).parent, _absolute(root)
     tree = folder.parent.parent
@@ -77,7 +79,10 @@ def nbgrader_folder(path: Path, root: Path) -> Path | None:
 
 
 def _without_exercise(stem: str, exercise: str) -> str:
-    """alice_05 → alice; 05_emulated_ring (1) → ""; a name with another exercise, or with none, stays whole."""
+    """Return a file name without the exercise's name: alice_05 → alice; 05_emulated_ring (1) → "".
+
+    A name with another exercise, or without an exercise, is returned unchanged.
+    """
     short = COPY.sub("", stem)
     for name in filter(None, (slugs().get(exercise, ""), exercise)):
         if short == name and name != exercise:
@@ -94,24 +99,25 @@ def _absolute(path: Path) -> Path:
 
 DEPTH = 12
 ENTRIES = 200_000
-"""Limits of a search below one folder of a class."""
+"""The limits of a search below one folder of a class: its depth, and the number of entries."""
 SKIPPED = {".ipynb_checkpoints", ".git", "__MACOSX"}
 
 
 def notebooks_below(root: Path, notes: list[str]) -> Iterator[Path]:
-    """Yield everything called *.ipynb, in capitals too, below `root`, files or not, in the order of the names.
+    """Yield every path called *.ipynb, in any case, below `root`, in the order of the names.
 
-    Links to folders are not entered, so there are no loops. Checkpoints and what archivers of
-    macOS add are no submissions. Where a folder is too deep or too full, `notes` say so.
+    The path need not be a regular file. Links to folders are not followed, so there are no loops. Checkpoints
+    and the files that macOS archivers add are skipped. If a folder is too deep or too full, a note is added
+    to `notes`.
     """
     for entry in _listed(root, ENTRIES, notes):
         yield from _below(entry, [ENTRIES], 1, notes)
 
 
 def folders_without(root: Path, found: Iterable[Path], notes: list[str]) -> Iterator[str]:
-    """Yield the names of the folders in `root` below which none of the `found` notebooks lies.
+    """Yield the names of the folders in `root` that contain none of the `found` notebooks.
 
-    Nothing where all notebooks lie in `root` itself: then its folders are no learners.
+    Nothing is yielded if all notebooks are directly in `root`, because then its folders are not learners.
     """
     filled = {path.relative_to(root).parts[0] for path in found if path.parent != root}
     for entry in _listed(root, ENTRIES, notes) if filled else ():
@@ -158,17 +164,19 @@ def _listed(folder: str | Path, most: int, notes: list[str]) -> list[os.DirEntry
     return sorted(entries, key=lambda entry: entry.name)
 
 
-MARGIN_S = 60.0  # between two clocks
-MOST_OF_ONE = 200  # notebooks of one learner that are opened
+MARGIN_S = 60.0  # tolerance for the difference between two clocks
+MOST_OF_ONE = 200  # the most notebooks of one learner that are opened
 
 
 @dataclass(frozen=True)
 class HandedIn:
     """One notebook that was handed in.
 
-    exercise: "" where neither the notebook nor its path names one. digest: "" where it could not be
-    read now. submitted_at: UTC, ISO 8601, None where nobody knows; stamped: nbgrader wrote it down.
-    says: the exercise that the notebook itself names, "" for none.
+    exercise: "" if neither the notebook nor its path names an exercise.
+    digest: "" if the notebook could not be read when it was collected.
+    submitted_at: UTC, ISO 8601, or None if unknown.
+    stamped: whether nbgrader recorded `submitted_at`.
+    says: the exercise that the notebook itself names, or "".
     """
 
     path: Path
@@ -182,13 +190,13 @@ class HandedIn:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Learner and exercise."""
+        """The learner and the exercise."""
         return self.learner, self.exercise
 
 
 @dataclass
 class Collection:
-    """The submissions, one for each learner and exercise, and notes about all that is no submission."""
+    """The submissions, one for each learner and exercise, and notes about everything that is not one."""
 
     submissions: list[HandedIn]
     notes: list[str] = field(default_factory=list)
@@ -197,11 +205,12 @@ class Collection:
 def collect(
     paths: Iterable[str | os.PathLike[str]], exercise: str | None = None, learner: str | None = None
 ) -> Collection:
-    """Return one submission per learner and exercise: where there are more, the one handed in last.
+    """Return one submission per learner and exercise; of several, the one that was handed in last.
 
-    exercise: take them for this one; notebooks that name another are left alone. learner: they are
-    all this learner's. Raises: CourseError for an exercise that does not exist, and where one learner
-    is found under several of the `paths`.
+    exercise: take all notebooks for this exercise, except those that name another one.
+    learner: take all notebooks for this learner's.
+    Raises: CourseError for an exercise that does not exist, and if one learner is found under several of
+    `paths`.
     """
     if exercise is not None and exercise not in exercise_ids():
         raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
@@ -224,7 +233,7 @@ def collect(
 
 
 def notebooks(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> list[tuple[Path, Path]]:
-    """Return (notebook, the path under which it was found), in the order of `paths`."""
+    """Return pairs of a notebook and the given path under which it was found, in the order of `paths`."""
     found: dict[str, tuple[Path, Path]] = {}
     for given in map(Path, paths):
         files = [*notebooks_below(given, notes)] if given.is_dir() else [given]
@@ -237,13 +246,13 @@ def notebooks(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> list
 
 
 def handed_in(path: Path, root: Path, exercise: str | None = None, learner: str | None = None) -> HandedIn:
-    """Return the notebook at `path` as a submission, found in `root`; it raises nothing."""
+    """Return the notebook at `path`, found under `root`, as a submission. This raises nothing."""
     says = _named_inside(path)
     taken_for = exercise or says or exercise_of(path)
     try:
         digest = digest_of(path)
     except OSError:
-        digest = ""  # whoever grades it tries again
+        digest = ""  # the runner tries to read the file again
     submitted_at, stamped = _submitted_at(path, root)
     whose = learner_called(learner) if learner else learner_of(path, root, taken_for)
     return HandedIn(path, root, whose, taken_for, digest, submitted_at, stamped, says)
@@ -252,10 +261,10 @@ def handed_in(path: Path, root: Path, exercise: str | None = None, learner: str 
 def _looked_at(
     paths: Iterable[str | os.PathLike[str]], learner: str | None, notes: list[str]
 ) -> list[tuple[Path, Path]]:
-    """The notebooks, but of a learner with thousands of them only the newest."""
+    """Return the notebooks to open; of a learner with more than MOST_OF_ONE notebooks, only the newest."""
     by_learner: dict[str, list[tuple[Path, Path]]] = {}
     for path, root in notebooks(paths, notes):
-        flat = path == root or path.parent == root  # a learner for each, very likely
+        flat = path == root or path.parent == root  # then each notebook very likely has another learner
         whose = learner or (str(path) if flat else learner_of(path, root, exercise_of(path)))
         by_learner.setdefault(whose, []).append((path, root))
     kept = []
@@ -270,7 +279,7 @@ def _looked_at(
 
 
 def _named_inside(path: Path) -> str:
-    """The exercise that the notebook itself names, if it exists."""
+    """Return the exercise that the notebook itself names, or "" if there is no such exercise."""
     try:
         says = read_submission(path).exercise
     except (UnreadableError, OSError):
@@ -279,7 +288,10 @@ def _named_inside(path: Path) -> str:
 
 
 def _newest(found: list[HandedIn], notes: list[str]) -> list[HandedIn]:
-    """One for each learner and exercise; one that names the exercise itself goes before one that does not."""
+    """Return one submission for each learner and exercise.
+
+    The newest one is chosen, but one that names its exercise itself is preferred to one that does not.
+    """
     chosen: dict[tuple[str, str], HandedIn] = {}
     for each in sorted(
         found, key=lambda each: (bool(each.says), each.submitted_at or "", os.fspath(each.path))
@@ -295,20 +307,27 @@ def _newest(found: list[HandedIn], notes: list[str]) -> list[HandedIn]:
 
 
 def _refuse_mixed(found: list[HandedIn]) -> None:
-    """One learner under two of the paths given may be two people's folders of one name."""
+    """Raise CourseError if a learner is found under two given folders.
+
+    Two people may have folders of the same name there.
+    """
     roots: dict[tuple[str, str], HandedIn] = {}
     for each in found:
         other = roots.setdefault(each.key, each)
         if other.root != each.root and other.root.is_dir() and each.root.is_dir():
             raise CourseError(
-                "learners whose folders lie under one of the paths given",
+                "learners whose folders are all below one of the given paths",
                 f"{each.learner} under {shown_name(other.root)} and under {shown_name(each.root)}",
                 "give the folder above them, grade one after the other, or name the one learner with --learner",
             )
 
 
 def _submitted_at(path: Path, root: Path) -> tuple[str | None, bool]:
-    """nbgrader's word, in a course folder of its own, else the time of the file: elsewhere anybody writes timestamp.txt."""
+    """Return the time of submission, and whether it comes from nbgrader's timestamp.txt.
+
+    The timestamp is used only in an nbgrader course folder, as elsewhere anybody may have written it.
+    Otherwise the time is the file's modification time.
+    """
     folder = nbgrader_folder(path, root)
     course = folder is not None and (folder.parents[2] / "nbgrader_config.py").is_file()
     if folder is not None and course and (stamp := _timestamp(folder / "timestamp.txt")):
@@ -329,7 +348,7 @@ def _timestamp(path: Path) -> str | None:
             text = file.read(200).decode("ascii").strip()
     except (OSError, ValueError):
         return None
-    for candidate in (text, f"{text} UTC"):  # without a zone nbgrader means UTC
+    for candidate in (text, f"{text} UTC"):  # nbgrader means UTC if the zone is missing
         try:
             return utc(parse_due(candidate))
         except CourseError:
@@ -338,7 +357,7 @@ def _timestamp(path: Path) -> str | None:
 
 
 def _changed_after(each: HandedIn) -> bool:
-    """Whether the file is newer than the time at which it was handed in."""
+    """Return whether the file is newer than the time at which it was handed in."""
     handed_in_at = datetime.fromisoformat(each.submitted_at or "").timestamp()
     return _changed_ns(each.path) > (handed_in_at + MARGIN_S) * 1e9
 

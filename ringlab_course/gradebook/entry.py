@@ -1,4 +1,4 @@
-"""The gradebook's record of one learner in one exercise, as others read it."""
+"""The gradebook's record of one learner in one exercise, in the form that other modules read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """The result that counts of one learner in one exercise, with lateness and overrides applied.
+    """The result that counts for one learner in one exercise, with lateness and overrides applied.
 
-    id: the result's row in the book, 0 where there is no result. learner: from the path. digest: SHA-256 of the notebook as graded. contract: version of the
-    exercise's checks. graded_at, submitted_at: UTC, ISO 8601. seconds: that grading took. report:
-    `GradeReport.as_dict()`. late_s: after the deadline. penalty: points that lateness costs.
-    override: the score that an instructor has set in its place. older_checks: the checks have changed since.
+    id: the result's row in the gradebook, or 0 if there is no result.
+    learner: the name that the path gives.
+    digest: SHA-256 of the notebook as graded.
+    contract: the version of the exercise's checks.
+    graded_at, submitted_at: UTC, ISO 8601.
+    seconds: the time that grading took.
+    report: `GradeReport.as_dict()`.
+    late_s: the seconds after the deadline.
+    penalty: the points that lateness costs.
+    override: the score that an instructor has set instead.
+    older_checks: whether the checks have changed since this result.
     """
 
     learner: str
@@ -37,20 +44,23 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """Return the score that counts: the override, else the points earned less the penalty, never below 0."""
+        """The score that counts: the override, otherwise the earned points less the penalty, at least 0."""
         if self.override is not None:
             return self.override
         return max(0.0, self.earned - self.penalty)
 
     @property
     def failed(self) -> tuple[dict[str, Any], ...]:
-        """The checks that do not hold, in the contract's order, each with the `stage` it belongs to."""
+        """The checks that fail, in the contract's order, each with the `stage` that it belongs to."""
         return failed_checks(self.report)
 
 
 @dataclass(frozen=True)
 class Ungraded:
-    """A submission that we failed to grade, why, and how often we tried. It does not count as zero."""
+    """A submission that we failed to grade, the reason, and the number of tries.
+
+    It does not count as zero.
+    """
 
     learner: str
     exercise: str
@@ -63,7 +73,10 @@ class Ungraded:
 
 @dataclass(frozen=True)
 class Override:
-    """A score that an instructor has set, None to take it back; the reason, the instructor, and the time (UTC, ISO 8601)."""
+    """A score that an instructor has set, or None to take an earlier one back.
+
+    The reason, the instructor and the time (UTC, ISO 8601) are recorded with the score.
+    """
 
     learner: str
     exercise: str
@@ -74,7 +87,7 @@ class Override:
 
 
 def failed_checks(report: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the checks of `report` that do not hold, each with the `stage` it belongs to."""
+    """Return the checks of `report` that fail, each with the `stage` that it belongs to."""
     return tuple(
         {"stage": stage["stage"], **check}
         for stage in report.get("stages", ())

@@ -1,4 +1,4 @@
-"""Grades for other programs: CSV that no spreadsheet runs, and JSON."""
+"""Grades for other programs: JSON, and CSV in which no cell is a formula."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ COLUMNS = (
     "submitted_at", "graded_at", "failed_checks", "reason", "path", "digest",
 )  # fmt: skip
 FORMULA = "=+-@\t\r\n＝＋－＠"
-"""First characters that make a spreadsheet take a cell for a formula."""
+"""First characters that make a spreadsheet treat a cell as a formula."""
 UNFINISHED = ".unfinished-"
-"""How the names of files begin that are being written."""
+"""The prefix of the names of files that are still being written."""
 
 
 def failed_briefly(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the failed checks of a report: their names, points and messages."""
+    """Return the names, points and messages of a report's failed checks."""
     names = ("stage", "id", "title", "tier", "points", "message", "misconception")
     return [{name: check.get(name) for name in names} for check in failed_checks(report)]
 
 
 def entry_data(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON-able data: its report, the score, the maximum, failed checks, what policy made of it."""
+    """Return an entry as data for JSON: its report, scores, failed checks, lateness and override."""
     return {
         **entry.report, "learner": entry.learner, "exercise": entry.exercise, "path": entry.path,
         "score": entry.score, "maximum": entry.maximum, "failed_checks": failed_briefly(entry.report),
@@ -43,15 +43,15 @@ def entry_data(entry: Entry) -> dict[str, Any]:
 
 
 def ungraded_data(each: Ungraded) -> dict[str, Any]:
-    """Return what we could not grade as JSON-able data."""
+    """Return a submission that we could not grade as data for JSON."""
     names = ("learner", "exercise", "path", "reason", "at", "tries")
     return {name: getattr(each, name) for name in names}
 
 
 def csv_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
-    """Return a line for every entry. An ungraded entry has no score, and its reason says why."""
+    """Return one CSV line for every entry. An ungraded entry has a reason instead of a score."""
     file = io.StringIO()
-    # Every cell in quotes: programs that take ; for the separator find no cell inside a cell.
+    # Every cell is quoted, so that programs that use ; as the separator do not split a cell.
     writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(COLUMNS)
     for entry in entries:
@@ -66,7 +66,10 @@ def csv_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str
 
 
 def escaped(value: Any) -> str:
-    """Return a value as a cell: text that a spreadsheet would run, or that begins with ', gets a ' before it."""
+    """Return a value as the text of a cell.
+
+    Text that a spreadsheet would run as a formula, or that begins with ', gets a ' in front.
+    """
     if isinstance(value, float):
         return f"{value:.15g}"
     text = "" if value is None else str(value)
@@ -74,21 +77,21 @@ def escaped(value: Any) -> str:
 
 
 def json_text(entries: Iterable[Entry], ungraded: Iterable[Ungraded] = ()) -> str:
-    """Return entries, and what could not be graded, as one JSON object."""
+    """Return entries, and submissions that could not be graded, as one JSON object."""
     data = {"entries": [*map(entry_data, entries)], "not_graded": [*map(ungraded_data, ungraded)]}
     return json.dumps(data, indent=2) + "\n"
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` in one step, for its owner's eyes: whoever reads the file finds the old text or the new.
+    """Write `text` in one step, readable only by its owner; readers find either the old text or the new text.
 
-    Raises: CourseError where it cannot be written.
+    Raises: CourseError if the file cannot be written.
     """
     unfinished = ""
     try:
         descriptor, unfinished = tempfile.mkstemp(
             dir=path.parent, prefix=UNFINISHED
-        )  # grades are nobody else's to read
+        )  # only the owner may read grades
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(unfinished, path)

@@ -1,4 +1,4 @@
-"""Formulas of the hints as pictures inside a line, drawn here: a page may ask nobody for a typesetter."""
+"""Formulas of the hints as pictures inside a line, drawn here because pages may not load a typesetter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cache
 from markupsafe import Markup
 
 SIZE = 16.0
-"""Height of the font in the pixels that a page's text has."""
+"""Height of the font in pixels, the same as for a page's text."""
 
-# TeX that matplotlib reads in another spelling only.
+# TeX that matplotlib understands only in another spelling.
 _SPELLINGS = tuple(
     (re.compile(pattern), written)
     for pattern, written in (
@@ -31,7 +31,10 @@ _SPELLINGS = tuple(
 
 @cache
 def formula(tex: str) -> Markup:
-    """Return the formula between dollars as inline SVG with its source as text; as code where it cannot be drawn."""
+    """Return a formula, given without dollars, as inline SVG with its source as text.
+
+    A formula that cannot be drawn is returned as code.
+    """
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import MathTextParser
     from matplotlib.textpath import TextPath
@@ -43,7 +46,7 @@ def formula(tex: str) -> Markup:
     try:
         width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=FontProperties(size=SIZE))
         path = TextPath((0, 0), text, size=SIZE)
-    except (ValueError, RuntimeError):  # a command that matplotlib does not know
+    except (ValueError, RuntimeError):  # the formula contains a command that matplotlib does not know
         return Markup("<code>{}</code>").format(tex)
     letters, steps = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}, []
     for vertices, code in path.iter_segments():

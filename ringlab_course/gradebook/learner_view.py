@@ -1,7 +1,7 @@
-"""A learner's page of their entries: everything that helps them, nothing of anybody else.
+"""The page that shows learners their own entries, with everything that helps them and nothing of others.
 
-Neither a probe of a hidden check nor the seed that draws it gets here: `EntryView` has no field for a seed,
-and the counterexample of a hidden check is left out.
+It never contains a probe of a hidden check or the seed that draws probes: `EntryView` has no field for a
+seed, and the counterexample of a hidden check is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringlab_course.gradebook.readable import legible, moment, prose, sentence
 from ringlab_course.notebook.checks import RUNGS
 
 SHOWN_TIERS = ("visible", "stress")
-"""Tiers whose counterexamples a learner may see; any other tier, also one not known yet, is hidden."""
+"""Tiers whose counterexamples a learner may see; every other tier, even an unknown one, is hidden."""
 
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)")
 _TIER_NAMES = {"visible": "visible", "stress": "larger cases", "held-out": "hidden"}
@@ -30,9 +30,11 @@ _STATUS = {"ok": "all holds", "wrong": "something is wrong", "not written": "not
 
 @dataclass(frozen=True)
 class CheckView:
-    """One check: the expectation and, if it fails, the reason. `repeated`: said above already.
+    """One check with its expectation and, if it fails, the reason.
 
-    `counted` is off where it holds and earns nothing, as correct answers come first; `message` says so.
+    repeated: whether an earlier check has given the same message.
+    counted: False if the check holds but earns nothing, because correct answers come first; `message` says
+    so.
     """
 
     id: str
@@ -52,7 +54,7 @@ class CheckView:
 
 @dataclass(frozen=True)
 class StageView:
-    """One stage: its checks, and where one fails the ladder of hints, each (its kind, its text)."""
+    """One stage: its checks, and its hints as pairs (kind, text) if one of the checks fails."""
 
     id: str
     function: str
@@ -65,18 +67,18 @@ class StageView:
 
     @property
     def earned(self) -> float:
-        """The points earned."""
+        """The points earned in this stage."""
         return sum(check.earned for check in self.checks)
 
     @property
     def points(self) -> float:
-        """The points there are."""
+        """The most points that this stage can earn."""
         return sum(check.points for check in self.checks)
 
 
 @dataclass(frozen=True)
 class EntryView:
-    """One exercise of one learner. `counts` is off where a reason takes every point away."""
+    """One exercise of one learner. `reason` says why the whole submission earns no points, if so."""
 
     exercise: str
     title: Markup
@@ -99,12 +101,12 @@ class EntryView:
 
     @property
     def ok(self) -> bool:
-        """Return whether every check holds and counts."""
+        """Whether every check holds and no reason takes the points away."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     @property
     def first(self) -> tuple[int, StageView, CheckView] | None:
-        """Return where to begin: the first stage that fails, counted from 1, and its first failing check."""
+        """The first stage that fails, with its number from 1 and its first failing check, or None."""
         for number, stage in enumerate(self.stages, 1):
             for check in stage.checks:
                 if not check.ok:
@@ -113,7 +115,7 @@ class EntryView:
 
 
 def entry_view(entry: Entry) -> EntryView:
-    """Return what the page of `entry`'s learner shows of it."""
+    """Return the parts of `entry` that its learner's page shows."""
     report, contract = entry.report, contract_of(entry.exercise)
     reason = sentence(report.get("reason") or "")
     stages = tuple(_stage_view(stage, contract, counts=not reason) for stage in report.get("stages") or ())
@@ -140,7 +142,7 @@ def entry_view(entry: Entry) -> EntryView:
 
 
 def contract_of(exercise: str) -> Exercise | None:
-    """Return the exercise's contract; None where this version of the course has none of that name."""
+    """Return the exercise's contract, or None if this version of the course has no such exercise."""
     try:
         return load_exercise(exercise)
     except CourseError:
@@ -165,7 +167,7 @@ def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: 
 
 
 def _check_views(checks: Iterable[Mapping[str, Any]], *, counts: bool) -> list[CheckView]:
-    """As the notebook prints it: a text that stands above is not repeated."""
+    """Return the checks as the notebook prints them: a text that was shown above is not repeated."""
     said_before: set[tuple[str, str]] = set()
     views = []
     for check in checks:

@@ -1,7 +1,7 @@
-"""Grades as pages: one for each learner and one for the class. They load nothing from elsewhere and run no script.
+"""Grades as pages: one for each learner and one for the class. Pages load nothing and run no script.
 
-Learners' text is escaped, control characters are made visible, and long text is cut; a second wall, the pages'
-own security policy, forbids every script, every address and every style but the one they bring.
+Learners' text is escaped, control characters are made visible, and long text is cut. As a second protection,
+each page has a security policy that forbids all scripts, all addresses, and all styles except the page's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 GENERATOR = "ringlab gradebook"
-"""Marks the pages that are ours: only these are ever replaced or removed."""
+"""Marks our pages. Only marked files are ever replaced or removed."""
 LEARNERS = "learners"
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -40,12 +40,13 @@ _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 def write_pages(
     entries: Iterable[Entry], folder: str | os.PathLike[str], title: str, *, ungraded: Iterable[Ungraded] = ()
 ) -> list[Path]:
-    """Return the pages written into `folder`: index.html for the class and learners/….html, one for each learner.
+    """Write index.html for the class and learners/….html for each learner into `folder`; return the paths.
 
-    A page that would not change is not touched, and the page of a learner who is gone is removed.
-    index.html shows everybody; a learner's page nobody else, no seed and no hidden probe.
+    A page that would not change is not written, and the page of a learner without entries is removed.
+    index.html shows everybody. A learner's page shows nobody else, no seed and no hidden probe.
 
-    Raises: CourseError where a file that is not ours stands in the way; MissingExtraError without Jinja2 or matplotlib.
+    Raises: CourseError if a file that is not ours would be overwritten; MissingExtraError without Jinja2 or
+    matplotlib.
     """
     require_pages()
     entries, ungraded = list(entries), list(ungraded)
@@ -67,7 +68,7 @@ def write_pages(
 
 
 def page_name(learner: str) -> str:
-    """Return the file name of a learner's page: safe on every system, and another for every other name."""
+    """Return the file name of a learner's page, which is safe on every system and unique to the name."""
     ascii_only = unicodedata.normalize("NFKD", learner[:80]).encode("ascii", "ignore").decode().lower()
     readable_part = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:40].strip("-")
     digest = hashlib.sha256(learner.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -75,10 +76,10 @@ def page_name(learner: str) -> str:
 
 
 def learner_page(learner: str, entries: Sequence[Entry], title: str) -> str:
-    """Return the page of one learner. Raises: CourseError if an entry is somebody else's."""
+    """Return the page of one learner. Raises: CourseError if an entry belongs to another learner."""
     others = {entry.learner for entry in entries} - {learner}
     if others:
-        raise CourseError("entries of one learner", f"{len(others)} others' among them")
+        raise CourseError("entries of one learner", f"entries of {len(others)} other learners, too")
     views = [entry_view(entry) for entry in entries]
     return rendered(
         "learner.html",
@@ -132,7 +133,7 @@ def _class_page(
 
 
 def _cell(entry: Entry | None, waiting: bool) -> dict[str, str]:
-    """Return a cell of the table of scores: the score, and letters for what is special about it."""
+    """Return a cell of the table of scores: the score, and letters that mark what is special about it."""
     if entry is None:
         return {"text": "?" if waiting else "–", "marks": ""}
     report = entry.report
@@ -150,7 +151,10 @@ def _cell(entry: Entry | None, waiting: bool) -> dict[str, str]:
 
 
 def rendered(template: str, *, among: Environment | None = None, **values: Any) -> str:
-    """Return a page from a template, with the pages' style and a policy that allows nothing else; `among`: whose templates."""
+    """Return a page from a template, with the pages' style and a policy that allows nothing else.
+
+    among: the environment whose templates are used, by default this package's.
+    """
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
@@ -161,14 +165,17 @@ def rendered(template: str, *, among: Environment | None = None, **values: Any) 
 
 
 def require_pages() -> None:
-    """Raise MissingExtraError unless the packages are installed that write pages and draw what is on them."""
+    """Raise MissingExtraError unless the packages that write pages and draw pictures are installed."""
     for name in ("jinja2", "matplotlib"):
         require_package(name, "instructor", "pages of results")
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates, with escaping on for all. Raises: MissingExtraError without Jinja2 or matplotlib."""
+    """Return the environment of the templates, with escaping on for all.
+
+    Raises: MissingExtraError without Jinja2 or matplotlib.
+    """
     require_pages()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -191,7 +198,7 @@ def environment() -> Environment:
 
 
 def _share(value: float, whole: float) -> float:
-    """`value` in percent of `whole`, between 0 and 100."""
+    """Return `value` in percent of `whole`, between 0 and 100."""
     return min(100.0, max(0.0, 100 * value / whole)) if whole else 0.0
 
 
@@ -211,12 +218,12 @@ def _refuse_foreign(folder: Path, pages: Iterable[str]) -> None:
         path = folder / name
         if (path.is_symlink() or path.exists()) and not (path.is_file() and _is_ours(path)):
             raise CourseError(
-                "a folder for the pages alone", f"{path}, which is no page of ours", "choose another folder"
+                "a folder for these pages alone", f"{path}, which is no page of ours", "choose another folder"
             )
 
 
 def _sweep(folder: Path, wanted: set[str]) -> None:
-    """Remove the pages of learners who are gone, and what a killed run left half-written."""
+    """Remove the pages of learners without entries, and files that a killed run left half-written."""
     for path in folder.iterdir():
         if path.name in wanted or path.is_symlink() or not path.is_file():
             continue

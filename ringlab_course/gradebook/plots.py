@@ -1,7 +1,7 @@
-"""The pictures of the class page, each with words that say the same.
+"""The pictures of the class page, each with alternative text.
 
-A page allows its one style sheet by its hash and nothing else. So matplotlib's `style="…"` becomes attributes, colours
-follow light and dark, and its style element, metadata and namespaces go.
+A page's security policy allows only its one style sheet, by its hash. So matplotlib's `style="…"` becomes
+attributes, colours follow light and dark mode, and the style element, metadata and namespaces are removed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _COLOURS = {colour.lower(): themed for colour, themed in _THEMED.items()}
 
 
 def inline_svg(figure: Figure, alt: str, prefix: str) -> Markup:
-    """Return the figure as an SVG element with `alt` as its text; `prefix` sets its ids apart from others'.
+    """Return the figure as an SVG element with the alternative text `alt`.
 
-    Raises: ValueError if `alt` is empty: say what the figure shows, not that it is a figure.
+    prefix: begins the ids in this figure, so that they differ from those of other figures.
+    Raises: ValueError if `alt` is empty.
     """
     import matplotlib
 
@@ -66,7 +67,7 @@ def inline_svg(figure: Figure, alt: str, prefix: str) -> Markup:
 
 
 def _new_ids(root: ElementTree.Element, prefix: str) -> dict[str, str]:
-    """Return a new id for every id that something refers to."""
+    """Return a new id for every id that is referred to."""
     text = ElementTree.tostring(root, encoding="unicode")
     used = dict.fromkeys(re.findall(r'(?:href="|url\()#(\w+)', text))
     return {old: f"{prefix}-{number}" for number, old in zip(itertools.count(1), used, strict=False)}
@@ -94,13 +95,13 @@ def _made_plain(element: ElementTree.Element, names: dict[str, str]) -> None:
 
 
 WIDTH = 5.0
-"""Inches of every figure: its letters can still be read at the width of a phone."""
+"""Width of every figure in inches, so that its letters can be read on a phone."""
 BINS = 10
 FAILS, HOLDS, NOT_WRITTEN = "fails", "holds", "not written"
 
 
 def in_bins(percents: Sequence[float]) -> list[int]:
-    """Return how many scores lie in [0, 10), [10, 20), …, [90, 100]; above 100 counts as 100."""
+    """Return how many scores are in [0, 10), [10, 20), …, [90, 100]. A score above 100 counts as 100."""
     counts = [0] * BINS
     for percent in percents:
         counts[min(BINS - 1, max(0, int(percent * BINS // 100)))] += 1
@@ -134,7 +135,7 @@ def distribution(percents: Sequence[float], prefix: str) -> Markup:
 
 
 def times(parts: Sequence[tuple[str, Sequence[float]]], prefix: str) -> Markup:
-    """Return where grading's seconds went: a row per part, a dot per submission, a line at each median."""
+    """Return a plot of grading times: a row per part, a dot per submission, a line at each median."""
     medians = [statistics.median(seconds) for _, seconds in parts]
     said = [f"{label} {duration(middle)}" for (label, _), middle in zip(parts, medians, strict=True)]
     most, slowest = max((max(seconds), label) for label, seconds in parts)
@@ -174,7 +175,8 @@ def matrix(columns: Sequence[str], rows: Sequence[Sequence[str]], prefix: str) -
         for state, colour, hatch in ((FAILS, RED, None), (NOT_WRITTEN, GREY, "////")):
             _cells(axes, rows, state, colour, hatch)
         axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-        axes.set_ylabel("submissions,\nbest on top", fontsize=8.5)  # two short lines fit a small class too
+        # in two short lines, so that the label also fits a small class
+        axes.set_ylabel("submissions,\nbest on top", fontsize=8.5)
         ticks = [column + 0.5 for column in range(len(columns))]
         axes.set_xticks(ticks, [short(c, 24) for c in columns], rotation=90, fontsize=7.5, parse_math=False)
         axes.set_yticks([])
@@ -189,7 +191,7 @@ def matrix(columns: Sequence[str], rows: Sequence[Sequence[str]], prefix: str) -
 
 
 def _cells(axes: Axes, rows: Sequence[Sequence[str]], state: str, colour: str, hatch: str | None) -> None:
-    """Draw all cells of one state as one path: a class of hundreds stays a small file."""
+    """Draw all cells of one state as a single path, so that the file of a large class stays small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -208,6 +210,3 @@ def _whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-
-
-# TeX that matplotlib reads in another spelling only.

@@ -1,6 +1,6 @@
-"""The local pool: processes that each grade one notebook at a time, and die with the process that started them.
+"""The local pool: each process grades one notebook at a time, and dies with the process that started it.
 
-A worker returns a report, or the reason why there is none; it raises nothing.
+A worker returns a report or the reason why there is none. It raises nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ Judge = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to grade. digest: that it must have, "" for any. seed: None for a fresh one. patience: see `grade`."""
+    """One notebook to grade.
+
+    digest: the digest that the notebook must have; "" allows any.
+    seed: None for a fresh seed.
+    patience: see `grade`.
+    """
 
     number: int
     path: Path
@@ -42,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a job: `report` (`GradeReport.as_dict()`), or the `reason` why it could not be graded."""
+    """The outcome of a job: `report` (`GradeReport.as_dict()`), or the `reason` why there is no report."""
 
     number: int
     report: dict[str, Any] | None
@@ -53,15 +58,18 @@ class Outcome:
 
 
 class Pool(Protocol):
-    """A pool that grades jobs side by side."""
+    """An object that grades several jobs at once."""
 
     def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
-        """Yield an outcome for every job, as they come; `started` hears of each that begins."""
+        """Yield an outcome for every job as jobs finish; `started` is called with each job that begins."""
         ...
 
 
 def carry_out(job: Job, judge: Judge | None = None) -> Outcome:
-    """Return what `judge`, by default ours, makes of the job. A failure of ours is no zero: it has a reason."""
+    """Return the outcome of grading a job with `judge`, by default the course's own.
+
+    If we fail to grade the notebook, the outcome has a reason instead of zero points.
+    """
     try:
         if judge is None:
             from ringlab_course.judge import grade
@@ -83,7 +91,7 @@ def carry_out(job: Job, judge: Judge | None = None) -> Outcome:
 
 
 def carry_out_elsewhere(job: Job, data: bytes, judge: Judge | None = None) -> Outcome:
-    """Return the outcome of a job whose notebook came as bytes, to a machine that has no such file."""
+    """Return the outcome of a job whose notebook was sent as bytes to another machine."""
     try:
         with tempfile.TemporaryDirectory(prefix="ringlab-") as folder:
             path = Path(folder) / "notebook.ipynb"
@@ -94,49 +102,53 @@ def carry_out_elsewhere(job: Job, data: bytes, judge: Judge | None = None) -> Ou
 
 
 class Here:
-    """Grades in this process, one after the other."""
+    """Grades jobs in this process, one after the other."""
 
     def __init__(self, judge: Judge | None = None) -> None:
         self.judge = judge
 
     def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
-        """Yield an outcome for every job, in their order."""
+        """Yield an outcome for every job, in the order of the jobs."""
         for job in jobs:
             started(job)
             yield carry_out(job, self.judge)
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as a line of bounded length."""
+    """Return an error as one line of limited length."""
     text = ": ".join(filter(None, (type(error).__name__, in_one_line(error))))
     return "".join(c if c.isprintable() else "�" for c in text[:1000])
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Variables that say in how many threads NumPy and PyTorch compute."""
+"""Environment variables that set the number of threads of NumPy and PyTorch."""
 _ENVIRONMENT = threading.Lock()
 LIMIT_S = 1800.0
-"""For one notebook. The judge gives up after minutes; this is for a judge that hangs."""
+"""The time limit for one notebook.
+
+The judge itself gives up after minutes, so this is for a judge that hangs.
+"""
 _SPAWN = multiprocessing.get_context("spawn")  # forking a process that has loaded torch hangs
 
 
 class LocalPool:
-    """`processes` processes. Whatever ends one of them costs the notebook it had, no other.
+    """A pool of `processes` processes. If one of them ends early, only the notebook that it graded is lost.
 
-    Run it from a thread that lives as long as the run: the workers die with it, as do their sandboxes.
+    Run it in a thread that lives as long as the run, because the workers and their sandboxes die with the
+    thread.
     """
 
     def __init__(self, processes: int, judge: Judge | None = None, limit_s: float = LIMIT_S) -> None:
         self.processes, self.judge, self.limit_s = max(1, processes), judge, limit_s
 
     def run(self, jobs: Sequence[Job], started: Callable[[Job], None]) -> Generator[Outcome, None, None]:
-        """Yield an outcome for every job as they come; stopping early ends the workers and their sandboxes."""
+        """Yield an outcome for every job as jobs finish; stopping early ends workers and sandboxes."""
         waiting = list(reversed(jobs))
         workers: list[_Worker] = []
         try:
@@ -161,16 +173,17 @@ class LocalPool:
         for worker in busy:
             outcome = worker.outcome()
             if outcome is not None:
-                if worker.ended:  # by whatever it was: another takes its place
+                if worker.ended:  # the process ended for whatever reason, so a new one takes its place
                     workers[workers.index(worker)] = _Worker(self.judge)
                 yield outcome
 
 
 @contextlib.contextmanager
 def _of_one_thread() -> Iterator[None]:
-    """Let processes that are started in this block compute in one thread, unless the user says otherwise.
+    """Limit processes that are started in this block to one thread each, unless the user has set a number.
 
-    Threads of processes that grade side by side wait for each other: half of a judge's time on two cores was that.
+    Threads of processes that grade at the same time wait for each other. On two cores, this took half of the
+    judge's time.
     """
     with _ENVIRONMENT:
         names = [name for name in THREADS if name not in os.environ]
@@ -183,7 +196,7 @@ def _of_one_thread() -> Iterator[None]:
 
 
 class _Worker:
-    """One process, and the job it has."""
+    """One process, and the job that it is working on."""
 
     def __init__(self, judge: Judge | None) -> None:
         self.connection, theirs = _SPAWN.Pipe()
@@ -203,11 +216,11 @@ class _Worker:
 
     def begin(self, job: Job, limit_s: float) -> None:
         self.job, self.deadline = job, time.monotonic() + limit_s
-        with contextlib.suppress(OSError):  # it has died; `outcome` finds out
+        with contextlib.suppress(OSError):  # the process has died, which `outcome` will find
             self.connection.send(job)
 
     def outcome(self) -> Outcome | None:
-        """Return what came of the job; None while there is nothing yet."""
+        """Return the outcome of the job, or None while it is still running."""
         assert self.job is not None
         number = self.job.number
         try:
@@ -233,7 +246,10 @@ class _Worker:
             self.process.terminate()
 
     def stop(self) -> None:
-        """End the process. Asked, it ends its sandboxes itself; made to, they end with it."""
+        """End the process.
+
+        On SIGTERM it ends its sandboxes itself; if it has to be killed, the sandboxes die with it.
+        """
         self.ask_to_stop()
         self.process.join(10)
         if self.process.is_alive():
@@ -243,9 +259,10 @@ class _Worker:
 
 
 def _serve(connection: Connection, parent: int, judge: Judge | None) -> None:
-    """Grade what comes through `connection` until it closes."""
+    """Grade the jobs that arrive through `connection` until it closes."""
     _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    # Ctrl-C reaches all processes; the parent decides how to react
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     while True:
         try:
@@ -260,7 +277,7 @@ def _leave(*_: Any) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, kill -9 included."""
+    """Make the kernel kill this process when the thread that started it ends, even through kill -9."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, int(signal.SIGKILL))

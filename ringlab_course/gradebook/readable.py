@@ -1,6 +1,7 @@
-"""Numbers, durations, entries and other people's text as a page shows them.
+"""Numbers, durations, entries and other people's text, as pages show them.
 
-Learners' text steers no page. File names become one line without control characters, and two names never look alike.
+Learners' text cannot change a page. File names become one line without control characters, and different
+names always look different.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _PIECES = re.compile(r"`([^`\n]+)`|\$([^$\n]+)\$")
 
 
 def legible(text: object, limit: int = TEXT) -> str:
-    r"""Return `text` without a character that could steer a page or a reader's eye, cut at `limit` characters.
+    r"""Return `text` without characters that could change a page or mislead a reader.
 
-    Control characters, direction overrides and halves of surrogate pairs come out as escapes.
+    At most `limit` characters are shown. Control characters, direction overrides and halves of surrogate
+    pairs are replaced by escapes.
 
     >>> legible("a\x1b[2Jb\u202egpj"), legible("x" * 9, 5)
     ('a\\x1b[2Jb\\u202egpj', 'xxxxx … (4 more characters)')
@@ -40,7 +42,7 @@ def legible(text: object, limit: int = TEXT) -> str:
 
 
 def name(text: object) -> str:
-    """Return a learner's or file's name on one line, as `legible` does."""
+    """Return a learner's or a file's name on one line, cleaned by `legible`."""
     return legible(text, NAME).replace("\n", "\\n").strip() or "(no name)"
 
 
@@ -51,13 +53,13 @@ def short(text: object, limit: int) -> str:
 
 
 def sentence(text: object, limit: int = 500) -> str:
-    """Return a reason or message with a capital at its beginning."""
+    """Return a reason or a message with a capital first letter."""
     shown = legible(text, limit)
     return shown[:1].upper() + shown[1:]
 
 
 def prose(text: object) -> Markup:
-    """Return a course's sentence as HTML: `code` and $mathematics$ set as such, all else escaped."""
+    """Return a sentence as HTML, with `code` and $mathematics$ formatted and all else escaped."""
     shown, parts, end = legible(text), [], 0
     for match in _PIECES.finditer(shown):
         parts += [escape(shown[end : match.start()]), _piece(*match.groups())]
@@ -71,7 +73,7 @@ def points(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people say it, in its two largest units.
+    """Return a length of time in its two largest units.
 
     >>> duration(0.213), duration(7500), duration(180000)
     ('0.21 s', '2 h 5 min', '2 d 2 h')
@@ -90,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(iso: object) -> str:
-    """Return an ISO 8601 time as 2026-11-02 23:59 UTC; anything else as text."""
+    """Return an ISO 8601 time as 2026-11-02 23:59 UTC, and any other value as text."""
     try:
         when = datetime.fromisoformat(str(iso))
     except ValueError:
@@ -112,8 +114,8 @@ def _piece(code: str | None, tex: str | None) -> Markup:
 def shown_name(name: str | os.PathLike[str]) -> str:
     r"""Return `name` as text that can be printed, stored and compared.
 
-    What does not print, bytes that are not UTF-8, and the backslash are written as escapes, so that
-    two names never become one text.
+    Unprintable characters, bytes that are not UTF-8, and backslashes are written as escapes, so that two
+    different names never give the same text.
 
     >>> print(shown_name("ada"), shown_name("a\nb"), shown_name("a\\nb"))
     ada a\nb a\\nb
@@ -122,7 +124,7 @@ def shown_name(name: str | os.PathLike[str]) -> str:
 
 
 def _escaped(character: str) -> str:
-    # Surrogates, which stand for bytes that are not UTF-8, do not print.
+    # Surrogates stand for bytes that are not UTF-8. They are not printable either.
     if character.isprintable() and character != "\\":
         return character
     return character.encode("unicode_escape").decode("ascii")
@@ -132,7 +134,7 @@ _INDENT = "      "
 
 
 def headline(entry: Entry) -> str:
-    """Return one line: learner, exercise, score, and the reasons where the score is not what was earned."""
+    """Return one line: learner, exercise, score, and why the score differs from the earned points, if so."""
     notes = []
     if entry.penalty:
         notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {duration(entry.late_s)} late")
@@ -148,10 +150,10 @@ def headline(entry: Entry) -> str:
 
 
 def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
-    """Yield the lines that say what to tell the learner.
+    """Yield the lines of a detailed report that helps to answer the learner.
 
-    The rung of the hint is the number of different notebooks that failed the stage: the first failure
-    gets a question, the next a direction, then a line of mathematics.
+    The hint depends on the number of different notebooks that failed the stage: after the first failure it is
+    a question, after the second a direction, then a line of mathematics.
     """
     yield headline(entry)
     yield f"  graded in {entry.seconds:.1f} s; handed in {entry.submitted_at or 'nobody knows when'}"
@@ -194,7 +196,7 @@ def _failures(stage_id: str, history: Iterable[Entry]) -> int:
 def _hint(stage_id: str, failures: int) -> Iterator[str]:
     try:
         hints = load_stage(stage_id).hints
-    except CourseError:  # of a course that has another exercise by now
+    except CourseError:  # the course no longer has this stage
         return
     rung = min(max(1, failures), len(hints))
     text = f"hint {rung} of {len(hints)}, {RUNGS[rung - 1]}: {hints[rung - 1]}"

@@ -1,6 +1,7 @@
-"""Grading a class into its gradebook: existing results are left alone, and all else that can be graded is graded.
+"""Grading a class into its gradebook: existing results are kept, and everything else is graded.
 
-A result that older checks gave stands until its exercise is graded anew on request, and the run says so.
+A result from older checks is kept until the user asks to grade its exercise again. The run reports such
+results.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ringlab_course.gradebook.versions import contract_version, seed_of
 
 @dataclass
 class Run:
-    """The outcome of a run: entries that it graded, entries that had a result already, and those it could not grade.
+    """The outcome of a run: entries that it graded, entries that already had a result, and failures to grade.
 
-    The entries come without their reports, which are in the book: a run over hundreds holds no more than one over a few.
+    The entries come without their reports, which are in the gradebook, so that a run over a large class needs
+    no more memory.
     """
 
     graded: list[Entry] = field(default_factory=list)
@@ -34,7 +36,7 @@ class Run:
 
 @dataclass
 class Watch:
-    """Whom a run tells what happens; each does nothing by default."""
+    """The functions that a run calls to report its progress. Each does nothing by default."""
 
     planned: Callable[[int], None] = lambda count: None
     started: Callable[[Job], None] = lambda job: None
@@ -52,13 +54,14 @@ def grade_class(
     watch: Watch | None = None,
     run: Run | None = None,
 ) -> Run:
-    """Return what was graded; each result is in the book before the next is waited for.
+    """Grade the submissions and return the run; each result is stored before the next one is waited for.
 
-    Killed at any moment and called again, it ends with the book of an undisturbed run. What we fail
-    to grade is kept as such and tried again the next time. regrade: exercises that are graded anew.
-    patience: multiplies all limits of time, for slow machines.
-    `run` is filled as results come, for callers that interrupt. Raises: CourseError where another
-    run writes this book.
+    If the run is killed at any moment and repeated, the gradebook ends up as after an undisturbed run.
+    Submissions that we fail to grade are recorded and tried again in the next run.
+    regrade: exercises that are graded again.
+    patience: multiplies all time limits, for slow machines.
+    run: filled as results arrive, for callers that interrupt.
+    Raises: CourseError if another run is writing this gradebook.
     """
     watch, run = watch or Watch(), run or Run()
     with book.sole_writer():
@@ -68,7 +71,7 @@ def grade_class(
         watch.planned(len(jobs))
         with contextlib.closing(
             pool.run(jobs, watch.started)
-        ) as outcomes:  # closed at once where it is stopped
+        ) as outcomes:  # the pool is closed at once if the run is stopped
             for outcome in outcomes:
                 result = _record(book, todo[outcome.number], outcome, unsafe)
                 if isinstance(result, Entry):
@@ -80,7 +83,7 @@ def grade_class(
 
 
 def ask_again(book: Gradebook, submissions: Sequence[HandedIn], regrade: Collection[str], run: Run) -> None:
-    """Ask for the results of the exercises `regrade` anew, or go on where that was interrupted."""
+    """Request new results for the exercises `regrade`, or continue an interrupted regrading."""
     outstanding = book.wanted()
     graded = {(entry.learner, entry.exercise) for entry in book.entries()}
     for exercise in regrade:
@@ -92,13 +95,14 @@ def ask_again(book: Gradebook, submissions: Sequence[HandedIn], regrade: Collect
 
 
 def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: Run) -> list[HandedIn]:
-    """Return what has no result yet, or is to have a new one."""
+    """Return the submissions that have no result yet, or are to get a new one."""
     entries = {(entry.learner, entry.exercise): entry for entry in book.entries()}
     todo = []
     for each in submissions:
         entry = entries.get(each.key)
         if entry and entry.digest == each.digest and entry.submitted_at and not each.stamped:
-            each = replace(each, submitted_at=entry.submitted_at)  # a copied file has a new time
+            # the time of a copied file is not the time of submission
+            each = replace(each, submitted_at=entry.submitted_at)
         contract = contract_version(each.exercise, unsafe=unsafe)
         if entry and book.is_graded(each.learner, each.exercise, each.digest, contract, each.submitted_at):
             run.kept.append(_without_report(entry))
@@ -109,7 +113,7 @@ def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: R
 
 
 def older_checks_notes(entries: Iterable[Entry]) -> list[str]:
-    """Return a line about results of older checks and how to grade them again; an empty list without such results."""
+    """Return a line about results from older checks, and how to grade them again, if there are any."""
     counts = sorted(Counter(entry.exercise for entry in entries if entry.older_checks).items())
     if not counts:
         return []

@@ -1,6 +1,6 @@
-"""The gradebook's file: its tables, their versions, and the proof that a file is one of ours.
+"""The gradebook's file: its tables, their versions, and how to recognise one of our files.
 
-A row that somebody edited is refused, never believed blindly.
+A row that somebody edited is refused, never trusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Entry
 
 APPLICATION_ID = 0x52494E47  # "RING"
-BLOB_BYTES = 16 << 20  # the longest text that is read back
+BLOB_BYTES = 16 << 20  # the length of the longest text that is read back, in bytes
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE settings (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
@@ -40,22 +40,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE policies (exercise TEXT PRIMARY KEY NOT NULL, due TEXT NOT NULL, late TEXT NOT NULL)",
     ),
 )
-"""The statements that lead from each version to the next."""
+"""The SQL statements that upgrade each version to the next one."""
 
 
 def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
-    """Return a connection to the gradebook at `path`, brought to the newest version; None: in memory.
+    """Return a connection to the gradebook at `path`, upgraded to the newest version; None means in memory.
 
-    A book in a place that cannot be written can be read.
+    A gradebook in a place that cannot be written can still be read.
 
-    Raises: CourseError where there is no file (unless `create`), or it is no gradebook of ours.
+    Raises: CourseError if there is no file (unless `create`), or the file is not a gradebook of ours.
     """
     if path is not None and not create and not path.is_file():
         raise CourseError("a gradebook", f"no file {path}", "`ringlab grade FOLDER --book FILE` makes one")
     if path is not None and not path.parent.is_dir():
         raise CourseError("a folder for the gradebook", f"no folder {path.parent}", "make it first")
     try:
-        if path is not None and not path.exists():  # grades and the class seed are nobody else's to read
+        if path is not None and not path.exists():  # only the owner may read grades and the class seed
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         book = sqlite3.connect(_address(path), timeout=60, isolation_level=None, uri=True)
     except (sqlite3.Error, OSError) as error:
@@ -64,7 +64,7 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
         book.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, BLOB_BYTES)
         book.execute("PRAGMA trusted_schema = OFF")
         book.execute("PRAGMA foreign_keys = ON")
-        book.execute("PRAGMA wal_autocheckpoint = 1")  # after a kill, the file itself holds the results
+        book.execute("PRAGMA wal_autocheckpoint = 1")  # the file itself holds the results even after a kill
         _open(book, path, create=create)
         return book
     except sqlite3.Error as error:
@@ -76,13 +76,17 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
 
 
 def _address(path: Path | None) -> str:
-    """Return what SQLite opens. It reads a book by means of files beside it, unless told that nobody writes it."""
+    """Return the address that SQLite opens.
+
+    Normally SQLite needs to write files beside a database to read it. If this is not possible, the address
+    says that nobody writes the database.
+    """
     if path is None:
         return ":memory:"
     address = f"file:{quote(os.fsencode(path.absolute()))}"
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return address
-    log = Path(f"{path}-wal")  # results that are in no other file yet
+    log = Path(f"{path}-wal")  # may contain results that are not in the main file yet
     return f"{address}?mode=ro" if log.exists() and log.stat().st_size else f"{address}?immutable=1"
 
 
@@ -95,17 +99,18 @@ def _open(book: sqlite3.Connection, path: Path | None, *, create: bool) -> None:
         book.execute("PRAGMA journal_mode = WAL")
         book.execute("BEGIN IMMEDIATE")
         try:
-            _migrate(book, _identify(book, path))  # another process may have been faster
+            # checked again, as another process may have upgraded it first
+            _migrate(book, _identify(book, path))
             book.execute("COMMIT")
         except BaseException:
             book.execute("ROLLBACK")
             raise
-    book.execute("PRAGMA synchronous = FULL")  # a result that was reported survives a power cut, too
+    book.execute("PRAGMA synchronous = FULL")  # results that were reported also survive a power cut
     _check_tables(book, path)
 
 
 def _identify(book: sqlite3.Connection, path: Path | None) -> int:
-    """Return the version of a gradebook, 0 for an empty file. Raises: CourseError for any other file."""
+    """Return the version of a gradebook, or 0 for an empty file. Raises: CourseError for any other file."""
     application = book.execute("PRAGMA application_id").fetchone()[0]
     version = book.execute("PRAGMA user_version").fetchone()[0]
     tables = book.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -132,15 +137,15 @@ def _migrate(book: sqlite3.Connection, version: int) -> None:
 
 
 def _check_tables(book: sqlite3.Connection, path: Path | None) -> None:
-    """Refuse tables, views and triggers that we did not make: they could change what is read and written."""
+    """Refuse tables, views and triggers that are not ours, as they could change what is read and written."""
     if _tables(book) != expected_tables():
         raise _foreign(path, "tables that ringlab did not make")
     if (word := book.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-        raise CourseError("a gradebook that is whole", f"{path}: {word[:200]}", "restore a copy of it")
+        raise CourseError("an undamaged gradebook", f"{path}: {word[:200]}", "restore a copy of it")
 
 
 def expected_tables() -> set[tuple[str, str, str]]:
-    """Return (type, name, SQL) of everything in a gradebook of the newest version."""
+    """Return (type, name, SQL) of every object in a gradebook of the newest version."""
     fresh = sqlite3.connect(":memory:")
     try:
         for statements in MIGRATIONS:
@@ -176,7 +181,7 @@ _CHECK = {
 
 
 class DamagedError(CourseError):
-    """A row of a gradebook is not as ringlab wrote it."""
+    """A row of a gradebook is not in the form in which ringlab writes rows."""
 
     def __init__(self, got: str) -> None:
         super().__init__(
@@ -185,7 +190,7 @@ class DamagedError(CourseError):
 
 
 def entry_of(row: tuple[Any, ...]) -> Entry:
-    """Return the entry of a row of results. Raises: DamagedError."""
+    """Return the entry of a row of results. Raises: DamagedError for a damaged row."""
     try:
         return _entry(row)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -198,15 +203,15 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     seconds, earned, maximum = (checked_number(value, f"number of row {row[0]}") for value in row[9:12])
     report = json.loads(row[12])
     if not isinstance(report, dict) or (report["earned"], report["points"]) != (earned, maximum):
-        raise ValueError(f"row {row[0]} does not say what its report says")
+        raise ValueError(f"row {row[0]} differs from its report")
     if earned > maximum or report["exercise"] not in (exercise, ""):
-        raise ValueError(f"row {row[0]} has more points than there are, or another exercise's")
+        raise ValueError(f"row {row[0]} has more points than its maximum, or a report of another exercise")
     for stage in report["stages"]:
         checked_text(stage["stage"], "stage")
         for check in stage["checks"]:
             for name, kind in _CHECK.items():
                 if not isinstance(check[name], kind):
-                    raise TypeError(f"row {row[0]}: {name} of a check is no {kind.__name__}")
+                    raise TypeError(f"row {row[0]}: {name} of a check is not of type {kind.__name__}")
     return Entry(
         learner, exercise, path, digest, graded_at, seconds, report, earned, maximum, submitted_at,
         contract=contract, seed=int(seed), id=row[0],
@@ -214,23 +219,23 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 
 def checked_text(value: Any, what: str) -> str:
-    """Return `value` if it is text of a bounded length. Raises: DamagedError."""
+    """Return `value` if it is text of limited length. Raises: DamagedError otherwise."""
     if not isinstance(value, str) or len(value) > TEXT_CHARACTERS:
-        raise DamagedError(f"{what} is no text of at most {TEXT_CHARACTERS} characters")
+        raise DamagedError(f"{what} is not text of at most {TEXT_CHARACTERS} characters")
     return value
 
 
 def checked_number(value: Any, what: str, most: float = MOST_POINTS) -> float:
-    """Return `value` if it is a number from 0 to `most`. Raises: DamagedError."""
+    """Return `value` if it is a number from 0 to `most`. Raises: DamagedError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DamagedError(f"{what} is no number")
+        raise DamagedError(f"{what} is not a number")
     if not math.isfinite(value) or not 0 <= value <= most:
         raise DamagedError(f"{what} is not between 0 and {most:g}")
     return value
 
 
 def checked_moment(value: Any) -> str:
-    """Return `value` if it is a time with its zone, ISO 8601. Raises: DamagedError."""
+    """Return `value` if it is an ISO 8601 time with a zone. Raises: DamagedError otherwise."""
     try:
         if datetime.fromisoformat(checked_text(value, "time")).utcoffset() is not None:
             return str(value)

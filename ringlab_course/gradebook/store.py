@@ -1,6 +1,6 @@
-"""The gradebook: an SQLite file, one transaction per result, readable while a run writes it.
+"""The gradebook: an SQLite file with one transaction per result, readable while a run writes to it.
 
-One process writes at a time; its lock ends with it, however it ends.
+Only one process writes at a time. Its lock is released when the process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ Key = tuple[str, str]
 
 
 class Gradebook:
-    """The gradebook in the file `path`, created if it does not exist (unless `create` is off); None: in memory.
+    """The gradebook in the file `path`, created if it does not exist (unless `create` is off).
 
-    Of a learner's results in an exercise the one that was handed in last counts, of those the one
-    graded last. Nothing is ever deleted. Raises: CourseError where the file is no gradebook of ours.
+    None: in memory.
+    If a learner has several results in an exercise, the notebook that was handed in last counts, and of
+    several results for this notebook the newest. No result is ever deleted. Raises: CourseError if the file
+    is not a gradebook of ours.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, create: bool = True) -> None:
@@ -64,13 +66,16 @@ class Gradebook:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, also where the process is killed half-way; one writer at a time."""
+        """Apply all changes or none, even if the process is killed in between.
+
+        Only one process writes at a time.
+        """
         try:
             self._book.execute("BEGIN IMMEDIATE")
             yield
             self._book.execute("COMMIT")
         except BaseException as error:
-            if self._book.in_transaction:  # SQLite itself ends it where the disk is full
+            if self._book.in_transaction:  # SQLite itself rolls back when the disk is full
                 self._book.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 raise _unwritable(self.path, error) from None
@@ -78,10 +83,13 @@ class Gradebook:
 
     @contextlib.contextmanager
     def sole_writer(self) -> Iterator[None]:
-        """Keep other runs from grading into this book. Raises: CourseError where one does already."""
+        """Keep other runs from grading into this gradebook.
+
+        Raises: CourseError if another run already does.
+        """
         try:
             import fcntl
-        except ImportError:  # no such lock on Windows: the database's own still keeps each result whole
+        except ImportError:  # Windows has no fcntl; SQLite's own lock still keeps each result whole
             yield
             return
         if self.path is None:
@@ -95,7 +103,7 @@ class Gradebook:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            remedy = "wait for it, or give this one a book of its own"
+            remedy = "wait for that run, or use another gradebook for this one"
             got = f"{self.path}: a run is under way"
             raise CourseError("a gradebook that no other run writes", got, remedy) from None
         finally:
@@ -103,12 +111,12 @@ class Gradebook:
 
     @property
     def class_seed(self) -> int:
-        """The seed from which those of all submissions are derived."""
+        """The seed from which the seeds of all submissions are derived."""
         row = self._book.execute("SELECT value FROM settings WHERE name = 'class_seed'").fetchone()
         return int(checked_number(row and int(row[0]), "class_seed", most=2**64))
 
     def use_class_seed(self, seed: int) -> None:
-        """Take `seed` as the class seed. Raises: CourseError where results with another exist."""
+        """Set the class seed. Raises: CourseError if results with another class seed exist."""
         with self._transaction():
             used = self._book.execute("SELECT count(*) FROM results").fetchone()[0]
             if used and seed != self.class_seed:
@@ -122,9 +130,9 @@ class Gradebook:
         self, *, learner: str, exercise: str, path: str, digest: str, report: Mapping[str, Any],
         contract: str = "", submitted_at: str | None = None, seconds: float | None = None,
     ) -> Entry:  # fmt: skip
-        """Keep a result and return the learner's entry; a result that is there already is not kept twice.
+        """Store a result and return the learner's entry; an identical result is not stored twice.
 
-        All in one transaction: the result, the end of a wanted regrading, the end of an earlier failure.
+        The same transaction ends a requested regrading and removes an earlier failure to grade.
         """
         took = float(report["seconds"] if seconds is None else seconds)
         row = (
@@ -142,7 +150,7 @@ class Gradebook:
         return self.entries(exercise, learner)[0]
 
     def record_ungraded(self, failed: Ungraded) -> None:
-        """Keep that we could not grade a submission; results that are there stay."""
+        """Record that we could not grade a submission; existing results stay."""
         with self._transaction():
             self._book.execute(
                 "INSERT INTO ungraded VALUES (?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET path = excluded.path,"
@@ -160,10 +168,10 @@ class Gradebook:
     def is_graded(
         self, learner: str, exercise: str, digest: str, contract: str, submitted_at: str | None = None
     ) -> bool:
-        """Return whether this notebook has its result, and no regrading is wanted.
+        """Return whether this notebook has a result and no regrading is requested.
 
-        A result of other checks counts too: it stands until somebody asks for another. One without a sandbox
-        counts only where `contract` is without one as well.
+        A result from other checks also counts, until somebody requests a new one. A result without a sandbox
+        counts only if `contract` is without a sandbox, too.
         """
         return self._is_kept(learner, exercise, digest, contract, submitted_at, is_unsafe)
 
@@ -171,7 +179,7 @@ class Gradebook:
         self, learner: str, exercise: str, digest: str, contract: str, at: str | None,
         kind: Callable[[str], Any] = str,
     ) -> bool:  # fmt: skip
-        """Return whether there is a result of this notebook whose version is of the same `kind`."""
+        """Return whether there is a result of this notebook with an equal version, as compared by `kind`."""
         if self._book.execute(
             "SELECT 1 FROM wanted WHERE learner = ? AND exercise = ?", (learner, exercise)
         ).fetchone():
@@ -183,20 +191,21 @@ class Gradebook:
         found = [(row[0], kind(row[1]), row[2] or "") for row in rows]
         result = digest, kind(contract)
         same = [when for *key, when in found if tuple(key) == result]
-        # Handed in again after another notebook, it is a new submission; one that came before the other is not.
+        # A notebook that is handed in again after another one is a new submission. It is not new if it came
+        # before the other one.
         return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
 
     def want(self, keys: Iterable[Key]) -> None:
-        """Ask for these to be graded again, in addition to earlier requests that are outstanding."""
+        """Request that these are graded again, in addition to earlier requests that are not done yet."""
         with self._transaction():
             self._book.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", list(keys))
 
     def wanted(self) -> set[Key]:
-        """Return the (learner, exercise) whose regrading is outstanding."""
+        """Return the (learner, exercise) pairs whose regrading is requested and not done yet."""
         return {(str(a), str(b)) for a, b in self._book.execute("SELECT learner, exercise FROM wanted")}
 
     def ungraded(self) -> list[Ungraded]:
-        """Return what we could not grade, by learner and exercise."""
+        """Return the submissions that we could not grade, sorted by learner and exercise."""
         rows = self._book.execute(
             "SELECT learner, exercise, path, digest, reason, at, tries FROM ungraded ORDER BY 1, 2"
         )
@@ -208,9 +217,10 @@ class Gradebook:
         return found
 
     def set_policy(self, exercise: str | None, *, due: str | None = None, late: str | None = None) -> None:
-        """Keep a deadline and what lateness costs, for one exercise or (None) for all that have none.
+        """Store a deadline and the cost of lateness for one exercise, or (None) for all without their own.
 
-        None leaves what was there. Raises: CourseError for text that is neither, and for an unknown exercise.
+        A value of None keeps the stored value. Raises: CourseError for text in another form, and for an
+        unknown exercise.
         """
         if exercise is not None and exercise not in exercise_ids():
             raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
@@ -226,13 +236,13 @@ class Gradebook:
             )
 
     def policy(self, exercise: str) -> tuple[str, Late]:
-        """Return the exercise's deadline (UTC, ISO 8601; empty: none) and what lateness costs."""
+        """Return the exercise's deadline (UTC, ISO 8601; empty: none) and its cost of lateness."""
         policies = self.policies()
         own, general = policies.get(exercise, ("", "")), policies.get("", ("", ""))
         return own[0] or general[0], parse_late(own[1] or general[1])
 
     def policies(self) -> dict[str, tuple[str, str]]:
-        """Return (deadline, what lateness costs) by exercise; "" holds for those that have none of their own."""
+        """Return (deadline, cost of lateness) by exercise; "" is the key for exercises without their own."""
         rows = self._book.execute("SELECT exercise, due, late FROM policies").fetchall()
         return {
             checked_text(exercise, "exercise"): (
@@ -243,11 +253,11 @@ class Gradebook:
         }
 
     def override(self, learner: str, exercise: str, score: float | None, reason: str, by: str) -> Entry:
-        """Let the score that an instructor sets count, or with None the computed one again; return the entry.
+        """Make an instructor's score count, or with None the computed score again; return the entry.
 
-        Raises: CourseError without a reason or a name, for a score that is no number of 0 or more,
-        and for a learner or an exercise that the book does not know. A learner who handed in
-        nothing, or could not be graded, gets an entry.
+        A learner who handed in nothing, or could not be graded, gets an entry.
+        Raises: CourseError without a reason or a name, for a score that is not a number of at least 0, and
+        for a learner or an exercise that is not in the gradebook.
         """
         for what, text, option in (
             ("a reason", reason, "--reason"),
@@ -275,7 +285,7 @@ class Gradebook:
         return any(self._book.execute(query, (value,)).fetchone() for query in tables)
 
     def _by_word(self, word: Override) -> Entry:
-        """Return the entry of a learner who has an override and no result."""
+        """Return the entry of a learner who has an override but no result."""
         maximum = self._book.execute(
             "SELECT coalesce(max(maximum), 0) FROM results WHERE exercise = ?", (word.exercise,)
         ).fetchone()[0]
@@ -296,7 +306,7 @@ class Gradebook:
         )
 
     def overrides(self, learner: str | None = None, exercise: str | None = None) -> list[Override]:
-        """Return every override that was given, the oldest first."""
+        """Return every override that was ever given, the oldest first."""
         rows = self._book.execute(
             "SELECT learner, exercise, score, reason, given_by, at FROM overrides WHERE"
             " (?1 IS NULL OR learner = ?1) AND (?2 IS NULL OR exercise = ?2) ORDER BY id",
@@ -312,7 +322,10 @@ class Gradebook:
         ]  # fmt: skip
 
     def entries(self, exercise: str | None = None, learner: str | None = None) -> list[Entry]:
-        """Return what counts, by learner and exercise. Raises: CourseError for a damaged row."""
+        """Return the entries that count, sorted by learner and exercise.
+
+        Raises: CourseError for a damaged row.
+        """
         chosen: dict[Key, Entry] = {}
         overrides = {(each.learner, each.exercise): each for each in self.overrides(learner, exercise)}
         today = Today()
@@ -324,7 +337,7 @@ class Gradebook:
         return [chosen[key] for key in sorted(chosen)]
 
     def history(self, learner: str, exercise: str) -> list[Entry]:
-        """Return every result of a learner in an exercise, in the order of grading, with the penalty of each."""
+        """Return every result of a learner in an exercise, each with its penalty, in the order of grading."""
         rows, today = self._results(exercise, learner, order="ORDER BY id"), Today()
         return [self._judged(entry, {}, today) for entry in rows]
 

@@ -1,4 +1,4 @@
-"""The inputs of a result: the version of the checks, the seed of the probes, and the SHA-256 of the notebook."""
+"""The inputs of a result: the version of the checks, the seed of the probes, and the notebook's SHA-256."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _IMPORT = re.compile(
     r"^\s*(?:from|import) (ringlab_course\.(?:exercises|checking)\.[\w.]+)(?: import (?:\(([^)]*)\)|(.*)))?",
     re.M,
 )
-"""Reading the sources as Python would take too long: this is done for every submission."""
+"""Imports are found by this pattern, because parsing the sources for every submission would take too long."""
 
 
 _UNSAFE = "+unsafe"
 
 
 def contract_version(exercise: str, *, unsafe: bool = False) -> str:
-    """Return the version of the checks of `exercise`, a hash of their sources and of what these import; "" for no exercise.
+    """Return the version of the checks of `exercise`, or "" for no exercise.
 
-    Results without a sandbox have another version: they are graded again where there is one.
+    It is a hash of the checks' sources and of the modules that they import. Results without a sandbox have
+    another version, so that they are graded again where there is a sandbox.
     """
     digest = hashlib.sha256()
     for path in _sources(exercise) if exercise else ():
@@ -39,20 +40,21 @@ def contract_version(exercise: str, *, unsafe: bool = False) -> str:
 
 
 def is_unsafe(contract: str) -> bool:
-    """Return whether the version `contract` is that of a result without a sandbox."""
+    """Return whether the version `contract` belongs to a result without a sandbox."""
     return contract.endswith(_UNSAFE)
 
 
 class Today:
-    """Today's versions of the checks; those of an exercise are read once."""
+    """The current versions of the checks; each exercise's version is computed once."""
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, bool], str] = {}
 
     def differs(self, exercise: str, contract: str) -> bool:
-        """Return whether a result with the version `contract` comes from other checks than today's.
+        """Return whether a result with the version `contract` comes from checks other than the current ones.
 
-        A result without a version (an instructor's word alone), or of an exercise that is gone, does not.
+        It is False for a result without a version (an instructor's override alone) or of an exercise that no
+        longer exists.
         """
         key = exercise, is_unsafe(contract)
         if contract and key not in self._versions:
@@ -64,7 +66,7 @@ class Today:
 
 
 def _sources(exercise: str) -> list[Path]:
-    """The files of an exercise's checks, and all that they import of other exercises and of what these share."""
+    """Return the source files of an exercise's checks, and of all course modules that they import."""
     found: set[Path] = set()
     waiting = [path for path in folder_of(exercise).iterdir() if path.suffix in (".py", ".md")]
     waiting = [path for path in waiting if path.name != "exercise.py"]
@@ -77,7 +79,7 @@ def _sources(exercise: str) -> list[Path]:
 
 
 def _imported(source: str) -> Iterator[Path]:
-    """Yield the files of modules that may be meant by what a contract's source imports."""
+    """Yield the files of the modules that a source may import."""
     for module, several, names in _IMPORT.findall(source):
         place = _HOME.joinpath(*module.split("."))
         yield place.with_suffix(".py")
@@ -85,23 +87,23 @@ def _imported(source: str) -> Iterator[Path]:
 
 
 def seed_of(class_seed: int, learner: str, exercise: str, digest: str) -> int:
-    """Return the seed of the probes for one submission, 64 bits: the same whenever this file is graded.
+    """Return the seed of the probes for one submission, 64 bits; it is the same whenever this file is graded.
 
-    A changed notebook has another digest and meets new probes: knowledge of earlier ones is of no use to it.
+    A changed notebook has another digest and gets new probes, so knowledge of earlier probes does not help.
     """
     text = "\0".join((str(class_seed), learner, exercise, digest))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.EINTR, errno.ENOENT}
-"""Errors of opening a file that are this machine's fault, or pass: nobody gets a zero for them."""
+"""Errors of opening a file that are temporary or this machine's fault; nobody gets a zero for them."""
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of the file's bytes or, if it is no regular file, of what it is instead.
+    """Return the SHA-256 of the file's bytes or, if it is not a regular file, of a description of it.
 
-    Links are not followed, and of a file that is too large nothing is read.
-    Raises: OSError where this machine fails to read what is there.
+    Links are not followed. A file that is too large is not read.
+    Raises: OSError if this machine fails to read the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

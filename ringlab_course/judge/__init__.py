@@ -1,20 +1,20 @@
 """The judge: grades notebooks in a process that never runs a learner's code.
 
-sandbox    the bubblewrap command lines, and the limits of a worker; `probe` says whether it works here
-fork_server  the program in a sandbox that has imported what submissions need, and forks workers; `namespace` shuts each off
-spawn      the ways to start a worker: forked, in a sandbox of its own, or in none; `servers` keeps the fork servers
+sandbox    the bubblewrap command lines and the limits of a worker; `probe` tests whether the sandbox works
+fork_server  the program in a sandbox that forks workers; `namespace` isolates each worker
+spawn      the ways to start a worker: forked, in its own sandbox, or in none; `servers` keeps fork servers
 process    a worker as the judge sees it
-channel    the worker's end of the socket, through which frames go (`checking.protocol`)
-worker     the program inside the sandbox: answers calls, knows no verdict
+channel    the worker's end of the socket that carries frames (`checking.protocol`)
+worker     the program inside the sandbox: answers calls, but does not decide whether answers are right
 judge_comm the transport of a rank inside a worker: every message goes to the judge
 exchanges  reads and checks each message of a rank, and counts its bytes
 network    the judge as the network between the ranks of a ring program, with a virtual clock for each
 session    the workers of one submission
-deadline   the end of a call's time, put off while the submission waits for a processor
-allowance  bounds on their processor time and memory together; `processes` reads both, and ends leftover processes
-removal    takes what a submission may not call (`checking.forbidden`) out of a worker's reach
-records    loads and stores of Triton kernels: reported by the worker, unlike values, bytes on the ring and memory
-judge      a notebook in, a report out
+deadline   the end of a call's time, extended while the submission waits for a processor
+allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftovers
+removal    makes what a submission may not call (`checking.forbidden`) unreachable in a worker
+records    loads and stores of Triton kernels, which are the worker's claim, unlike values, bytes and memory
+judge      grades a notebook and returns a report
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that a worker, which imports this package, does not load the judge.
+    # Imported late, so that a worker, which imports this package, does not load the judge.
     if name == "probe":
         from ringlab_course.judge.probe import probe
 

@@ -1,12 +1,12 @@
-"""How much the checks of one tier may compute and hold: seconds of CPU, and bytes of all workers together.
+"""Limits on the CPU seconds of one tier's checks, and on the memory of all workers together.
 
-Time on the wall belongs to whoever else uses the machine, and a class is graded on all cores at once. So the
-processor time of the workers is counted, of every thread and process in them, from the moment that the
-code is loaded; starting and importing are not the learner's. Sleeping costs nothing here: the deadline of
-each call, on the wall, ends it. Memory is watched from outside while the workers run.
+Wall time depends on who else uses the machine, and a class is graded on all cores at once. So the judge
+counts the processor time of the workers, including all their threads and processes, from the moment when the
+code is loaded. Starting and importing do not count. Sleeping costs nothing here; it is ended by each call's
+own deadline in wall time. Memory is measured from outside while the workers run.
 
-What it takes the judge itself to read an answer is bounded too: a legal answer may be small on the wire and
-endless to whoever compares it.
+The work of the judge to read an answer is limited as well, because a legal answer may be small on the wire
+but endless to compare.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 SECONDS = {"visible": 5.0, "stress": 30.0, "held-out": 30.0}
-"""CPU seconds that one function's checks of a tier may take together; visible ones answer at once."""
+"""CPU seconds for all checks of one function in a tier; visible checks have to answer quickly."""
 
 
 class Allowance:
-    """The remaining seconds of one tier's checks of one function; `patience` multiplies them all.
+    """The remaining seconds for one tier's checks of one function; `patience` multiplies all limits.
 
-    A call under way is not cut off: the next one is refused. So what is used may exceed the allowance by one
-    call, which has a deadline of its own.
+    A running call is not interrupted, but the next call is refused. So the seconds used may exceed the limit
+    by one call, which has its own deadline.
     """
 
     def __init__(self, patience: float = 1.0) -> None:
@@ -44,21 +44,21 @@ class Allowance:
         self.computed, self._begin = Meter(_cpu), 0.0
 
     def begin(self, tier: str) -> None:
-        """Give the checks of `tier` of one function their seconds."""
+        """Start the time limit for the checks of `tier` of one function."""
         self.tier, self._begin = tier, self.computed.total()
 
     @property
     def seconds(self) -> float:
-        """CPU seconds that the tier allows; without end before the first tier has begun."""
+        """The CPU seconds that the tier allows, or infinity before the first tier has begun."""
         return SECONDS[self.tier] * self.patience if self.tier else float("inf")
 
     @property
     def used(self) -> float:
-        """CPU seconds used since the tier began."""
+        """The CPU seconds used since the tier began."""
         return self.computed.total() - self._begin
 
     def require(self) -> None:
-        """Return while something is left. Raises: Crashed, with a message for the learner."""
+        """Return if some seconds are left. Raises: Crashed, with a message for the learner."""
         if self.tier and self.used > self.seconds:
             raise Crashed(
                 f"Not run: the {self.tier} checks of one function may take {self.seconds:g} s of computing together, and "
@@ -68,7 +68,10 @@ class Allowance:
 
 
 class Meter:
-    """The sum, over all workers that were added, of how much the figure `read` has grown since; ended workers count."""
+    """The total growth of a figure over all added workers, including workers that have ended.
+
+    read: returns the figure of one worker.
+    """
 
     def __init__(self, read: Callable[[WorkerProcess], float]) -> None:
         self._read = read
@@ -80,12 +83,12 @@ class Meter:
         self._since[worker] = self._read(worker)
 
     def remove(self, worker: WorkerProcess) -> None:
-        """Keep what has grown, and count no more. To be called before the worker is killed."""
+        """Keep the worker's growth and stop counting it. Call this before the worker is killed."""
         if worker in self._since:
             self._ended += max(0.0, self._read(worker) - self._since.pop(worker))
 
     def total(self) -> float:
-        """Return the sum up to now."""
+        """Return the total growth up to now."""
         return self._ended + sum(
             max(0.0, self._read(worker) - since) for worker, since in self._since.items()
         )
@@ -96,10 +99,10 @@ def _cpu(worker: WorkerProcess) -> float:
 
 
 class Waits(Meter):
-    """The seconds for which a submission's workers, and the thread of the judge that serves them, waited for a processor.
+    """The seconds for which a submission's workers, and the judge's thread for them, waited for a processor.
 
-    Others use the machine too: this time is nobody's answer. Threads that wait side by side all count, so the sum
-    is the most by which they can have been late.
+    Other programs use the machine too, so this time is not the submission's fault. Threads that wait at the
+    same time all count, so the sum is the largest delay that waiting can have caused.
     """
 
     def __init__(self) -> None:
@@ -108,7 +111,7 @@ class Waits(Meter):
         )
 
     def total(self) -> float:
-        """Return the sum up to now, with the calling thread's own."""
+        """Return the total up to now, including that of the calling thread."""
         return super().total() + waited_seconds([Path("/proc/thread-self")])
 
 
@@ -116,10 +119,10 @@ INTERVAL_S = 0.1
 
 
 class Watch:
-    """Ends all registered workers as soon as together they hold more memory, or run more tasks, than they may.
+    """Ends all watched workers when together they hold more memory, or run more tasks, than allowed.
 
-    A limit of the kernel's holds for one process; ranks, and processes where they can be started,
-    multiply it. `exceeded` then says which bound it was; empty until then.
+    The kernel's own limits hold for a single process, so a submission with several ranks or processes could
+    exceed them. `exceeded` says which limit was exceeded, and is empty before that.
     """
 
     def __init__(self, bounds: Bounds) -> None:
@@ -129,7 +132,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, worker: WorkerProcess) -> None:
-        """Watch `worker`, which is ready, from now on."""
+        """Watch `worker` from now on; it must be ready."""
         with self._lock:
             self._workers.append(worker)
         if self._thread is None:
@@ -137,12 +140,15 @@ class Watch:
             self._thread.start()
 
     def remove(self, worker: WorkerProcess) -> None:
-        """Watch `worker` no more. To be called before it is killed: its number may then be another's."""
+        """Stop watching `worker`.
+
+        Call this before it is killed, as its process id may be reused afterwards.
+        """
         with self._lock:
             self._workers = [each for each in self._workers if each is not worker]
 
     def close(self) -> None:
-        """Watch nothing any more; returns when the watching has ended."""
+        """Stop watching, and return when the watching thread has ended."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -165,26 +171,27 @@ class Watch:
 
 
 READING_S, READING_BYTES = 60.0, 4 << 30
-"""Seconds of the judge's own thread, and bytes of its process, that one check may take beside what is there before."""
+"""Limits for one check in the judge itself: seconds of its thread, and additional bytes of its process."""
 _limiting = threading.Lock()
-_before: list[
-    tuple[int, int]
-] = []  # bounds of memory that are to be restored, by every thread that bounds it
+_before: list[tuple[int, int]] = []  # the memory limit to restore, once per thread that sets one
 
 
 class UnreadableAnswer(Failure):
-    """An answer that takes the judge more time or memory than it may."""
+    """An answer that takes the judge more time or memory than allowed."""
 
 
 class _Exhausted(BaseException):
-    """One check has taken the judge too long; no Exception, so that no check takes it for one of its own."""
+    """One check has taken the judge too long.
+
+    This is not an Exception, so that no check can catch it by mistake.
+    """
 
 
 @contextlib.contextmanager
 def reading(seconds: float = READING_S, nbytes: int = READING_BYTES) -> Iterator[None]:
-    """Bound what the block takes of this thread's processor time and of this process's memory.
+    """Limit this thread's processor time and this process's additional memory inside the block.
 
-    Raises: UnreadableAnswer, with a message for the learner, if it takes more.
+    Raises: UnreadableAnswer, with a message for the learner, if a limit is exceeded.
     """
     try:
         with _memory_bounded(nbytes), _time_bounded(seconds):
@@ -202,8 +209,8 @@ def reading(seconds: float = READING_S, nbytes: int = READING_BYTES) -> Iterator
 
 @contextlib.contextmanager
 def _time_bounded(seconds: float) -> Iterator[None]:
-    """Raise _Exhausted in this thread once it has computed for `seconds`, waiting not counted."""
-    if not hasattr(time, "pthread_getcpuclockid"):  # Windows, macOS: there is no sandbox either
+    """Raise _Exhausted in this thread after `seconds` of processor time; waiting does not count."""
+    if not hasattr(time, "pthread_getcpuclockid"):  # Windows and macOS have no sandbox either
         yield
         return
     thread, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
@@ -227,20 +234,24 @@ def _time_bounded(seconds: float) -> Iterator[None]:
         with lock:
             over.set()
         watcher.join()
-        if struck:  # if it has not come up yet, it does here, and not later
+        if struck:  # if the error has not been raised yet, it is raised here, and not later
             with contextlib.suppress(_Exhausted):
                 for _ in range(1000):
                     pass
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    # Never NULL, to take one back: CPython then looks for it for ever, and a profiled call waits until it has found it.
+    # Never pass NULL to cancel the error: CPython then searches for the error without end, and a profiled
+    # call waits for that.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 @contextlib.contextmanager
 def _memory_bounded(nbytes: int) -> Iterator[None]:
-    """Let allocations fail once this process holds `nbytes` more than now; the first of several threads sets the bound."""
+    """Make allocations fail once this process holds `nbytes` more than now.
+
+    If several threads set a limit, the first one's limit holds.
+    """
     try:
         import resource
 

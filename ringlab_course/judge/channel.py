@@ -8,11 +8,17 @@ from typing import Any
 from ringlab_course.checking.protocol import Frame, FrameReader, pack
 
 PIECE = 1 << 16
-"""Bytes received at a time. With more, chance would say how much of a message is in memory twice, and so the peak."""
+"""Bytes received at a time. With larger pieces, the peak of memory would vary randomly.
+
+The size of a piece decides how much of a message may be in memory twice.
+"""
 
 
 class Abort(BaseException):
-    """The judge has ended this call; no BaseException of the learner's, so that `except Exception` lets it by."""
+    """The judge has ended this call.
+
+    This is a BaseException, so that a learner's `except Exception` misses it.
+    """
 
 
 class Channel:
@@ -23,15 +29,16 @@ class Channel:
         self.reader = FrameReader(from_judge=True)
         self.frames: list[Frame] = []
         self.call = 0
-        self.misuse: Exception | None = None  # of this call's ring, raised where nobody may see it
+        # the first misuse of this call's ring, also if its error was lost in a thread
+        self.misuse: Exception | None = None
 
     def send(self, kind: str, value: Any = None, **fields: Any) -> None:
-        """Send one frame, marked with the number of the call under way."""
+        """Send one frame, marked with the number of the current call."""
         for part in pack(Frame(kind, {"call": self.call, **fields}, value)):
             self.socket.sendall(part)
 
     def receive(self) -> Frame:
-        """Return the next frame; the end of the judge is the end of the worker."""
+        """Return the next frame. Raises: SystemExit if the judge has closed the socket."""
         while not self.frames:
             data = self.socket.recv(PIECE)
             if not data:
@@ -40,7 +47,7 @@ class Channel:
         return self.frames.pop(0)
 
     def expect(self, kind: str) -> Frame:
-        """Return the next frame, which is of `kind` or ends the call."""
+        """Return the next frame. Raises: Abort if it is not of `kind`."""
         frame = self.receive()
         if frame.kind != kind:
             raise Abort

@@ -1,7 +1,7 @@
-"""Cells as IPython reads them: Python, and lines that only a notebook understands, such as %timeit, !ls and np.exp?.
+"""Cells in IPython's syntax: Python, and lines that only a notebook understands, such as %timeit and !ls.
 
-Such a line becomes a call of `get_ipython()`. At the top of a cell it is left out; inside a loop or a function
-`NoShell`, which stands for IPython in a worker, answers it with nothing.
+Such a line becomes a call of `get_ipython()`. At the top level of a cell it is left out. Inside a loop or a
+function it is answered by `NoShell`, which replaces IPython in a worker and returns nothing.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ _COMMAND = re.compile(
     r"(?P<head>\s*(?:[\w.,\s\[\]*()]+=\s*)?)(?:[%!].*|\?{1,2}[\w.*%]+\s*|[\w.*%\[\]]+\?{1,2}\s*)"
 )
 _STILL_PYTHON = ("%%time", "%%capture")
-"""Magics of a whole cell that leave its names in the notebook."""
+"""Magics of a whole cell that leave the cell's names in the notebook."""
 
 
 class NoShell:
-    """In place of IPython's shell, where there is none: its magics and commands do nothing."""
+    """Replaces IPython's shell in a worker; its magics and commands do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 
     def getoutput(self, *_: Any, **__: Any) -> list[str]:
-        """Return the lines that a command printed: it did not run."""
+        """Return no lines, because the command was not run."""
         return []
 
 
 def get_ipython() -> NoShell:
-    """Return what stands for IPython's shell."""
+    """Return the object that replaces IPython's shell."""
     return NoShell()
 
 
 def display(*_: Any, **__: Any) -> None:
-    """Show nothing: nobody looks."""
+    """Show nothing, because nobody watches a worker."""
 
 
 def parsed(source: str) -> tuple[ast.Module, list[int]]:
-    """Return the code of a cell, and the numbers of the lines at its top level that were left out.
+    """Return the code of a cell, and the numbers of the top-level lines that were left out.
 
-    Raises: SyntaxError for a cell that is no Python even so, or belongs to another language.
+    Raises: SyntaxError for a cell that is still not Python without these lines, or belongs to another
+    language.
     """
     source = _without_cell_magic(source)
     left_out = [1 + source[: source.find("\0")].count("\n")] if "\0" in source else []
@@ -52,7 +53,7 @@ def parsed(source: str) -> tuple[ast.Module, list[int]]:
 
 
 def has_commands(source: str) -> bool:
-    """Return whether a line of the cell begins as a magic or a shell command does."""
+    """Return whether a line of the cell begins like a magic or a shell command."""
     return any(line.lstrip().startswith(("%", "!")) for line in source.split("\n"))
 
 
@@ -71,9 +72,10 @@ def _parse(source: str) -> ast.Module:
 
 
 def _line_by_line(source: str) -> str:
-    """Return the cell with calls in place of its commands. Raises: SyntaxError at a line that is no command.
+    """Return the cell with calls in place of its commands.
 
-    A line is replaced only if Python stops reading there: one that begins with % may go on an expression.
+    A line is replaced only if Python's parser fails there, because a line that begins with % may continue an
+    expression. Raises: SyntaxError for a line that is neither Python nor a command.
     """
     lines = source.split("\n")
     while True:
@@ -90,7 +92,7 @@ def _line_by_line(source: str) -> str:
 
 
 def _by_ipython(source: str) -> str:
-    """Return the cell as IPython hands it to Python: prompts and common indentation are gone as well."""
+    """Return the cell as IPython passes it to Python, also without prompts and common indentation."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     blank = len(source) - len(source.lstrip("\n"))
@@ -98,9 +100,9 @@ def _by_ipython(source: str) -> str:
 
 
 def _without_cell_magic(source: str) -> str:
-    """Return the cell without a magic of the whole cell in its first line; a null character marks the place.
+    """Return the cell with the magic in its first line, if any, replaced by a null character.
 
-    Raises: SyntaxError where the cell is another language's.
+    Raises: SyntaxError for a cell of another language.
     """
     if "\0" in source:
         raise SyntaxError("a null character")
@@ -115,7 +117,7 @@ def _without_cell_magic(source: str) -> str:
 
 
 def _is_command(node: ast.stmt) -> bool:
-    """Whether a statement is a call of get_ipython() and no more."""
+    """Return whether a statement is only a call of get_ipython()."""
     part: Any = node.value if isinstance(node, ast.Expr) else None
     while isinstance(part, (ast.Call, ast.Attribute)):
         part = part.func if isinstance(part, ast.Call) else part.value

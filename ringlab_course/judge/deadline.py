@@ -1,4 +1,4 @@
-"""The end of a time that a worker may take, put off by what it waited for a processor."""
+"""The deadline of a worker, extended by the time for which the worker waited for a processor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Callable
 from ringlab.errors import SandboxError
 
 BUSY = 30.0
-"""Times the seconds of a deadline after which a submission without a processor is given up."""
+"""A submission without a processor is given up after this many times the seconds of its deadline."""
 
 
 class Deadline:
-    """A deadline `seconds` from now, put off by the time in which the submission waited for a processor.
+    """A deadline `seconds` from now, extended by the time for which the submission waited for a processor.
 
-    waited, computed: return the seconds so far. What has computed as much as all processors of this machine could in
-    `seconds` gets no more time. within: another deadline that this one does not outlast.
+    waited, computed: return the submission's seconds of waiting and computing so far. A submission that has
+    computed as much as all processors of this machine could in `seconds` gets no extension.
+    within: another deadline, after which this one is over as well.
     """
 
     def __init__(
@@ -31,7 +32,10 @@ class Deadline:
         self._put_off = 0.0
 
     def left(self) -> float:
-        """Return the seconds that are left; 0 when it is over. Raises: SandboxError where the machine is too busy to judge."""
+        """Return the remaining seconds, or 0 if the deadline is over.
+
+        Raises: SandboxError if the machine is too busy to judge.
+        """
         gone = time.monotonic() - self._begin
         if gone >= self.seconds + self._put_off:
             had_its_share = self._computed() - self._computed_before >= self.seconds * (os.cpu_count() or 1)
@@ -47,5 +51,5 @@ class Deadline:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no seconds are left."""
         return self.left() <= 0

@@ -1,4 +1,4 @@
-"""Reads and checks each exchange and computation of a rank; counts the bytes that arrive at the judge."""
+"""Reads and checks each exchange and computation of a rank, and counts the bytes that arrive at the judge."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from ringlab.errors import RinglabError
 from ringlab_course.checking.protocol import ITEMSIZE, Frame, ProtocolError
 from ringlab_course.judge.process import Endless
 
-EXCHANGES = 100_000  # that one rank may make in a run
+EXCHANGES = 100_000  # the most exchanges of one rank in a run
 SIZE_BYTES = 8
-"""What one number counts: of a shape, or of a clock."""
+"""Bytes that count for one number of a shape, or of a clock."""
 FORM_BYTES = 1 << 10
-"""Of the judge's memory that an exchange, each tensor in it and each computation take besides the tensors' bytes."""
+"""Bytes of the judge's memory for each exchange, tensor or computation, without the tensors' data."""
 
 
 @dataclass
 class Form:
-    """What one end of a message says of its tensor; `data` is the tensor itself at the sending end."""
+    """The dtype and shape of a tensor at one end of a message.
+
+    `data` is the tensor, at the sending end only.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,18 +36,19 @@ class Form:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """The bytes of the tensor."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
 @dataclass(eq=False)
 class Posted:
-    """One exchange of one rank, as `ringlab.comm.virtual.waiting` describes exchanges.
+    """One exchange of one rank, with the fields that `ringlab.comm.virtual.waiting` needs.
 
-    data_as_control: whether it sends bytes that are not zero under a tag that meters leave out. A barrier's are zero.
-    told: bytes that were told beside its data: of its tag and shapes, which the error about a message that does not match
-    tells the other rank, and of the clock, which tells its own rank how long the others took.
-    in_vain: whether whoever waits for it is to be told that nothing came in time.
+    data_as_control: whether it sends bytes other than zero under a tag that meters leave out. Barriers send
+    only zeros.
+    told: bytes of information that count in addition to its data. These are its tag and shapes if they appear
+    in another rank's error, and clock readings, which tell how long other ranks took.
+    in_vain: whether its wait is to raise TransportTimeout, as if no message came in time.
     """
 
     rank: int
@@ -68,25 +72,29 @@ class Posted:
 
     @property
     def form_bytes(self) -> int:
-        """Bytes that the judge keeps of it until the run ends."""
+        """The bytes of the judge's memory that this exchange takes until the run ends."""
         return FORM_BYTES * (1 + len(self.open_ends))
 
     @property
     def done(self) -> bool:
-        """Whether all its messages have met their other end, or one that does not match."""
+        """Whether all its messages have been matched, or one of them does not match."""
         return not self.open_ends or self.error is not None
 
     def fail(self, error: RinglabError, form: Form) -> None:
-        """Let its wait raise `error`, which tells the other rank its tag and the shape of `form`: that counts as sent data."""
+        """Make its wait raise `error`.
+
+        The error tells the other rank this exchange's tag and the shape of `form`, so these count as sent
+        data.
+        """
         self.error = error
         self.tell(len(self.tag.encode()) + SIZE_BYTES * len(form.shape))
 
     def tell(self, nbytes: int = SIZE_BYTES) -> None:
-        """Count so many bytes as sent data: by default those of a number."""
+        """Count `nbytes` more bytes as sent data; the default is one number."""
         self.told, self.data_as_control = self.told + nbytes, True
 
     def event(self) -> Exchange:
-        """Return what the trace says of it."""
+        """Return this exchange in the form of the trace."""
         return Exchange(
             self.rank,
             self.index,
@@ -104,10 +112,10 @@ class Posted:
 
 
 def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: float) -> Posted:
-    """Return the `index`-th exchange of `rank`, with both kinds of ends open.
+    """Return the `index`-th exchange of `rank`, with all of its messages still unmatched.
 
-    Raises: ProtocolError unless the frame holds tensors and names ranks, shapes and dtypes as it should;
-    Endless where there were too many before.
+    Raises: ProtocolError unless the frame holds tensors and valid ranks, shapes and dtypes; Endless if the
+    rank has made too many exchanges.
     """
     if index >= EXCHANGES:
         raise Endless("a program that ends", f"one rank made more than {EXCHANGES} exchanges")
@@ -130,7 +138,7 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
     posted.data_as_control = posted.tag.startswith(CONTROL) and any(
         bool(t.reshape(-1).view(torch.uint8).any()) for t in tensors if t.numel()
     )
-    # A half needs no more of a tensor than its shape and dtype.
+    # Of a tensor, a half needs only the shape and dtype.
     posted.open_ends = [Half(posted, rank, to, cast(Tensor, form), i, True) for i, form in enumerate(sent)]
     posted.open_ends += [
         Half(posted, rank, source, cast(Tensor, form), i, False) for i, form in enumerate(wanted)
@@ -139,9 +147,10 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
 
 
 def read_label(frame: Frame, count: int) -> str:
-    """Return the label of the computation that a rank begins after `count` events.
+    """Return the label of the computation that a rank begins; `count` is its number of events before.
 
-    Raises: ProtocolError unless it is a short text; Endless where there were too many before.
+    Raises: ProtocolError unless the label is a short text; Endless if the rank has made too many
+    computations.
     """
     label: Any = frame.fields.get("label")
     if count > 2 * EXCHANGES:
@@ -152,7 +161,7 @@ def read_label(frame: Frame, count: int) -> str:
 
 
 def _checked(frame: Frame, world_size: int, index: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the fields and tensors of an exchange. Raises: ProtocolError unless they are as they should be."""
+    """Return the fields and tensors of an exchange. Raises: ProtocolError if one of them is invalid."""
     fields, tensors = frame.fields, frame.value
     wanted = fields.get("receive")
     ok = (
@@ -190,5 +199,5 @@ def _is_rank(peer: Any, world_size: int, needed: bool) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether `value` is an int, and no bool."""
+    """Return whether `value` is an int and not a bool."""
     return type(value) is int

@@ -1,11 +1,13 @@
 """The program in a sandbox that has imported what submissions need, and forks the workers.
 
-It never runs a submission's code, and nothing of one comes to it: each worker is a child with namespaces, mounts, a uid and a
-filter of its own, without rights (namespace.py), and serves one submission. It shares no open file with the server or another worker.
-Only a process of one thread can be forked safely; if libraries have started others, no worker is made.
+It never runs a submission's code and receives no part of a submission. Each worker is a child process with
+its own namespaces, mounts, uid and system-call filter, without privileges (namespace.py), and serves one
+submission. It shares no open file with the server or with another worker. Only a process with a single thread
+can be forked safely, so if libraries have started other threads, no worker is made.
 
-The judge sends an order {uid, limits, scratch, filter} as JSON together with the worker's socket. Through that socket comes, before
-the worker's greeting, a byte with a pidfd of the first process of the worker's namespace. What goes wrong goes to standard error.
+The judge sends an order {uid, limits, scratch, filter} as JSON together with the worker's socket. Through
+that socket, before the worker's greeting, the judge receives a byte and a pidfd of the first process in the
+worker's namespace. Errors are written to standard error.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ ORDER = 1 << 16  # bytes, at most
 
 
 def main() -> None:
-    """Fork workers until the judge hangs up. Arguments as the worker's; the socket is the one for orders."""
+    """Fork workers until the judge closes the socket.
+
+    The arguments are the same as the worker's, except that the socket is for orders.
+    """
     worker.prepare()
-    os.set_blocking(2, False)  # a judge that does not read complaints holds nobody up
+    os.set_blocking(2, False)  # never block on a judge that does not read error messages
     orders = socket.socket(fileno=int(sys.argv[2]))
     while True:
         text, descriptors, _, _ = socket.recv_fds(orders, ORDER, 1)
@@ -38,7 +43,8 @@ def main() -> None:
             return
         try:
             _carry_out(text, orders, descriptors)
-        except (OSError, ValueError, RuntimeError) as error:  # of this worker; the others live
+        except (OSError, ValueError, RuntimeError) as error:
+            # an error of this worker only; the other workers continue
             _complain(error)
         finally:
             for descriptor in descriptors:
@@ -62,7 +68,10 @@ def _complain(error: BaseException) -> None:
 
 
 def _in_child(descriptor: int, order: dict[str, Any]) -> NoReturn:
-    """Become a worker, or the first process of its namespace, or say why not. Nothing of this returns to the server's loop."""
+    """Become a worker or the first process of its namespace, or report an error.
+
+    Never return to the server.
+    """
     try:
         _become_worker(descriptor, order)
     except (SystemExit, BrokenPipeError, ConnectionResetError):  # the judge has hung up
@@ -75,7 +84,7 @@ def _in_child(descriptor: int, order: dict[str, Any]) -> NoReturn:
 
 def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
     namespace.separate(root=order["uid"] is not None)
-    if os.fork():  # the namespace of processes begins with the child
+    if os.fork():  # the child is the first process of the new process namespace
         os._exit(0)
     namespace.mount_own(order["scratch"])
     namespace.give_up_rights(order["uid"])
@@ -89,9 +98,9 @@ def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
         seccomp.install(bytes.fromhex(order["filter"]))
     set_limits(order["limits"])
     if is_first:
-        # The first process of a namespace ignores signals from inside that it does not handle.
+        # The first process of a namespace ignores signals from inside the namespace that it does not handle.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.closerange(0, 1024)  # the end of the worker is to be the end of its socket
+        os.closerange(0, 1024)  # so that the socket closes when the worker ends
         os.wait()
         os._exit(0)
     namespace.open_to_itself()
@@ -102,7 +111,7 @@ def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
 
 
 def _draw_anew() -> None:
-    """Let generators of random numbers differ between workers, as those of processes that were started do."""
+    """Seed the random number generators, so that workers differ as separately started processes do."""
     import numpy as np
 
     random.seed()

@@ -1,4 +1,4 @@
-"""A notebook in, a report out: `grade` and `grade_many`."""
+"""`grade` and `grade_many`: they take notebooks and return reports."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ UNSAFE = "graded WITHOUT a sandbox (--unsafe): the code ran with all rights of t
 
 @dataclass(frozen=True)
 class GradeReport:
-    """What one submission earned.
+    """The result of one submission.
 
-    reason: why nothing could be graded, or nothing counts; empty otherwise. label: says so when
-    the sandbox was off. seed: draws the same probes again.
+    reason: why the submission could not be graded, or why nothing in it counts; otherwise empty.
+    label: a warning if the sandbox was off.
+    seed: the seed that draws the same probes again.
     """
 
     path: str
@@ -60,16 +61,16 @@ class GradeReport:
 
     @property
     def earned(self) -> int:
-        """The points earned; none where there is a reason."""
+        """The points earned, or 0 if there is a reason."""
         return 0 if self.reason else sum(stage.earned for stage in self.stages)
 
     @property
     def ok(self) -> bool:
-        """Whether everything holds."""
+        """Whether every check of every stage holds, and there is no reason against it."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-able data, with `ok` and `earned`."""
+        """Return the report as data for JSON, with `ok` and `earned`."""
         return {**asdict(self), "earned": self.earned, "ok": self.ok}
 
 
@@ -84,15 +85,18 @@ def grade(
     bounds: Bounds | None = None,
     patience: float = 1.0,
 ) -> GradeReport:
-    """Return the report of the notebook at `path`, all tiers, in sandboxed workers.
+    """Return the report of the notebook at `path`, with the checks of all tiers, run in sandboxed workers.
 
-    exercise: its id ("05") or contract; by default what the notebook's metadata say, or its name. seed: of the
-    probes, fresh ones by default. timeout: seconds per call; total_timeout: per submission. patience:
-    multiplies these, and the seconds that the checks of a tier may compute; more than 1 for slow machines.
-    A notebook that cannot be read earns nothing, with a reason; it raises nothing.
+    exercise: the exercise's id ("05") or contract; by default that of the notebook's metadata, or of its
+    name.
+    seed: the seed of the probes; by default a fresh one.
+    timeout: the seconds for each call. total_timeout: the seconds for the whole submission.
+    patience: multiplies both times, and the seconds that the checks of a tier may compute; above 1 for slow
+    machines.
+    A notebook that cannot be read raises nothing: its report has no points, and a reason.
 
-    Raises: SandboxError where no sandbox can be set up, unless `unsafe`; CourseError if `exercise`
-    is given and unknown, or if it asks for Triton kernels or JAX and that is not installed here.
+    Raises: SandboxError if no sandbox can be set up, unless `unsafe`; CourseError if `exercise` is unknown,
+    or if it needs Triton kernels or JAX and the package is not installed.
     """
     if not unsafe:
         require()
@@ -134,9 +138,9 @@ def grade(
 def grade_many(
     paths: Iterable[str | os.PathLike[str]], exercise: str | None = None, **options: Any
 ) -> Iterator[GradeReport]:
-    """Yield the report of every notebook in `paths`, files or folders of them, one after the other.
+    """Yield the report of every notebook in `paths`, which are files or folders of notebooks.
 
-    `options` as for `grade`. A submission that cannot be graded never stops the others.
+    The options are those of `grade`. A submission that cannot be graded does not stop the others.
     """
     for path in paths:
         folder = Path(path)
@@ -150,7 +154,7 @@ def grade_many(
 
 
 def _contract_of(submission: Submission, path: Path) -> Exercise:
-    """Return the contract of the exercise that the notebook names, or else its file does."""
+    """Return the contract of the exercise that the notebook's metadata name, or else its path."""
     known = exercise_ids()
     named = submission.exercise if submission.exercise in known else exercise_of(path)
     if named:
@@ -165,8 +169,8 @@ def _graded(
 ) -> tuple[StageReport, ...]:
     """Return the reports of all stages.
 
-    No text is reported that was written after a worker had seen a hidden probe: so the hidden checks of all
-    stages come after all others, and of what they raise only the check's own words are kept.
+    A report contains no text that a worker wrote after it had seen a hidden probe. So the hidden checks of
+    all stages run after all other checks, and only the check's own message of a hidden check is kept.
     """
     parts = {
         stage.id: [_run(stage, session, submission, tier, seed) for tier in SHOWN]
@@ -195,13 +199,13 @@ def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed
 
 
 def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
-    """Return the function of a check, bounded in what it may take of the judge's own time and memory."""
+    """Return the function of a check, with a limit on the judge's own time and memory."""
 
     def bounded(subject: Subject, rng: Any) -> None:
         try:
             with reading(READING_S * session.allowance.patience):
                 run(subject, rng)
-        except UnreadableAnswer:  # wherever it broke off: no worker may be in the middle of a conversation
+        except UnreadableAnswer:  # the check may have stopped in the middle of a worker's call
             session.discard_all()
             raise
 
@@ -209,12 +213,15 @@ def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
 
 
 def _shortened(report: CheckReport) -> CheckReport:
-    """Return the report with texts of a bounded length: they quote answers, and the book keeps them."""
+    """Return the report with texts of limited length, because they quote answers and are stored."""
     return replace(report, message=shown(report.message), counterexample=shown(report.counterexample))
 
 
 def joined(stage: Stage, parts: Sequence[StageReport]) -> StageReport:
-    """Return one report of `parts`, in the contract's order; a function that is unwritten in one part counts as unwritten."""
+    """Return one report made from `parts`, with checks in the contract's order.
+
+    A function that is unwritten in one part counts as unwritten.
+    """
     for part in parts:
         if part.status == "not written" and part.checks:
             return not_written(stage, Failure(part.checks[0].message, part.checks[0].counterexample))

@@ -1,11 +1,11 @@
-"""A rank's transport inside a worker: every message goes to the judge, which is the network.
+"""A rank's transport inside a worker: every message goes to the judge, which acts as the network.
 
-What a rank sends, when it waits and what it then holds, the judge sees. That it computes between two of
-these only the worker says: `compute` waits for the judge when it begins and when it ends, so that the judge
-can read how much the processor did meanwhile. What came out of it shows in the values alone.
+The judge sees what a rank sends, when it waits, and what it receives. Only the worker knows that it computes
+between two messages: `compute` waits for the judge when the computation begins and when it ends, so that the
+judge can read the processor time in between. The result of a computation shows in the values alone.
 
-What a program may do wrong without meaning harm is an error here, in its own words: whatever reaches the
-judge in a wrong form is taken for an attack.
+Mistakes that a program may make innocently raise errors here, with their own messages, because the judge
+treats a frame in a wrong form as an attack.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ T = TypeVar("T")
 LOST: dict[Any, type[RinglabError]] = {
     kind.__name__: kind for kind in (MismatchError, TransportTimeout, PeerDiedError)
 }
-"""What an exchange may raise, by the name that the judge has for it."""
+"""The errors that an exchange may raise, by the name that the judge uses for them."""
 
 
 class JudgeComm(Comm):
-    """Rank `rank` of `world_size`; the other ranks are other workers, met only through the judge.
+    """Rank `rank` of `world_size`. The other ranks are other workers, reached only through the judge.
 
-    late: the numbers of the exchanges, without control messages, that are posted when the rank waits or posts the next.
+    late: the numbers of the exchanges, not counting control messages, that are posted only when the rank
+    waits or posts its next exchange.
     """
 
     def __init__(self, channel: Channel, rank: int, world_size: int, late: Collection[int] = ()) -> None:
@@ -90,7 +91,7 @@ class JudgeComm(Comm):
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._computing or threading.get_ident() != self._thread:
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside a computation counts as part of it
         self._require_program("compute")
         self._channel.send("begin", label=str(label)[:200])
         self._channel.expect("begun")
@@ -103,9 +104,10 @@ class JudgeComm(Comm):
             self._channel.expect("ended")
 
     def _require_program(self, what: str) -> None:
-        """Return if the program itself asks, and not inside a computation; the virtual cluster has the same rules.
+        """Return if the program's own thread calls, outside of a computation.
 
-        Raises: CommError. One in another thread may be lost there, so that the channel keeps it.
+        The virtual cluster has the same rules. Raises: CommError. The channel also keeps the error, as an
+        error in another thread may be lost there.
         """
         if self._channel.call != self._call:
             got, remedy = KEPT
@@ -120,7 +122,7 @@ class JudgeComm(Comm):
         raise error
 
     def _peer(self, name: str, peer: Any, tensors: Sequence[Tensor]) -> int | None:
-        """Return the rank at the other end. Raises: WorldSizeError."""
+        """Return the rank at the other end. Raises: WorldSizeError if there is no such rank."""
         if peer is None and not tensors:
             return None
         try:
@@ -132,7 +134,10 @@ class JudgeComm(Comm):
         return rank
 
     def now(self) -> float:
-        """Return the time of the virtual clock, as in a notebook; inside a computation, what it was when it was last read."""
+        """Return the time of the virtual clock, as in a notebook.
+
+        Inside a computation, this is the time when the clock was last read.
+        """
         if not self._computing and threading.get_ident() == self._thread:
             self._require_program("now")
             self._channel.send("now")
@@ -141,7 +146,10 @@ class JudgeComm(Comm):
 
 
 def sealed(comm: Comm) -> Comm:
-    """Return `comm` without the attribute in which a wrapper keeps what it wraps: a program cannot take its rules off."""
+    """Return a transport that behaves like `comm` but has no attribute that leads to `comm`.
+
+    So a program cannot remove the rules that a wrapper imposes.
+    """
 
     class Sealed(Comm):
         rank, world_size = comm.rank, comm.world_size
@@ -178,7 +186,10 @@ class _JudgeWork(Work):
         self._index, self._done = -1, False
 
     def post(self) -> None:
-        """Post it, if that was not done. Raises: CommError."""
+        """Post the exchange unless it was already posted.
+
+        Raises: CommError for messages that cannot be sent.
+        """
         if self._index >= 0:
             return
         comm, self._comm._held = self._comm, None

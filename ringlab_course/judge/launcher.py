@@ -1,7 +1,7 @@
 """The first program in the sandbox: gives up privileges, sets limits, then becomes the worker.
 
-Run by path, with `python -I -S`, so that nothing is imported before the privileges are gone.
-The exec afterwards matters: a process that changed its uid may not read its own /proc.
+It is run by its path with `python -I -S`, so that nothing is imported before the privileges are gone. The
+exec afterwards is needed because a process that changed its uid may not read its own files in /proc.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sys
 
 
 def main() -> None:
-    """Read {uid, limits, program, stay} as JSON from argv[1] and become `program`, or stay as its parent."""
+    """Read {uid, limits, program, stay} as JSON from argv[1].
+
+    Then become `program`, or with `stay` its parent, while the child becomes `program`.
+    """
     order = json.loads(sys.argv[1])
     become(order["uid"])
     set_limits(order["limits"])
@@ -23,7 +26,10 @@ def main() -> None:
 
 
 def become(uid: int | None) -> None:
-    """Become `uid`, if one is given, and keep what is written to itself. Raises: SystemExit if that leaves it root."""
+    """Switch to `uid`, if given, and make new files private.
+
+    Raises: SystemExit if the process is still root.
+    """
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -34,7 +40,7 @@ def become(uid: int | None) -> None:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Set limits by the names that the `resource` module has for them; none is raised."""
+    """Set limits, given by their names in the `resource` module. No limit is ever raised."""
     for name, value in limits.items():
         which = getattr(resource, name)
         _, hard = resource.getrlimit(which)
@@ -43,9 +49,9 @@ def set_limits(limits: dict[str, int]) -> None:
 
 
 def _stay_with(program: list[str]) -> None:
-    """Return in a child that is to become `program`; its parent never returns.
+    """Return in a child that is to become `program`; the parent never returns.
 
-    Whatever loses its parent falls to this process, so that none gets out of the judge's sight.
+    Processes that lose their parent become children of this process, so that none escapes the judge.
     """
     import ctypes
     import signal
@@ -58,7 +64,7 @@ def _stay_with(program: list[str]) -> None:
         prctl(set_parent_death_signal, int(signal.SIGKILL))
         os.setsid()
         return
-    os.closerange(0, 1024)  # the end of the worker is to be the end of its socket
+    os.closerange(0, 1024)  # so that the socket closes when the worker ends
     try:
         while True:
             os.wait()

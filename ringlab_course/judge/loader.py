@@ -1,6 +1,6 @@
-"""A notebook's code cells → the functions to be graded, without running the rest of the notebook.
+"""From a notebook's code cells to the functions to be graded, without running the rest of the notebook.
 
-Runs in the worker: even parsing a submission is left to a process that may crash.
+This runs in the worker, because even parsing a submission might crash the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ringlab_course.judge.processes import waited_seconds
 
 NAME = "__main__"
 SECONDS = 5.0
-"""Time that one statement may take, on the clock: long enough for a table, too short for a benchmark."""
+"""The time limit of one statement, in seconds: enough to fill a table, too little for a benchmark."""
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
@@ -34,8 +34,9 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, 
 class _Statement:
     """One top-level statement: the names it gives a value or changes, and the names it needs for that.
 
-    asks: names of which a method is called, or by which a definition is decorated: unless they are modules, they may
-    change. effects: the global names that the functions defined here change once they are called.
+    asks: names whose methods are called, or that decorate a definition. Unless they are modules, the
+    statement may change their objects.
+    effects: the global names that the functions defined here change when they are called.
     """
 
     cell: int
@@ -47,7 +48,7 @@ class _Statement:
 
 
 class _TooSlow(BaseException):
-    """A statement has used up its time; no Exception, so that `except Exception` lets it by."""
+    """A statement has used up its time. This is not an Exception, so that `except Exception` misses it."""
 
 
 def load(
@@ -55,11 +56,11 @@ def load(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the namespace in which `functions` are defined, and notes on what could not be run.
 
-    Of all cells only those statements run that define the functions or a name that they need, or that change
-    such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of check(), plots and
-    experiments do not run. Magic and shell lines are left out, and cells of another language. A statement that
-    runs longer than `seconds` is broken off. Once such statements have run for twice as long together, each of the rest
-    has a fiftieth of `seconds`.
+    Of all cells, only those statements run that define the functions or a name that the functions need, or
+    that change such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of
+    check(), plots and experiments do not run. Magic and shell lines, and cells of another language, are left
+    out. A statement that runs longer than `seconds` is stopped. When the statements have used twice that time
+    together, each further statement gets a fiftieth of `seconds`.
     """
     statements, notes = _parsed(cells)
     left, least = 2 * seconds, seconds / 50
@@ -75,7 +76,7 @@ def load(
         except _TooSlow:
             place = f"cell {statement.cell + 1}, line {statement.node.lineno}"
             notes.append(f"{place} was broken off: it ran for more than {limit:.2g} s")
-        except BaseException as error:  # SystemExit too: the other cells count all the same
+        except BaseException as error:  # SystemExit is caught too, because the other cells still count
             names = ", ".join(sorted(statement.writes))
             notes.append(
                 f"cell {statement.cell + 1}, which defines {names}: {type(error).__name__}: {error}"[:500]
@@ -87,7 +88,7 @@ def load(
 
 
 def sources(cells: Sequence[str], functions: Sequence[str]) -> dict[str, str]:
-    """Return by name the text of the last definition of each of `functions` at the top of a cell; nothing is run."""
+    """Return the text of the last top-level definition of each of `functions`, by name; nothing is run."""
     statements, _ = _parsed(cells)
     nodes = {getattr(each.node, "name", ""): each.node for each in statements}
     found = {name: nodes[name] for name in functions if isinstance(nodes.get(name), ast.FunctionDef)}
@@ -95,20 +96,23 @@ def sources(cells: Sequence[str], functions: Sequence[str]) -> dict[str, str]:
 
 
 def _limit(node: ast.stmt, seconds: float) -> float:
-    """Return the seconds that a statement may take: 0 for any number, less for a loop than for a definition."""
+    """Return the time limit of a statement in seconds, or 0 for no limit.
+
+    Definitions have no limit, and loops and calls get less time than assignments.
+    """
     if isinstance(node, DEFINITIONS):
         return 0.0
     return seconds if isinstance(node, (ast.Assign, ast.AnnAssign)) else 0.4 * seconds
 
 
 def _own_time() -> float:
-    """Return seconds on the wall, less those for which this thread waited for a processor."""
+    """Return the seconds on the wall clock, less the time for which this thread waited for a processor."""
     return time.monotonic() - waited_seconds([Path("/proc/thread-self")])
 
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Raise _TooSlow in the block after `seconds`, 0 for never; without effect outside the main thread."""
+    """Raise _TooSlow in the block after `seconds`, or never if 0. Works only in the main thread."""
     end, under_way = _own_time() + seconds, True
 
     def ring(number: int, frame: FrameType | None) -> None:
@@ -119,7 +123,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGALRM, ring) if seconds else None
-    except (ValueError, AttributeError):  # not in the main thread; no such signal on this system
+    except (ValueError, AttributeError):  # not in the main thread, or no such signal on this system
         seconds = 0.0
     if not seconds:
         yield
@@ -135,7 +139,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 def _fresh_namespace() -> dict[str, Any]:
     module = ModuleType(NAME)
-    sys.modules[NAME] = module  # dataclasses and pickles look the module up
+    sys.modules[NAME] = module  # dataclasses and pickle look the module up there
     more = {"display": commands.display, "get_ipython": commands.get_ipython}
     module.__dict__["__builtins__"] = {**vars(builtins), **more}  # where IPython puts them
     return module.__dict__
@@ -186,13 +190,13 @@ def _statement(cell: int, node: ast.stmt) -> _Statement:
 
 
 def _stored(node: ast.stmt) -> set[str]:
-    """Names whose objects a statement changes: x[0] = …, x.y = …."""
+    """Return the names whose objects a statement changes: x[0] = …, x.y = …."""
     parts = (part for part in ast.walk(node) if isinstance(part, (ast.Subscript, ast.Attribute)))
     return {_base_name(part) for part in parts if isinstance(part.ctx, ast.Store)} - {""}
 
 
 def _asked(node: ast.stmt) -> set[str]:
-    """Names whose objects a statement may change by a call: x.append(…), setattr(x, …)."""
+    """Return the names whose objects a statement may change by a call: x.append(…), setattr(x, …)."""
     bases: list[ast.expr] = []
     for part in ast.walk(node):
         if isinstance(part, ast.Expr) and isinstance(call := part.value, ast.Call):
@@ -214,7 +218,7 @@ def _base_name(node: ast.expr) -> str:
 
 
 def _reads(table: symtable.SymbolTable) -> set[str]:
-    """Global names that a statement refers to, in the functions it defines too."""
+    """Return the global names that a statement refers to, including those in functions that it defines."""
     top = table.get_type() == "module"
     names = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
     for child in table.get_children():
@@ -244,9 +248,10 @@ def _needed(statements: Sequence[_Statement], functions: Collection[str]) -> lis
 def _sets(
     statement: _Statement, modules: Mapping[str, str], constants: Collection[str], wanted: Collection[str]
 ) -> bool:
-    """Whether a statement changes a setting, as `torch.manual_seed(SEED)` does.
+    """Return whether a statement changes a setting, as `torch.manual_seed(SEED)` does.
 
-    It calls a function of a module that is needed, or of `sys`, with nothing that has to be computed first.
+    Such a statement calls a function of a needed module, or of `sys`, and its arguments need no earlier
+    computation.
     """
     node = statement.node
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
@@ -258,7 +263,7 @@ def _sets(
 
 def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
     """Yield the names that a statement imports, each with its module."""
-    if hasattr(node, "name"):  # what a function imports is its own
+    if hasattr(node, "name"):  # names that a function imports are local to it
         return
     for part in ast.walk(node):
         if isinstance(part, ast.Import):
@@ -268,7 +273,7 @@ def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
 
 
 def _constants(statements: Iterable[_Statement]) -> set[str]:
-    """Return the names that are only ever assigned values that read no other name, such as numbers and strings."""
+    """Return the names whose assigned values never read another name, such as numbers and strings."""
     values: dict[str, bool] = {}
     for each in statements:
         literal = isinstance(each.node, ast.Assign) and not each.reads
@@ -278,9 +283,10 @@ def _constants(statements: Iterable[_Statement]) -> set[str]:
 
 
 def _add_effects(statements: Sequence[_Statement], functions: Collection[str]) -> None:
-    """Let statements that call a set-up function, or are decorated with one, write what it changes.
+    """Add to the `writes` of each statement the names that its set-up functions change.
 
-    Not those that call the functions to be graded: experiments call them.
+    A set-up function is one that the statement calls or is decorated with. Functions to be graded do not
+    count, because experiments call them.
     """
     effects: dict[str, set[str]] = {}
     readers: dict[str, set[str]] = {}
@@ -313,7 +319,7 @@ def _future(node: ast.stmt) -> int:
 
 
 def _takes_all(node: ast.stmt) -> bool:
-    """`from m import *` may define anything; `from __future__` changes how all is compiled."""
+    """Return whether a statement affects everything: `from m import *`, or an import from `__future__`."""
     return isinstance(node, ast.ImportFrom) and (
         node.module == "__future__" or any(a.name == "*" for a in node.names)
     )

@@ -1,7 +1,8 @@
-"""What a process that was forked inside a sandbox does to be alone in one of its own.
+"""The system calls with which a process that was forked inside a sandbox isolates itself.
 
-The fork server (fork_server.py) calls these in a child, before it serves any submission. Each step is a system call; one
-that fails raises OSError, and the child ends. bubblewrap does the same for a process that it starts.
+The fork server (fork_server.py) calls these functions in a child before the child serves any submission. If a
+system call fails, it raises OSError and the child ends. bubblewrap does the same for a process that it
+starts.
 Source: namespaces(7), user_namespaces(7), mount_namespaces(7), capabilities(7), prctl(2).
 """
 
@@ -29,9 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def separate(*, root: bool) -> None:
-    """Leave the namespaces shared with others; those of processes begin with the next child.
+    """Leave the namespaces shared with other processes; a new process namespace begins with the next child.
 
-    Without root this is only possible in a user namespace of its own, in which the process is nobody to the outside.
+    Without root, this is possible only in a new user namespace, outside of which the process has no
+    privileges.
     """
     namespaces = sum(_NAMESPACES.values())
     _call("unshare", namespaces if root else namespaces | _CLONE_NEWUSER)
@@ -45,9 +47,9 @@ def separate(*, root: bool) -> None:
 
 
 def mount_own(scratch_bytes: int) -> None:
-    """See only processes of its own, unchangeable; no terminals; and write only into an empty /tmp of so many bytes.
+    """Show the process only its own processes, no terminals, and an empty /tmp of `scratch_bytes`.
 
-    What is mounted below /tmp, as a virtual environment may be, is there again.
+    It can write only there. Mounts below /tmp, such as a virtual environment, are restored.
     """
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
     below = _outermost_below(SCRATCH)
@@ -59,7 +61,7 @@ def mount_own(scratch_bytes: int) -> None:
         os.close(descriptor)
     _mount("proc", "/proc", "proc", _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS)
     _mount("tmpfs", "/dev/pts", "tmpfs", _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, "size=4096")
-    os.chdir(SCRATCH)  # until now this was the folder below the mount, which others share
+    os.chdir(SCRATCH)  # until now this was the shared folder below the new mount
 
 
 def _outermost_below(folder: str) -> list[str]:
@@ -86,7 +88,7 @@ def _make_place(path: Path, *, is_folder: bool) -> None:
 
 
 def give_up_rights(uid: int | None) -> None:
-    """Become `uid`, if one is given; hold no capability, gain none, and be closed to /proc and ptrace."""
+    """Switch to `uid`, if given; drop all capabilities for good, and close /proc and ptrace to others."""
     become(uid)
     _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("capset", (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)())
@@ -94,7 +96,10 @@ def give_up_rights(uid: int | None) -> None:
 
 
 def open_nothing_shared() -> None:
-    """Open /dev/null anew for standard input and output: other workers would see the flags of a shared open file."""
+    """Open /dev/null again for standard input and output.
+
+    Otherwise other workers could see changes to the flags of the shared open file.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
@@ -102,7 +107,7 @@ def open_nothing_shared() -> None:
 
 
 def open_to_itself() -> None:
-    """Be able to read its own /proc again, as any program can, and be measured from outside."""
+    """Allow this process to read its own /proc again, and to be measured from outside."""
     _call("prctl", _SET_DUMPABLE, 1, 0, 0, 0)
 
 

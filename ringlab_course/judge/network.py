@@ -1,20 +1,20 @@
-"""The judge as the network between ranks: routes every message, and so knows what was sent.
+"""The judge as the network between ranks: it routes every message, so it knows what was sent.
 
-Each rank is a worker of its own that holds only its shard. The trace's exchanges were seen
-here, not reported: who exchanged with whom, how many bytes, how often, and in which order a rank
-posted and waited. Its computations are the worker's word, but the processor's time in them is read here: where
-it is next to nothing of a longer run, they are left out of the trace. That the work was done is proved by values.
+Each rank is a separate worker that holds only its shard. The exchanges in the trace were seen here, not
+reported: who exchanged with whom, how many bytes, how often, and in which order a rank posted and waited.
+Computations are reported by the worker, but the judge reads their processor time. If that is only a tiny part
+of a longer run, they are left out of the trace. Values prove that the work was done.
 
-Times are those of a virtual clock per rank, the virtual cluster's: a computation takes a second, a
-message half of one from the moment at which both its ends are posted. So they depend on the order of a
-rank's frames and on nothing else, and a program gives the same times here as in a notebook.
+Times are those of a virtual clock per rank, the same as in the virtual cluster: a computation takes a second,
+and a message takes half a second from the moment when both of its ends are posted. So times depend only on
+the order of a rank's frames, and a program gives the same times here as in a notebook.
 
-The network may be a bad one (`Faults`): slow links, a slow rank, ranks that go on in an order drawn by
-chance, a rank that dies, a message that does not come in time. All of that is done here. Only that an exchange is
-posted late is left to the worker, the only process that can read a tensor at the last moment.
+The network may have faults (`Faults`): slow links, a slow rank, ranks that continue in random order, a rank
+that dies, a message that does not come in time. They are simulated here, except for exchanges that are posted
+late. Those are left to the worker, because only the worker can read a tensor at the last moment.
 
-A rank that reads its clock learns when others computed and sent, as much as a number tells. So after a message that is
-shorter than a number this counts as one.
+A rank that reads its clock learns when others computed and sent, which is as much information as a number. So
+if this happens after a message that is shorter than a number, a number counts as sent data.
 """
 
 from __future__ import annotations
@@ -45,16 +45,19 @@ from ringlab_course.judge.exchanges import (
 )
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 
-QUEUED_BYTES = (
-    1 << 30
-)  # of all ranks' messages that nobody has taken yet, of parts of frames too: the judge holds them
+QUEUED_BYTES = 1 << 30
+"""Limit for the messages that nobody has taken yet, including parts of frames: the judge holds them."""
 LONG_S, LEAST = 0.05, 0.2
-"""Computations of a rank are believed if they are at least this share of its processor time, or that time is short."""
-ABORT_S = 2.0  # for a rank that is broken off to come to its next exchange; one that does not is ended
+"""When the computations that a rank reports are believed.
+
+They are believed if the run used less processor time than LONG_S seconds, or if they took at least the share
+LEAST of it.
+"""
+ABORT_S = 2.0  # seconds for an aborted rank to reach its next exchange; a rank that does not is killed
 
 
 class RankRaised(RinglabError):
-    """The learner's program raised on one rank: `rank`, and `report`, the fields of its error frame."""
+    """The learner's program raised on rank `rank`; `report` holds the fields of its error frame."""
 
     def __init__(self, rank: int, report: dict[str, Any]) -> None:
         super().__init__("a program that ends on every rank", f"rank {rank} raised {report.get('type')}")
@@ -63,13 +66,16 @@ class RankRaised(RinglabError):
 
 @dataclass(eq=False)
 class _Rank:
-    """Where one rank's program stands; `waiting` is the exchange it cannot go on without.
+    """The state of one rank's program; `waiting` is the exchange that it waits for.
 
-    time: on its virtual clock. computed: CPU seconds, from the call's arguments to its end. computing: the label of the
-    computation under way. inside: CPU seconds of all computations. heard: an exchange
-    that brought less than a number since the rank read its clock. bereft: it has learned of a death, after which it may
-    exchange nothing. ended: why the rank has no result, in a run in which one was killed. aborted: its worker has been
-    asked to end the call.
+    time: the time on its virtual clock.
+    computed: CPU seconds from the call's arguments to its end.
+    computing: the label of the current computation, if any.
+    inside: CPU seconds of all computations.
+    heard: the last exchange that received less than a number, since the rank last read its clock.
+    bereft: whether the rank was told of a death, after which it may not exchange anything.
+    ended: why the rank has no result, in a run in which a rank was killed.
+    aborted: whether its worker has been asked to end the call.
     """
 
     rank: int
@@ -95,12 +101,12 @@ class _Rank:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is expected of its program."""
+        """Whether the rank's program has returned or ended."""
         return self.state == "returned" or self.ended is not None
 
 
 class Network:
-    """One run of a ring program on `workers`, one per rank, all of which have loaded the program."""
+    """One run of a ring program on `workers`, one per rank, which have all loaded the program."""
 
     def __init__(
         self, workers: Sequence[WorkerProcess], call: int, deadline: Deadline, faults: Faults | None = None
@@ -122,18 +128,19 @@ class Network:
         keywords: dict[str, Any],
         gradient: bool = False,
     ) -> Outcome:
-        """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank, with its `gradient` if asked.
+        """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank.
 
-        `memory` holds, per rank, what the operating system says the worker's process grew by,
-        from the moment its arguments were there to the return of the function, at its highest:
-        tensors, the message in flight, scratch space of operators; not the arguments, not what
-        child processes use. Single allocations are not seen: `largest_bytes` is the peak as well.
-        Once a rank was killed, ranks that broke off have an `Ended` for a result, and there is no more
-        than the results.
+        With `gradient`, each result includes its gradient. `memory` contains, per rank, the peak growth of
+        the worker's process as the operating system reports it, from the moment when its arguments had
+        arrived to the return of the function. It includes tensors, the message in flight and scratch space of
+        operators, but not the arguments or child processes. Single allocations cannot be seen, so
+        `largest_bytes` is also the peak.
+        If a rank was killed, the results of ranks that stopped early are `Ended`, and the outcome contains
+        only the results.
 
-        Raises: RankRaised, of a MismatchError too; DeadlockError, UnreceivedError; Overdue, Endless, WorkerDied,
-        ProtocolError. After the first two kinds the workers can take another call; of the others,
-        those for which `idle` is false are to be killed.
+        Raises: RankRaised (also for a MismatchError), DeadlockError or UnreceivedError, after which the
+        workers can take another call; Overdue, Endless, WorkerDied or ProtocolError, after which the workers
+        for which `idle` is false have to be killed.
         """
         self._begin(function, arguments, keywords, gradient)
         while not all(rank.over for rank in self.ranks):
@@ -148,16 +155,16 @@ class Network:
         return Outcome([rank.result for rank in self.ranks], self._trace(), memory)
 
     def idle(self, rank: int) -> bool:
-        """Whether this rank's worker has ended its call and can take another."""
+        """Return whether this rank's worker has ended its call and can take another one."""
         return self.ranks[rank].state in ("returned", "error")
 
     @property
     def returned(self) -> list[Frame | None]:
-        """The frames in which the ranks return their arguments; None where a rank has ended otherwise."""
+        """The frames in which the ranks return their arguments, or None for a rank that ended otherwise."""
         return [rank.returned for rank in self.ranks]
 
     def abort(self) -> None:
-        """End the call on every rank that is still at it, as far as it lets itself be ended."""
+        """End the call on every rank that is still running it, if the rank cooperates."""
         self.deadline = Deadline(ABORT_S)
         while not self.deadline.over and not all(self.idle(r.rank) for r in self.ranks):
             for rank in self.ranks:
@@ -203,7 +210,7 @@ class Network:
         self._read()
         going = [rank for rank in self.ranks if rank.state == "running"]
         ready = [rank for rank in going if rank.waiting and rank.waiting.done]
-        if self.dice and ready:  # held back until nobody else can go on, then one by one
+        if self.dice and ready:  # each rank is held back until no other can continue, then one is chosen
             ready = [self.dice.choice(ready)] if all(rank.waiting for rank in going) else []
         for rank in ready:
             if rank.waiting:
@@ -212,21 +219,21 @@ class Network:
             self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
 
     def _stuck(self, works: dict[int, Posted]) -> None:
-        """Where no rank can go on, raise the deadlock, or tell the remaining ranks which rank died."""
+        """Raise DeadlockError if no rank was killed; otherwise tell the waiting ranks which rank died."""
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():
             self._tell(self.ranks[number], peer_died(work, self.dead.rank, Killed()))
 
     def _tell(self, rank: _Rank, error: RinglabError) -> None:
-        """Let the exchange that the rank waits for raise `error`."""
+        """Make the exchange that the rank waits for raise `error`."""
         rank.waiting = None
         rank.bereft = rank.bereft or (self.faults.final and isinstance(error, PeerDiedError))
         fields = {"needed": error.needed, "got": error.got, "remedy": error.remedy}
         self._send(rank, "lost", error=type(error).__name__, final=rank.bereft, **fields)
 
     def _kill(self, rank: _Rank) -> None:
-        """Let the rank's program end where it stands; its later messages are ignored."""
+        """End the rank's program where it is; its later messages are ignored."""
         self.dead, rank.ended, rank.state = rank, Ended(Killed.__name__), "killed"
         self._abort(rank)
 
@@ -235,12 +242,13 @@ class Network:
         self._send(rank, "abort")
 
     def _read(self, aborting: bool = False) -> None:
-        """Wait for bytes from the ranks that owe some, and take all complete frames."""
+        """Wait for bytes from the ranks whose call has not ended, and process all complete frames."""
         owing = [r for r in self.ranks if not self.idle(r.rank)]
-        left_over = any(r.worker.frames for r in owing)  # by an error, while one rank's frames were taken
+        # frames remain if an error occurred while one rank's frames were processed
+        left_over = any(r.worker.frames for r in owing)
         waiting = 0.0 if left_over else self.deadline.left()
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
-        if self.deadline.over:  # heard or not: a rank may send without end
+        if self.deadline.over:  # checked even if bytes arrived, as a rank may send without end
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
             raise Overdue("a program that ends in time", f"rank {', '.join(late)} still running")
         for rank in owing:
@@ -291,11 +299,12 @@ class Network:
             self._post(rank, frame, aborting)
 
     def _begin_or_end(self, rank: _Rank, frame: Frame) -> None:
-        """Take a frame from before the program began or after its end."""
+        """Process a frame from before the program began, or from after its end."""
         rank.state = frame.kind
         if frame.kind == "result":
             assert rank.growth is not None
-            rank.peak = max(rank.peak, rank.growth.with_answer(frame.nbytes))  # `done` is the worker's word
+            # read again, as `done` is only the worker's claim
+            rank.peak = max(rank.peak, rank.growth.with_answer(frame.nbytes))
             rank.result = frame.value
             self._send(rank, "return")
         elif frame.kind == "returned":
@@ -323,7 +332,7 @@ class Network:
 
     def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
         work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)
-        if aborting:  # nobody meets it: the rank will wait for it, and learns it then
+        if aborting:  # nobody receives this exchange; the rank learns so when it waits
             work.open_ends.clear()
             rank.works.append(work)
             rank.unwaited[work.index] = work
@@ -342,7 +351,10 @@ class Network:
             self._match(half)
 
     def _bound(self, ranks: Sequence[_Rank]) -> None:
-        """Raise Endless if more is held than may be: bytes that are no frame yet, or frames that are not processed, too."""
+        """Raise Endless if the judge holds too many bytes.
+
+        Incomplete frames and frames that are not processed yet count, too.
+        """
         held = self.queued + self.kept
         for rank in ranks:
             held += rank.worker.reader.unparsed + sum(frame.nbytes for frame in rank.worker.frames)
@@ -351,7 +363,7 @@ class Network:
             raise Endless("messages that are waited for", got)
 
     def _match(self, half: Half) -> None:
-        """Pair this end with the first of the other ends that wait for one, if any."""
+        """Match this end of a message with the first waiting other end, if there is one."""
         mine, others = (self.sends, self.receives) if half.sending else (self.receives, self.sends)
         if not others[half.pair]:
             mine[half.pair].append(half)
@@ -359,7 +371,7 @@ class Network:
         other = others[half.pair].popleft()
         send, receive = (half, other) if half.sending else (other, half)
         problem = mismatch(send, receive)
-        if problem:  # both ranks hear of it when they wait, as on the virtual cluster
+        if problem:  # both ranks get the error when they wait, as on the virtual cluster
             for end in (send, receive):
                 cast(Posted, end.work).fail(MismatchError(*problem), cast(Form, end.tensor))
                 end.work.open_ends.remove(end)
@@ -407,7 +419,8 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                if work.data_as_control and work.tag.startswith(CONTROL):  # a meter leaves control out
+                # without this prefix, meters would leave it out
+                if work.data_as_control and work.tag.startswith(CONTROL):
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed
             for each in rank.events:

@@ -1,4 +1,4 @@
-"""Whether the sandbox works on this machine, and what to do where it does not."""
+"""Whether the sandbox works on this machine, and what to do if it does not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 
 @dataclass(frozen=True)
 class Probe:
-    """`available`; the version of bubblewrap; and where it is not available what was needed, came and helps.
+    """Whether the sandbox is available, the version of bubblewrap, and otherwise the reason and a remedy.
 
-    unforked: why no server can fork the workers, so that each imports for itself what submissions need, for a second and more.
+    unforked: why no server can fork the workers. Then each worker has to import what submissions need, which
+    takes a second or more.
     """
 
     available: bool
@@ -36,13 +37,13 @@ class Probe:
     remedy: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON-able data."""
+        """Return the result as data for JSON."""
         return asdict(self)
 
 
 @cache
 def probe() -> Probe:
-    """Return whether a worker starts in the sandbox here, tried with a real one (about 0.3 s)."""
+    """Return whether the sandbox works here, tested by starting a real worker (about 0.3 s)."""
     try:
         version = ".".join(map(str, find_bwrap()[1]))
     except SandboxError as error:
@@ -56,7 +57,7 @@ def probe() -> Probe:
 
 
 def require() -> None:
-    """Return where the sandbox works. Raises: SandboxError elsewhere: nothing is graded without."""
+    """Return if the sandbox works. Raises: SandboxError otherwise, as nothing is graded without a sandbox."""
     found = probe()
     if not found.available:
         raise SandboxError(found.needed, found.got, found.remedy)

@@ -1,4 +1,4 @@
-"""One worker as the judge sees it: a socket to talk through, a clock that kills, a peak of memory to read."""
+"""One worker as the judge sees it: a socket, a deadline after which it is killed, and a peak of memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.spawn import Forked, Sandboxed, Start, Unprotected
 
 LOOK_S, LOOKS = 0.2, 5
-TIDYING_S = 0.05  # of computing, in which every call's arrays are put away
-ROOM = (
-    1 << 20
-)  # bytes that it may take a worker to receive arguments or to send an answer, beside a copy of it
-OBJECTS = 64  # bytes of Python's objects that a byte of a frame's header may become
-GRACE_S = 1.0  # for the rest of an answer that was on its way at its deadline
-START_SECONDS = 60.0  # torch takes 2 s of CPU to import, on a machine that may be busy
+TIDYING_S = 0.05  # CPU seconds that may be used to free the arrays of a call
+ROOM = 1 << 20  # bytes that a worker may need to receive arguments or send an answer, besides one copy
+OBJECTS = 64  # bytes of Python objects per byte of a frame's header, at most
+GRACE_S = 1.0  # seconds for the rest of an answer that had begun to arrive at its deadline
+START_SECONDS = 60.0  # importing torch takes 2 s of CPU, and the machine may be busy
 FORK_TRIES = 3
-"""Workers that may fail one after another before forking is given up: a single failure may be the machine's bad moment."""
+"""Forking is given up after this many failures in a row, as a single one may be accidental."""
 _UNFORKED = dict[str, str]()
-"""The arrays whose workers could not be forked here, with the reason: they are started one by one."""
+"""The arrays whose workers cannot be forked here, with the reason; each such worker is started separately."""
 
 
 class WorkerDied(CourseError):
@@ -41,13 +39,14 @@ class Overdue(CourseError):
 
 
 class Endless(Overdue):
-    """A rank made more of something than any program needs: a loop that does not end, and no forgery."""
+    """A rank made more of something than any program needs, probably because of an endless loop."""
 
 
 class Growth:
-    """Reads how many bytes a worker's process grows by in one call, as the operating system counts them.
+    """Measures by how many bytes a worker's process grows in one call, as the operating system counts them.
 
-    It is made while the worker listens for the arguments: what they need does not count, what is taken beside them does.
+    Create it while the worker waits for the arguments. Memory for the arguments does not count, but memory
+    beyond that does.
     """
 
     def __init__(self, worker: WorkerProcess) -> None:
@@ -57,27 +56,32 @@ class Growth:
         self._early = 0
 
     def begin(self, arguments: int) -> None:
-        """Begin the call, whose arguments have arrived and take this many bytes."""
+        """Begin the call, whose arguments have arrived and take `arguments` bytes."""
         most = self._base + arguments + ROOM
         self._early = max(0, self.worker.peak() - most)
         self.worker.reset_peak()
         self._base = min(self.worker.resident(), most)
 
     def bytes(self) -> int:
-        """Return the most bytes by which it has grown so far."""
+        """Return the largest growth so far, in bytes."""
         return max(self._early, self.worker.peak() - self._base)
 
     def with_answer(self, nbytes: int) -> int:
-        """Return the growth after an answer of `nbytes` was sent, without the copy that is sent of arrays that are not contiguous."""
+        """Return the growth after an answer of `nbytes` bytes was sent.
+
+        The copy that sending an array that is not contiguous needs does not count.
+        """
         return max(self._early, self.worker.peak() - self._base - nbytes - ROOM)
 
 
 class WorkerProcess:
-    """A worker in its sandbox. Starting returns at once; `ready` waits until it can take calls.
+    """A worker in its sandbox.
 
-    arrays: what it has imported: "numpy", "torch", "triton" (with its interpreter on) or "jax".
-    It is forked by a server that is kept for later workers. Where the system forbids that, it is started in a sandbox of its own:
-    then from a thread that lives as long as the worker does, since bubblewrap dies with that thread.
+    The constructor returns at once; `ready` waits until the worker can take calls.
+    arrays: the package that it has imported: "numpy", "torch", "triton" (with its interpreter on) or "jax".
+    The worker is forked by a server that is kept for later workers. If the system forbids that, it is started
+    in a sandbox of its own. In this case, start it from a thread that lives as long as the worker, because
+    bubblewrap dies with that thread.
     """
 
     def __init__(
@@ -93,9 +97,8 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        self.settled = self._quiet = (
-            0  # numbers of tasks: before the code is loaded, and when it was last found idle
-        )
+        # numbers of tasks before the code is loaded, and when last found idle
+        self.settled = self._quiet = 0
         self._start: Start | None = self._started()
 
     def _started(self, *, alone: bool = False) -> Start:
@@ -107,7 +110,7 @@ class WorkerProcess:
 
     @property
     def socket(self) -> socket.socket:
-        """The judge's end of the socket to the worker. Raises: WorkerDied after its end."""
+        """The judge's end of the socket to the worker. Raises: WorkerDied if the worker was ended."""
         if self._start is None:
             raise WorkerDied("a running worker", "one that was ended")
         return self._start.socket
@@ -119,16 +122,19 @@ class WorkerProcess:
 
     @property
     def forked(self) -> bool:
-        """Whether a server has forked it."""
+        """Whether a server has forked the worker."""
         return isinstance(self._start, Forked)
 
     @property
     def unforked(self) -> str:
-        """Why workers with its arrays cannot be forked on this machine; "" where they can."""
+        """Why workers with these arrays cannot be forked on this machine, or "" if they can."""
         return _UNFORKED.get(self.arrays, "")
 
     def ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait until the worker can take calls, for so many seconds each time it is started. Raises: SandboxError when it cannot start."""
+        """Wait until the worker can take calls, for at most `seconds` per attempt to start it.
+
+        Raises: SandboxError if the worker cannot start.
+        """
         failures: list[str] = []
         while True:
             deadline = Deadline(seconds)
@@ -162,7 +168,7 @@ class WorkerProcess:
             raise SandboxError("a greeting from the worker", f"a frame {frame.kind!r}")
         # No student code has run yet, so what is found here can be trusted.
         found = children(self._init)
-        if self.unsafe and not found:  # no supervisor, as there is no /proc here
+        if self.unsafe and not found:  # without /proc there is no supervisor
             found = [self._init]
         if len(found) != 1:
             raise SandboxError("one worker in the sandbox", f"{len(found)} processes")
@@ -171,13 +177,18 @@ class WorkerProcess:
             raise SandboxError("a worker shut off from all others", "; ".join(wrong))
 
     def send(self, frame: Frame, deadline: Deadline) -> int:
-        """Send `frame` and return about how many bytes it takes where it was read. Raises: Overdue when the worker does not take it; WorkerDied; SandboxError when its server has ended."""
+        """Send `frame` and return about how many bytes it takes in the worker's memory.
+
+        Raises: Overdue if the worker does not read it in time; WorkerDied; SandboxError if the worker's
+        server has ended.
+        """
         try:
             parts = pack(frame)
             for part in parts:
                 view = memoryview(part)
                 while view:
-                    if not (left := deadline.left()):  # a worker that takes a byte now and then
+                    # also reached if the worker reads only a byte now and then
+                    if not (left := deadline.left()):
                         raise TimeoutError
                     self.socket.settimeout(left)
                     view = view[self.socket.send(view) :]
@@ -188,7 +199,7 @@ class WorkerProcess:
         return OBJECTS * len(parts[0]) + sum(len(memoryview(part)) for part in parts[1:])
 
     def _died(self, needed: str, got: str) -> RinglabError:
-        """Return the error for its end: that of its server is no learner's fault."""
+        """Return the error for the worker's end. If its server has ended, the learner is not to blame."""
         if isinstance(self._start, Forked) and not self._start.server.alive():
             remedy = "grade it again; is there memory enough?"
             return SandboxError("a server that lives as long as its workers", "its end", remedy)
@@ -204,14 +215,14 @@ class WorkerProcess:
             left = deadline.left()
             grace = None if left else grace or Deadline(GRACE_S)
             readable, _, _ = select.select([self.socket], [], [], left)
-            if grace and (not readable or grace.over):  # a byte now and then is no answer
+            if grace and (not readable or grace.over):  # a byte now and then does not count as an answer
                 raise Overdue("an answer in time", "none")
             if readable:
                 self.read_available()
         return self.frames.pop(0)
 
     def read_available(self) -> None:
-        """Take what has arrived into `frames`, without waiting. Raises: WorkerDied, ProtocolError."""
+        """Move what has arrived into `frames`, without waiting. Raises: WorkerDied, ProtocolError."""
         self.socket.settimeout(0)
         try:
             data = self.socket.recv(1 << 20)
@@ -226,18 +237,18 @@ class WorkerProcess:
             raise Endless("one frame at a time", "it had sent thousands of messages at once")
 
     def kill(self) -> None:
-        """End the worker and every process it started; returns when they are gone."""
+        """End the worker and every process that it started, and return when they are gone."""
         if self._start is not None:
             start, self._start = self._start, None
             start.end()
 
     def end_at_once(self) -> None:
-        """Kill the worker and every process that it started, without waiting; `kill` waits."""
+        """Kill the worker and every process that it started, without waiting for their end."""
         if self._start is not None:
             self._start.end_at_once()
 
     def processes(self) -> list[int]:
-        """Return the worker's process and all that it, or what it started, has started."""
+        """Return the worker's process and all its descendants."""
         return descendants(self._init) if self._init else []
 
     def __enter__(self) -> WorkerProcess:
@@ -247,15 +258,15 @@ class WorkerProcess:
         self.kill()
 
     def resident(self) -> int:
-        """Return the bytes the worker's process has in memory now."""
+        """Return the bytes that the worker's process has in memory now."""
         return memory(self.pid, "VmRSS")
 
     def peak(self) -> int:
-        """Return the most bytes it had in memory since `reset_peak`, or since it started."""
+        """Return the most bytes that it had in memory since `reset_peak`, or since it started."""
         return memory(self.pid, "VmHWM")
 
     def computed(self) -> float:
-        """Return the seconds of processor time that the worker, and what it has started, has used."""
+        """Return the seconds of processor time that the worker and its descendants have used."""
         return precise_cpu_seconds(self.processes())
 
     def clock(self) -> float:
@@ -263,17 +274,17 @@ class WorkerProcess:
         return precise_cpu_seconds([self.pid])
 
     def tasks(self) -> int:
-        """Return the number of its threads, children's too."""
+        """Return the number of threads of the worker and its descendants."""
         return held(self.processes())[1]
 
     def goes_on(self) -> bool:
         """Return whether a thread started by the submission is still computing although no call is running.
 
-        Waiting threads, such as those of a pool, do not count. Freeing a call's arrays, which may be late on a busy
-        machine, does not count either.
+        Waiting threads, such as those of a pool, do not count. Freeing a call's arrays, which may be late on
+        a busy machine, does not count either.
         """
         tasks = self.tasks()
-        if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps threads of its own
+        if self.arrays == "jax" or tasks <= self.settled:  # JAX keeps its own threads running
             return False
         if tasks <= self._quiet and not self._computes_for(LOOK_S / 5):
             return False
@@ -292,6 +303,6 @@ class WorkerProcess:
         return self.clock() - before > seconds / 100
 
     def reset_peak(self) -> None:
-        """Let the peak begin anew, where the system allows it."""
+        """Reset the peak of memory, if the system allows it."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")

@@ -1,7 +1,8 @@
-"""Processes seen from outside, through /proc: who descends from whom, what they hold, and an end to them all.
+"""Processes seen from outside, through /proc: their descendants and memory, and how to end them all.
 
-A process chooses its own name, and the files here hold it: any bytes, a carriage return too, which Python's
-text files would take for the end of a line. So they are read as bytes, and a line ends where the kernel ends it.
+A process chooses its own name, which appears in these files. It may contain any bytes, even a carriage
+return, which Python's text files would read as the end of a line. So the files are read as bytes, and only
+the kernel's line ends count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _HAS_MEMORY = re.compile(r"^VmRSS:", re.MULTILINE)
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that any thread of `pid` has started and that are there still."""
+    """Return the living processes that any thread of `pid` has started."""
     found: list[int] = []
     for thread in threads(pid):
         with contextlib.suppress(OSError):
@@ -37,12 +38,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory(pid: int, name: str) -> int:
-    """Return the bytes that /proc tells of `pid` under `name`, as VmRSS; 0 where it is gone."""
+    """Return the bytes that /proc reports for `pid` under `name`, such as VmRSS, or 0 if it has ended."""
     return _bytes(_status(pid), name)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the seconds that `pid` and those of its children that have ended have computed; 0 where it is gone."""
+    """Return the CPU seconds of `pid` and of its children that have ended, or 0 if the process is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -51,24 +52,27 @@ def cpu_seconds(pid: int) -> float:
 
 
 def precise_cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the seconds that these processes have computed, every thread's, to the nanosecond where the kernel says it.
+    """Return the CPU seconds of all threads of these processes, to the nanosecond if the kernel can.
 
-    Two such figures of one process differ even where a clock tick, a hundredth of a second, is too coarse.
+    The difference of two such figures is useful even if it is shorter than a clock tick, a hundredth of a
+    second.
     """
     return sum(map(_precise, pids))
 
 
 def _precise(pid: int) -> float:
     try:
-        return time.clock_gettime(
-            (~pid << 3) | 2
-        )  # the clock of another process, as clock_getcpuclockid makes it
+        # the clock id of another process, computed as in clock_getcpuclockid
+        return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return cpu_seconds(pid)
 
 
 def waited_seconds(threads: Iterable[Path]) -> float:
-    """Return the seconds for which these threads were ready to compute and had no processor; 0 where the kernel does not say."""
+    """Return the seconds for which these threads were ready to run but had no processor.
+
+    The result is 0 if the kernel does not report it.
+    """
     return sum(map(_waited, threads))
 
 
@@ -80,9 +84,10 @@ def _waited(thread: Path) -> float:
 
 
 def held(pids: Iterable[int]) -> tuple[int, int]:
-    """Return (bytes, tasks) of these processes together: their own and their shared memory; every thread is a task.
+    """Return the bytes and the tasks of these processes together; every thread is a task.
 
-    Not the pages of files, of libraries above all, which processes have in common.
+    Memory is the processes' own and shared memory, without the pages of files such as libraries, which
+    processes share.
     """
     size = tasks = 0
     for pid in pids:
@@ -94,12 +99,13 @@ def held(pids: Iterable[int]) -> tuple[int, int]:
 
 
 def end_all(root: int, mark: bytes, seconds: float = 10.0) -> None:
-    """End what descends from `root` or has `mark` in its first environment, and `root`; return when all are gone.
+    """End the descendants of `root`, all processes with `mark` in their first environment, and `root`.
 
-    All are stopped before the first is killed, so that none starts another meanwhile. `root` is stopped first and
-    killed last: orphans fall to it, and while it takes no notice of ends the kernel leaves none out of the list of
-    its children. One look can miss whoever changes its parent or its program just then: two in a row have to find
-    nobody. A process with neither mark nor descent is not found, nor is one of another user.
+    All are stopped before the first is killed, so that none starts another one meanwhile. `root` is stopped
+    first and killed last. Orphans become its children, and while it is stopped, the kernel keeps its list of
+    children complete. One look can miss a process that is just changing its parent or its program, so two
+    looks in a row have to find none. A process that has neither the mark nor the descent is not found, and
+    neither is one of another user.
     """
     deadline, ended, quiet = time.monotonic() + seconds, set[int](), 0
     _signal([root], signal.SIGSTOP)
@@ -129,7 +135,7 @@ def _marked(mark: bytes) -> set[int]:
 
 
 def _living(pids: Iterable[int]) -> set[int]:
-    """Those that are neither gone nor waiting for their parent to take notice."""
+    """Return the processes that exist and are not zombies."""
     return {pid for pid in pids if re.search(r"^State:\s*[^ZX\s]", _status(pid), re.MULTILINE)}
 
 
@@ -140,7 +146,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 def status_text(path: Path) -> str:
-    """Return what the kernel says in a status file of /proc; "" where it is gone."""
+    """Return the text of a status file in /proc, or "" if the process is gone."""
     try:
         return path.read_bytes().decode("ascii", "replace")
     except OSError:
@@ -148,7 +154,11 @@ def status_text(path: Path) -> str:
 
 
 def _status(pid: int) -> str:
-    """The status of `pid`; once its first thread has ended, and with it all that its file says of memory, another's."""
+    """Return the status of `pid`.
+
+    Once its first thread has ended, that thread's file has no memory figures, so another thread's status is
+    returned.
+    """
     status = status_text(Path(f"/proc/{pid}/status"))
     if status and not _HAS_MEMORY.search(status):
         for thread in threads(pid):
@@ -159,7 +169,10 @@ def _status(pid: int) -> str:
 
 
 def threads(pid: int) -> list[Path]:
-    """The folders of a process's threads; none where it is gone, even if it goes at this moment (glob would raise)."""
+    """Return the folders of a process's threads, or none if the process is gone.
+
+    os.listdir is used because glob would raise if the process ends during the call.
+    """
     folder = Path(f"/proc/{pid}/task")
     try:
         return [folder / thread for thread in os.listdir(folder)]

@@ -1,7 +1,7 @@
-"""The reads and writes of kernels as a few arrays, in which form they go from a worker to the judge.
+"""The reads and writes of kernels as a few arrays, in which form a worker sends them to the judge.
 
-The worker is the submission's own process, so these records are its word. Their form is checked here; their truth
-cannot be. Checks therefore prove by values whatever values can prove, and only count by records.
+The worker runs the submission's code, so these records are only its claim. Their form is checked here, but
+their truth cannot be. So checks prove by values whatever values can prove, and use records only to count.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 KINDS = ("load", "store")
 MOST = 100_000
-"""Accesses that one call may make."""
+"""The most accesses that one call may make."""
 
 
 def written_down(accesses: Sequence[Access]) -> dict[str, Any]:
-    """Return the accesses as arrays: per access program, kind, argument, lanes masked, shape, and its offsets end to end."""
+    """Return the accesses as arrays.
+
+    For each access these are its program, kind, argument, number of masked lanes and shape; the offsets of
+    all accesses follow each other in one array.
+    """
     names = sorted({access.argument for access in accesses})
     deepest = max((len(access.shape) for access in accesses), default=0)
     return {
@@ -40,7 +44,7 @@ def written_down(accesses: Sequence[Access]) -> dict[str, Any]:
 
 
 def taken_in(value: Any) -> tuple[Any, tuple[Access, ...]]:
-    """Return the answer and the accesses of a recorded call. Raises: ProtocolError where the form is another."""
+    """Return the answer and the accesses of a recorded call. Raises: ProtocolError if their form is wrong."""
     from ringlab_course.checking.accesses import Access
 
     _require(isinstance(value, tuple) and len(value) == 2, "an answer and its accesses")

@@ -1,9 +1,10 @@
-"""Takes what is forbidden out of a worker's reach.
+"""Makes forbidden modules and functions unreachable in a worker.
 
-ringlab's answers and packages about attention are not on the worker's disk. Importing one gives a stand-in that
-raises once it is used, with words that say why. Importing alone costs nothing, as notebooks compare themselves with
-ringlab. PyTorch's and JAX's own files are there, as they are needed: their attention is closed, which tells honest
-learners early. It is no wall, as whoever wants to can paste code.
+ringlab's answers and packages about attention are not on the worker's disk. Importing one gives a stand-in
+that raises an explanation when it is used. The import alone is allowed, because notebooks compare themselves
+with ringlab. The files of PyTorch and JAX are there, because they are needed, but their attention functions
+raise. This tells honest learners early. It does not stop anybody who wants to cheat, because code can be
+pasted.
 """
 
 from __future__ import annotations
@@ -38,21 +39,27 @@ from ringlab_course.checking.forbidden import (
 )
 
 HOME = Path(ringlab.__file__).resolve().parents[1]
-"""The folder in which both packages lie."""
+"""The folder that contains both packages."""
 _GONE = ("torch.nn.attention.flex_attention", "torch.onnx.ops")
-"""Modules of PyTorch that are about attention, or bring it in operators of their own."""
+"""Modules of PyTorch that are about attention, or contain it in their own operators."""
 _KEYS = (
     "CPU", "AutogradCPU", "NestedTensorCPU", "AutogradNestedTensor", "QuantizedCPU", "MkldnnCPU",
     "CompositeImplicitAutograd", "CompositeExplicitAutograd",
 )  # fmt: skip
-"""Kernels by which an operator could be reached: `decompose` takes the composite ones, nested tensors their own."""
+"""The kernels through which an operator could be reached.
+
+`decompose` uses the composite kernels, and nested tensors use their own.
+"""
 HIDDEN = ("ringlab_course/exercises", "ringlab_course/lessons", "ringlab/conformance")
-"""What a worker without limits sees empty: checks and answers."""
+"""Paths that are empty for a worker without limits: checks and answers."""
 
 
 @cache
 def hidden_paths(limits: OffLimits | None) -> tuple[str, ...]:
-    """Return the files and folders that a worker does not see: those of ringlab as in "ringlab/merge.py", others in full."""
+    """Return the files and folders that a worker does not see.
+
+    Paths of ringlab are relative, as "ringlab/merge.py"; others are absolute.
+    """
     if limits is None:
         return HIDDEN
     own = (path for package in PACKAGES for path in _hidden_below(limits, HOME / package, package))
@@ -66,15 +73,19 @@ def _byte_code(limits: OffLimits) -> Iterator[str]:
 
 
 def _byte_code_of(path: Path) -> list[Path]:
-    """Return the byte code of a file. It is made first: what appears after a server has started is not hidden from it."""
+    """Return the byte-code files of a source file.
+
+    The byte code is compiled first, because a file that appears after a server has started would not be
+    hidden from it.
+    """
     if not Path(cache_from_source(path)).exists():
-        with contextlib.suppress(OSError):  # in a folder that nobody can write
+        with contextlib.suppress(OSError):  # the folder may be read-only
             py_compile.compile(str(path), quiet=2)
     return sorted(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
 
 
 def _packages_closed(limits: OffLimits) -> Iterator[str]:
-    """Yield the folders and files of the packages that are off limits as a whole, wherever some Python finds them here."""
+    """Yield the folders and files of the forbidden packages, wherever a Python on this machine finds them."""
     roots = {Path(each) for each in ("/usr", "/usr/local", sys.prefix, sys.base_prefix, sys.exec_prefix)}
     folders = {Path(entry) for entry in sys.path if entry}
     folders |= {folder for root in roots for folder in root.glob("lib*/python3*/*-packages")}
@@ -86,7 +97,7 @@ def _packages_closed(limits: OffLimits) -> Iterator[str]:
 
 @cache
 def rewritten_files(limits: OffLimits) -> dict[str, str]:
-    """Return by file of ringlab what a worker sees in its place: the same without the functions in `limits.about`."""
+    """Return, by file, the text that a worker sees instead, without the functions in `limits.about`."""
     found = {}
     for module in sorted({place.rpartition(".")[0] for place in limits.about}):
         names = {place.rpartition(".")[2] for place in limits.about if place.rpartition(".")[0] == module}
@@ -96,7 +107,7 @@ def rewritten_files(limits: OffLimits) -> dict[str, str]:
 
 
 def _without(text: str, names: set[str]) -> str:
-    """Return the text of a module in which these names stand for nothing, without what only they need."""
+    """Return the text of a module in which `names` are None, without code that only they need."""
     tree, needed = ast.parse(text), set[str]()
     while True:
         kept = [node for node in tree.body if _stays(node, names) or (_gives(node) & needed) - names]
@@ -112,7 +123,10 @@ def _without(text: str, names: set[str]) -> str:
 
 
 def _stays(node: ast.stmt, names: set[str]) -> bool:
-    """Return whether a statement is there for its own sake: an import, a class, or something public that has none of these names."""
+    """Return whether a statement is kept even if nothing needs it.
+
+    These are imports, classes, and statements that define something public with none of these names.
+    """
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef)):
         return True
     given = _gives(node)
@@ -120,7 +134,7 @@ def _stays(node: ast.stmt, names: set[str]) -> bool:
 
 
 def _gives(node: ast.stmt) -> set[str]:
-    """Return the names that a statement at the top of a module gives a value."""
+    """Return the names that a top-level statement of a module gives a value."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     return {
@@ -144,7 +158,7 @@ def _hidden_below(limits: OffLimits, folder: Path, package: str) -> Iterator[Pat
 
 
 class Refusing:
-    """Stands for something off limits: it may be imported and handed around, and raises where it is used."""
+    """Replaces a forbidden object: it can be imported and passed on, but raises when it is used."""
 
     def __init__(self, called: str, name: str = "") -> None:
         self._called, self.name = called, name
@@ -156,7 +170,7 @@ class Refusing:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Refusing:
         home, _, own = self._called.rpartition(".")
-        if own[:1].isupper() and not self.name:  # making an object is no use of it yet
+        if own[:1].isupper() and not self.name:  # creating an object does not use it yet
             return Refusing(self._called, home.rpartition(".")[2])
         return self._refuse()
 
@@ -168,7 +182,7 @@ class Refusing:
 
 
 class _Absent(ModuleType):
-    """A module that is off limits."""
+    """A forbidden module."""
 
     def __getattr__(self, name: str) -> Refusing:
         if name.startswith("__"):
@@ -177,9 +191,10 @@ class _Absent(ModuleType):
 
 
 class _Finder:
-    """Answers for modules that are off limits before anybody else can, and closes attention in those that hold some.
+    """Replaces forbidden modules when they are imported, and disables attention in modules that contain it.
 
-    In every import of them: whoever reloads one, or takes it out of `sys.modules`, gets it closed again.
+    This happens at every import, so attention stays disabled if a module is reloaded or removed from
+    `sys.modules`.
     """
 
     def __init__(self, limits: OffLimits) -> None:
@@ -203,11 +218,12 @@ class _Finder:
         if folder.is_dir():
             spec.submodule_search_locations = [str(folder)]
         elif name.partition(".")[0] not in PACKAGES:
-            spec.submodule_search_locations = []  # of a package that may be missing here every part is absent
+            # all parts of a package that may not be installed here are absent
+            spec.submodule_search_locations = []
         return spec
 
     def _found(self, name: str, path: Any, target: Any) -> Any:
-        """Return what the other finders find."""
+        """Return the spec that the other finders find."""
         others = (finder for finder in sys.meta_path if finder is not self)
         return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
@@ -215,11 +231,11 @@ class _Finder:
         return _Absent(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Do nothing, because an absent module has no code."""
 
 
 def _then(spec: Any, close: Callable[[ModuleType], None]) -> Any:
-    """Return the spec, changed so that `close` is called with the module as soon as it is there."""
+    """Return the spec, changed so that `close` is called with the module after the module is loaded."""
     if spec is not None and spec.loader is not None:
         run = spec.loader.exec_module
 
@@ -232,13 +248,13 @@ def _then(spec: Any, close: Callable[[ModuleType], None]) -> Any:
 
 
 def _close_torch() -> None:
-    """Have every attention operator of PyTorch raise, by whichever of its names and kernels it is called."""
+    """Make every attention operator of PyTorch raise, under all of its names and in all of its kernels."""
     import torch
 
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(library)
-    )  # never collected: that would undo what it registers
+    )  # keeps the library alive, as its deletion would undo the registrations
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for called in torch._C._dispatch_get_all_op_names():
@@ -248,7 +264,7 @@ def _close_torch() -> None:
 
 
 def _close_written(module: ModuleType) -> None:
-    """Have every attention that is written in this module raise."""
+    """Make every attention function and class that is written in this module raise."""
     for name, value in list(vars(module).items()):
         refusal = _refusal(f"{module.__name__}.{name}") if holds_attention(module.__name__, name) else None
         if refusal and isinstance(value, FunctionType):
@@ -266,7 +282,7 @@ def _refusal(called: str) -> Any:
 
 
 def install(limits: OffLimits) -> None:
-    """Put all that is off limits out of reach of the code that this process is going to run."""
+    """Make everything forbidden unreachable for the code that this process is going to run."""
     sys.meta_path.insert(0, _Finder(limits))
     for place in limits.about:
         module, _, name = place.rpartition(".")

@@ -30,7 +30,7 @@ NOTHING: Mapping[str, int] = {}
 
 _UIDS = range(61184, 65520)  # unassigned on every distribution; also mapped in most containers
 _SHARE = 64
-"""Uids that one judge's process takes turns with: more than it has workers at a time."""
+"""The number of uids that one judge uses in turn; it is more than the number of workers at a time."""
 _turn = itertools.count()
 _MORE = {
     "triton": {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": "/tmp/triton"},
@@ -40,9 +40,9 @@ _MORE = {
         "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "NPROC": str(DEVICES), "MALLOC_ARENA_MAX": "4",
     },
 }  # fmt: skip
-"""What the environment holds besides, by the arrays of a worker."""
+"""Additional environment variables for each kind of arrays."""
 MESH_TASKS = 128
-"""Threads of a worker with JAX: three for each simulated device, and some to compile with for each core."""
+"""Threads of a worker with JAX: three for each simulated device, and some per core for compiling."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Bounds:
     total_tasks: int = 256
 
     def rlimits(self) -> dict[str, int]:
-        """Return the limits by the names that the `resource` module has for them."""
+        """Return the limits by their names in the `resource` module."""
         limits = {
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_CPU": self.cpu_seconds,
@@ -86,11 +86,13 @@ def command(
     rewritten: Mapping[str, int] = NOTHING,
     arrays: str = "numpy",
 ) -> list[str]:
-    """Return the command line that runs the Python arguments `worker` in a sandbox.
+    """Return the command line that runs Python with the arguments `worker` in a sandbox.
 
-    bubblewrap writes {"child-pid": …}, the first process of the sandbox, to `info_fd`, and reads
-    the filter of system calls from `seccomp_fd`. hidden: paths that are empty there. rewritten: by file, the descriptor
-    from which bubblewrap reads what is there instead. Raises: SandboxError without bubblewrap.
+    info_fd: bubblewrap writes {"child-pid": …}, the first process of the sandbox, to this descriptor.
+    seccomp_fd: bubblewrap reads the filter of system calls from this descriptor.
+    hidden: paths that are empty in the sandbox.
+    rewritten: for each replaced file, the descriptor of its new content.
+    Raises: SandboxError without bubblewrap.
     """
     uid = next_uid()
     scratch = bounds.scratch_bytes if find_bwrap()[1] >= (0, 7) else None
@@ -100,9 +102,9 @@ def command(
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
         # Without root, bubblewrap's own process has the worker's uid, so that its files and memory could be read.
         *("--proc", "/proc", "--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
-        *("--remount-ro", "/proc"),  # or a worker could begin its own peak of memory anew
+        *("--remount-ro", "/proc"),  # otherwise a worker could reset its own peak of memory
         *_files(hidden, rewritten, scratch),
-        *(() if scratch else ("--remount-ro", "/tmp")),  # without a size it could fill the memory
+        *(() if scratch else ("--remount-ro", "/tmp")),  # without a size limit, /tmp could fill the memory
         *_inside(arrays),
         *launch(worker, bounds, uid),
     ]
@@ -115,9 +117,10 @@ def server_command(
     rewritten: Mapping[str, int] = NOTHING,
     arrays: str = "numpy",
 ) -> list[str]:
-    """Return the command line that runs a fork server, the Python arguments `server`, in a sandbox.
+    """Return the command line that runs a fork server, Python with the arguments `server`, in a sandbox.
 
-    It sees no more than a worker, but may give its children namespaces, mounts and, as root, uids.
+    The server sees no more than a worker does, but may give its children namespaces, mounts and, as root,
+    uids.
     Raises: SandboxError without bubblewrap.
     """
     rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN") if os.getuid() == 0 else ()
@@ -128,7 +131,7 @@ def server_command(
 def _outside(rights: Iterable[str]) -> list[str]:
     bwrap, _ = find_bwrap()
     shared = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    # Root needs no user namespace: there it would keep root's own uid outside, which has no task limit.
+    # Root gets no user namespace, because there it would keep root's uid outside, which has no task limit.
     user = [] if os.getuid() == 0 else ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     kept = [word for right in rights for word in ("--cap-add", right)]
     return [
@@ -140,7 +143,8 @@ def _files(hidden: tuple[str, ...], rewritten: Mapping[str, int], scratch_bytes:
     size = [] if scratch_bytes is None else ["--size", str(scratch_bytes)]
     return [
         *("--dev", "/dev", "--remount-ro", "/dev"),
-        *("--perms", "1777", *size, "--tmpfs", "/tmp"),  # before the binds: a venv may lie below /tmp
+        # before the binds, as a virtual environment may be below /tmp
+        *("--perms", "1777", *size, "--tmpfs", "/tmp"),
         *_binds(hidden, rewritten),
     ]
 
@@ -153,7 +157,7 @@ def _inside(arrays: str) -> list[str]:
 def launch(worker: list[str], bounds: Bounds, uid: int | None = None, *, unsafe: bool = False) -> list[str]:
     """Return the command line of the launcher that becomes Python with the arguments `worker`.
 
-    unsafe: there is no sandbox whose end is that of all inside it; the launcher stays as the parent of all.
+    unsafe: there is no sandbox whose end kills all processes inside, so the launcher stays as their parent.
     """
     program = [sys.executable, "-I", "-B", *worker]
     stay = unsafe and sys.platform == "linux"
@@ -170,7 +174,7 @@ def launch(worker: list[str], bounds: Bounds, uid: int | None = None, *, unsafe:
 
 @cache
 def find_bwrap() -> tuple[str, tuple[int, ...]]:
-    """Return bubblewrap's path and version. Raises: SandboxError where there is none."""
+    """Return bubblewrap's path and version. Raises: SandboxError if bubblewrap is missing or too old."""
     if sys.platform != "linux":
         raise SandboxError(
             "Linux: student code runs in a bubblewrap sandbox",
@@ -194,10 +198,11 @@ def find_bwrap() -> tuple[str, tuple[int, ...]]:
 
 
 def environment(arrays: str = "numpy") -> dict[str, str]:
-    """Return the whole environment of a worker whose arrays are NumPy's, torch's, "triton"'s or "jax"'s.
+    """Return the whole environment of a worker; `arrays` is "numpy", "torch", "triton" or "jax".
 
-    Triton has its interpreter on, JAX its simulated devices. One thread each, as many workers run side by side. The malloc settings give every array of
-    64 KiB or more its own pages, so that the peak the judge reads is what is held, not a heap's past.
+    Triton runs in its interpreter, and JAX has simulated devices. Each library uses one thread, because many
+    workers run at the same time. The malloc settings give every array of 64 KiB or more its own pages, so
+    that the peak that the judge reads shows the memory in use, not freed memory of a heap.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {
@@ -234,7 +239,7 @@ def _binds(hidden: tuple[str, ...], rewritten: Mapping[str, int]) -> list[str]:
 
 
 def _visible() -> list[Path]:
-    """The paths a worker may read, outermost first, each once."""
+    """Return the paths that a worker may read, without paths inside of others."""
     prefixes = [Path(p) for p in (sys.base_prefix, sys.prefix, sys.base_exec_prefix, sys.exec_prefix)]
     interpreter = Path(sys.executable).resolve().parents[1]
     wanted = {
@@ -257,7 +262,10 @@ def _visible() -> list[Path]:
 
 
 def _parents(path: Path, made: set[Path]) -> list[str]:
-    """Directories above a bind, readable by all: /root, say, is not, and Python may lie below it."""
+    """Return arguments that create the folders above a bind, readable by all.
+
+    A folder such as /root is not readable by all, but Python may be below it.
+    """
     arguments: list[str] = []
     for parent in reversed(path.parents):
         if parent not in made:
@@ -267,7 +275,10 @@ def _parents(path: Path, made: set[Path]) -> list[str]:
 
 
 def next_uid() -> int | None:
-    """Return a uid that no other worker has now, so that limits and signals of one never reach another; None unless root."""
+    """Return a uid that no other worker uses now, or None if the judge is not root.
+
+    So limits and signals of one worker never affect another one.
+    """
     if os.getuid() != 0:
         return None
     mine = _uids()[0]
@@ -276,10 +287,10 @@ def next_uid() -> int | None:
 
 @cache
 def _uids() -> tuple[range, socket.socket | None]:
-    """The uids that are this process's alone, and the name that it holds for as long as it lives to show it.
+    """Return the uids that only this process uses, and the socket whose name reserves them.
 
-    Names of the abstract kind: the kernel gives each to one holder, and takes it back at its end.
-    Where many judges hold all of them, the uids are everybody's.
+    The name is in the abstract namespace of Unix sockets. The kernel gives each name to one process and frees
+    it when the process ends. If other judges hold all names, the uids are shared.
     """
     for first in range(0, len(_UIDS) - _SHARE + 1, _SHARE):
         held = socket.socket(socket.AF_UNIX)
@@ -293,7 +304,10 @@ def _uids() -> tuple[range, socket.socket | None]:
 
 
 def _own_tasks() -> int:
-    """Tasks that this uid runs already: older kernels count them against the limit inside, too."""
+    """Return the number of tasks that this uid already runs.
+
+    Older kernels count them in the sandbox's limit.
+    """
     mine, total = os.getuid(), 0
     for status in Path("/proc").glob("[0-9]*/status"):
         text = status_text(status)

@@ -1,11 +1,10 @@
-"""The system calls a worker may not make: new processes, and what reaches past namespaces.
+"""The system calls that a worker may not make: new processes, and everything that bypasses namespaces.
 
-Threads are allowed, processes are not: so there are no fork bombs and no orphans, and a memory
-limit for one process is a limit for the worker. Sockets are those of Unix: some families (vsock) heed
-no namespace. Workers read the same files of the system, so whatever tells one who else uses a file
-(locks, leases, watches, its pages in the cache, waking who waits at it) would be a wire between ranks
-past the judge. Memory that is no process's own (memfd, System V, long pipes) would be held where no peak
-shows it.
+Threads are allowed but processes are not. So there are no fork bombs and no orphans, and a memory limit for
+one process limits the worker. Only Unix sockets are allowed, because some families (vsock) ignore namespaces.
+Workers read the same system files, so every call that shows who else uses a file is forbidden (locks, leases,
+watches, cached pages, waking a waiting thread): ranks could communicate by it without the judge. Memory that
+belongs to no process (memfd, System V, long pipes) is forbidden as well, because no peak would show it.
 The filter is a classic BPF program. Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
 
@@ -20,7 +19,7 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _CLONE_THREAD = 0x00010000
-_X32 = 0x40000000  # numbers of the x32 ABI, which would go by other names
+_X32 = 0x40000000  # the first number of the x32 ABI, which has other numbers for the same calls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -30,7 +29,7 @@ _SINCE_5 = {
     "mount_setattr": 442, "memfd_secret": 447, "futex_waitv": 449, "cachestat": 451, "futex_wake": 454, "futex_wait": 455,
     "futex_requeue": 456,
 }  # fmt: skip
-"""Newer calls have one number on every machine."""
+"""Newer calls, which have the same number on every machine."""
 _DENIED = {
     "x86_64": {
         "shmget": 29, "fork": 57, "vfork": 58, "semget": 64, "msgget": 68, "flock": 73, "ptrace": 101, "syslog": 103,
@@ -61,17 +60,18 @@ _LONG_PIPES = {"F_SETPIPE_SZ": 1031}
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_PRIVATE = 0x80
 _WAITING = {"FUTEX_WAIT": 0, "FUTEX_WAIT_BITSET": 9}
-"""What a thread may do with a futex that is not its process's own: wait, as for another thread's end."""
+"""The futex operations allowed on a shared futex: waiting, for example for a thread's end."""
 _FUTEX_REALTIME = 0x100
 _IOCTL = {"x86_64": 16, "aarch64": 29}
-_INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # typing on behalf of whoever sits there
-_CLONE3 = 435  # its flags lie behind a pointer, out of reach; the C library then takes clone
+_INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # would type into a terminal on behalf of its user
+_CLONE3 = 435  # its flags are behind a pointer, so they cannot be checked; the C library falls back to clone
 
 
 def filter_program(machine: str = "", *, alone: bool = False) -> bytes | None:
-    """Return the filter for `machine`, by default this one; None where its system calls are not listed here.
+    """Return the filter for `machine`, by default this one, or None if its system calls are not listed here.
 
-    alone: whether the submission has no other worker. It may then wake who waits at any futex, as JAX's threads do.
+    alone: whether the submission has only one worker. Then it may wake threads that wait at any futex, as JAX
+    does.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -105,9 +105,10 @@ def filter_program(machine: str = "", *, alone: bool = False) -> bytes | None:
 
 
 def forbid_programs() -> None:
-    """Have the kernel refuse from now on, in all threads, to run another program in place of this process.
+    """Make the kernel refuse, from now on and in all threads, to replace this process by another program.
 
-    A new program's peak of memory begins anew. Does nothing on machines whose system calls are not listed here.
+    A new program would start with a new peak of memory. This does nothing on machines whose system calls are
+    not listed.
     """
     machine = platform.machine()
     if machine not in _EXEC:
@@ -121,9 +122,9 @@ def forbid_programs() -> None:
 
 
 def install(program: bytes) -> None:
-    """Have the kernel put all system calls of this process, in all threads, through a filter, for good.
+    """Make the kernel filter all system calls of this process, in all threads, permanently.
 
-    The process must not be able to gain privileges. Raises: OSError where the kernel refuses.
+    The process must not be able to gain privileges. Raises: OSError if the kernel refuses.
     """
     buffer = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))  # struct sock_fprog
@@ -134,7 +135,10 @@ def install(program: bytes) -> None:
 
 
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
-    """Steps for one system call: they see its `argument`-th argument, and what they do not refuse is allowed."""
+    """Return steps for one system call, which examine its `argument`-th argument.
+
+    What they do not refuse is allowed.
+    """
     inside = [_step(_LOAD, _FIRST_ARGUMENT + 8 * argument), *steps, _step(_RETURN, _ALLOW)]
     return [_step(_EQUAL, number, 0, len(inside)), *inside]
 

@@ -1,4 +1,7 @@
-"""The fork servers of this process, each started when it is first needed and kept for later submissions."""
+"""The fork servers of this process.
+
+Each is started when it is first needed, and kept for later submissions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.judge.spawn import Forked, ForkServer
 
 MOST = 2
-"""The number of servers that are kept: a class is graded exercise by exercise. A server with torch holds 250 MB."""
+"""The number of servers that are kept. A server with torch takes 250 MB.
+
+A few are enough, because a class is graded exercise by exercise.
+"""
 
 
 def fork(bounds: Bounds, arrays: str, limits: OffLimits | None) -> Forked:
@@ -22,13 +28,13 @@ def fork(bounds: Bounds, arrays: str, limits: OffLimits | None) -> Forked:
 
 
 def give_up(server: ForkServer) -> None:
-    """Take no more workers from a server that does not answer."""
+    """Start no more workers from a server that does not answer."""
     _servers(os.getpid()).give_up(server)
 
 
 @cache
 def _servers(pid: int) -> _Servers:
-    """Return the servers of one process; a forked child has its own."""
+    """Return the servers of the process `pid`; a forked child gets its own."""
     return _Servers()
 
 
@@ -36,7 +42,8 @@ class _Servers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, OffLimits | None], ForkServer] = {}
-        self._starter = ThreadPoolExecutor(1)  # its thread lives as long as this process
+        # the pool's thread lives as long as this process, as the servers need
+        self._starter = ThreadPoolExecutor(1)
         atexit.register(self._end)
 
     def fork(self, bounds: Bounds, arrays: str, limits: OffLimits | None) -> Forked:
@@ -49,7 +56,7 @@ class _Servers:
             if server is None:
                 self._make_room()
                 server = self._starter.submit(ForkServer, arrays, limits).result()
-            self._kept[key] = server  # the last used is the last
+            self._kept[key] = server  # the most recently used server comes last
             return server.fork(bounds)
 
     def give_up(self, server: ForkServer) -> None:

@@ -1,4 +1,4 @@
-"""The workers of one submission, and the subject that checks talk to. Workers never serve two submissions."""
+"""The workers of one submission, and the subject that checks call. No worker serves two submissions."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
     from ringlab_course.checking.faults import Faults
     from ringlab_course.judge.network import Network
 
-LOSSES = (
-    3  # workers that may be lost before a function is given up; by loading the code, before a submission is
-)
-
+LOSSES = 3
+"""Workers that may be lost before a function is given up, or, while they load the code, the submission."""
 
 READ: dict[str, Callable[[Any], Any]] = {"record": taken_in, "examine": examined}
-"""By the way in which a worker watches a call: the function that reads its answer."""
+"""The functions that read a worker's answer, by the way in which the worker watches the call."""
 
 
 class Condemned(Failure):
-    """The submission broke the protocol: nothing it answers counts, before or after."""
+    """The submission broke the protocol, so none of its answers count, neither earlier nor later ones."""
 
 
 class Session:
     """Workers that have loaded one submission's code.
 
-    functions: their names, or by name the arguments that each may change in place. limits: modules that the code
-    may not use; without it all of ringlab but its checks is available.
-    seconds: for each call. total_seconds: for the whole submission; later calls fail unrun.
-    patience: multiplies these, and what the checks of a tier may compute (`allowance.begin`).
+    functions: the names of the functions; as a mapping, it also gives the arguments that each function may
+    change in place.
+    limits: modules that the code may not use; if None, all of ringlab except its checks is available.
+    seconds: the time limit of each call.
+    total_seconds: the time limit of the whole submission; later calls fail without being run.
+    patience: multiplies both limits, and the seconds that the checks of a tier may compute
+    (`allowance.begin`).
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Session:
         self.waits = Waits()
         self.deadline = self._deadline(self.total_seconds)
         self.condemned, self.losses, self.calls, self.overdue = "", 0, 0, 0
-        self.answered: set[str] = set()  # functions that are written: they have answered
+        self.answered: set[str] = set()  # functions that have answered, so they are written
         self._function, self._losses, self._unloaded = "", dict[str, int](), 0
         self._exceeded: dict[str, str] = {}
         self.notes: list[str] = []
@@ -88,7 +89,7 @@ class Session:
         self._loaded: list[WorkerProcess] = []
         self._parts: dict[
             WorkerProcess, tuple[str, ...]
-        ] = {}  # what workers hold that hold not all of the code
+        ] = {}  # for workers that have loaded only part of the code, that part
         self._texts: dict[str, str] | None = None
 
     def __enter__(self) -> Session:
@@ -101,25 +102,31 @@ class Session:
         self._starting, self._loaded = [], []
 
     def conceal(self) -> None:
-        """Keep what workers write out of `notes` and `condemned` from now on: hidden probes reach them."""
+        """Keep text from workers out of `notes` and `condemned` from now on, as workers see hidden probes."""
         self.concealed = True
 
     def turn_to(self, function: str) -> None:
-        """Count losses for `function` from now on: an endless loop, or too much memory, costs no other function points."""
+        """Count lost workers for `function` from now on.
+
+        So an endless loop, or too much memory, in one function costs no points of another.
+        """
         self._losses[self._function] = self.losses
-        if self.watch.exceeded:  # it has ended all workers
+        if self.watch.exceeded:  # the watch has ended all workers
             self._exceeded[self._function], self.watch.exceeded = self.watch.exceeded, ""
             self.discard_all()
         self._function, self.losses = function, self._losses.get(function, 0)
 
     def prestart(self, count: int) -> None:
-        """Have `count` workers start side by side; returns at once."""
+        """Start workers until `count` are started or loaded, without waiting for them."""
         while len(self._starting) + len(self._loaded) < count:
             worker = WorkerProcess(self.bounds, arrays=self.arrays, unsafe=self.unsafe, limits=self.limits)
             self._starting.append(worker)
 
     def workers(self, count: int, part: tuple[str, ...] = ()) -> list[WorkerProcess]:
-        """Return `count` workers that have loaded the code, or the cells of `part` alone. Raises: Failure; SandboxError."""
+        """Return `count` workers that have loaded the whole code, or only the cells in `part`.
+
+        Raises: Failure; SandboxError.
+        """
         self._refuse_if_over()
         ready = [worker for worker in self._loaded if self._parts.get(worker, ()) == part]
         self.prestart(len(self._loaded) + count - len(ready))
@@ -129,7 +136,7 @@ class Session:
         return ready[:count]
 
     def _fresh(self) -> WorkerProcess:
-        """Return a worker that has run nothing of the submission."""
+        """Return a worker that has not run any of the submission's code."""
         self.prestart(len(self._loaded) + 1)
         worker = self._starting.pop(0)
         worker.ready()
@@ -153,7 +160,10 @@ class Session:
         self._loaded.append(worker)
 
     def texts(self) -> dict[str, str]:
-        """Return by name the text of each function, as a worker reads it that never runs it. Raises: Failure; SandboxError."""
+        """Return the text of each function, by name, as read by a worker that never runs the code.
+
+        Raises: Failure; SandboxError.
+        """
         if self._texts is None:
             self._refuse_if_over()
             worker = self._fresh()
@@ -168,7 +178,7 @@ class Session:
     def _asked(
         self, worker: WorkerProcess, kind: str, cells: Sequence[str], answer: str, form: type[Any]
     ) -> Any:
-        """Return what the worker answers to a frame about cells. Raises: Overdue, WorkerDied, ProtocolError."""
+        """Return a worker's answer to a frame with cells. Raises: Overdue, WorkerDied, ProtocolError."""
         deadline = self._deadline(self.seconds, self.deadline)
         fields = {"call": 0, "functions": list(self.functions), "seconds": self.seconds / 4}
         worker.send(Frame(kind, fields, list(cells)), deadline)
@@ -186,7 +196,10 @@ class Session:
 
     @property
     def call_seconds(self) -> float:
-        """The seconds that a call may take: fewer after calls that took too long, which may hang in every check."""
+        """The time limit of a call in seconds.
+
+        It is shorter after calls that took too long, because the function may hang in every check.
+        """
         return self.seconds / min(4, 2**self.overdue)
 
     def discard(self, worker: WorkerProcess) -> None:
@@ -242,7 +255,7 @@ class Session:
 
 
 class SandboxedSubject:
-    """One stage's function in sandboxed workers; the same interface as `InProcessSubject`."""
+    """One stage's function in sandboxed workers, with the same interface as `InProcessSubject`."""
 
     effort = "seconds of processor time"
 
@@ -260,18 +273,19 @@ class SandboxedSubject:
         return SandboxedSubject(self.session, self.function, part)
 
     def measure(self, *args: Any, **kwargs: Any) -> Measured:
-        """Return the answer, and the most that the worker's process grew by during the call.
+        """Return the answer, and the peak growth of the worker's process during the call.
 
-        It is the operating system's figure, in whole pages, without the arguments and without child processes.
+        The growth is the operating system's figure, in whole pages, without the arguments and without child
+        processes.
         """
         return Measured(*self._called(args, kwargs))
 
     def record(self, *args: Any, **kwargs: Any) -> Recorded:
-        """Return the answer, and the accesses that the worker says its kernels made."""
+        """Return the answer, and the accesses that the worker reports for its kernels."""
         return Recorded(*self._called(args, kwargs, "record")[0])
 
     def examine(self, *args: Any, **kwargs: Any) -> Examined:
-        """Return what the worker says came of the program on a mesh of its own."""
+        """Return the outcome of the program on the worker's mesh, as the worker reports it."""
         return self._called(args, kwargs, "examine")[0]
 
     def _called(self, args: Any, kwargs: Any, how: str = "") -> tuple[Any, int]:
@@ -295,7 +309,10 @@ class SandboxedSubject:
         return self._on_network(world_size, per_rank, faults, kwargs, gradient)[0]
 
     def efforts(self, world_size: int, *per_rank: Sequence[Any], **kwargs: Any) -> tuple[Any, list[float]]:
-        """Return the Outcome of one run and the CPU seconds of each rank's worker, as the operating system counts them."""
+        """Return the Outcome of one run, and the CPU seconds of each rank's worker.
+
+        The seconds are those that the operating system counts.
+        """
         outcome, network = self._on_network(world_size, per_rank, None, kwargs)
         return outcome, [rank.computed for rank in network.ranks]
 
@@ -311,7 +328,7 @@ class SandboxedSubject:
 
         for argument in per_rank:
             if len(argument) != world_size:
-                raise ValueError(f"{world_size} entries, one per rank, not {len(argument)}")
+                raise ValueError(f"{world_size} entries are needed, one per rank, not {len(argument)}")
         workers = self._ready(world_size)
         network = Network(workers, self._next_call(), self.session.limit(), faults)
         arguments = [tuple(argument[rank] for argument in per_rank) for rank in range(world_size)]
@@ -340,7 +357,7 @@ class SandboxedSubject:
         return SandboxedSubject(self.session, function, self._part)
 
     def _settle(self, workers: Sequence[WorkerProcess]) -> None:
-        """Take note that the function is written. Raises: Crashed if a thread of it goes on."""
+        """Record that the function is written. Raises: Crashed if one of its threads is still computing."""
         self.session.answered.add(self.function)
         if going := [worker for worker in workers if worker.goes_on()]:
             for worker in going:
@@ -356,7 +373,7 @@ class SandboxedSubject:
         return failure
 
     def _recover(self, network: Network, workers: Sequence[WorkerProcess]) -> None:
-        """Bring the ranks that are still in the call out of it, or end them."""
+        """End the call on the ranks that are still running it, or end their workers."""
         if not self.session.condemned:
             network.abort()
         for rank, worker in enumerate(workers):
@@ -398,7 +415,8 @@ class SandboxedSubject:
         peak = growth.bytes()
         say("deliver")
         result = hear("result")
-        peak = max(peak, growth.with_answer(result.nbytes))  # once more: `done` is the worker's word
+        # measured again, as `done` is only the worker's claim
+        peak = max(peak, growth.with_answer(result.nbytes))
         say("return")
         self._expect_unchanged(hear("returned"), args, kwargs)
         return result.value, peak
@@ -406,8 +424,8 @@ class SandboxedSubject:
     def _expect_unchanged(self, returned: Frame, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise Failure if the arguments that a worker returns are not those that it was given.
 
-        The argument names come from the worker, and only their form is verified. Kernels are exempt: they may write
-        into their arguments.
+        The argument names come from the worker, and only their form is verified. Kernels are exempt, because
+        they may write into their arguments.
         """
         if self.session.kernels:
             return
@@ -424,8 +442,8 @@ class SandboxedSubject:
 def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failure:
     """Return the failure for an exception in the learner's code, as the worker reports it.
 
-    Text of the learner's making goes into the counterexample only, and into a message not once hidden probes were
-    seen: it may quote the probe, and counterexamples of hidden checks are not shown.
+    Text that comes from the learner's code goes into the counterexample, or into the message if no hidden
+    probe was seen yet. It may quote the probe, and counterexamples of hidden checks are not shown.
     """
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)
@@ -453,13 +471,16 @@ def _is_name(name: Any) -> bool:
 
 
 def shown(text: Any) -> str:
-    """Return what a worker wrote as text for a terminal: no control characters, a bounded length."""
+    """Return a worker's text in a form for terminals, without control characters and with limited length."""
     if not isinstance(text, str):
         return ""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text[:5000])
 
 
 def _exception_class(name: str) -> type[BaseException] | None:
-    """Return Python's or ringlab's exception of this name: no other name is repeated, it may be a probe."""
+    """Return the exception class of this name, if it is Python's or ringlab's.
+
+    Other names are never repeated, because they may contain a probe.
+    """
     found = getattr(builtins, name, None) or getattr(ringlab.errors, name, None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None

@@ -1,6 +1,7 @@
-"""Three ways to start a worker: forked by a server that has imported everything, in a sandbox of its own, or in none.
+"""Three ways to start a worker: forked by a server that has all imports, in its own sandbox, or in none.
 
-Each holds the judge's end of the worker's socket, knows the first process around the worker, and can end both.
+Each holds the judge's end of the worker's socket, knows the first process around the worker, and can end
+both.
 """
 
 from __future__ import annotations
@@ -34,34 +35,34 @@ from ringlab_course.judge.sandbox import (
 from ringlab_course.judge.seccomp import filter_program
 
 ORDER_S = 5.0
-"""Seconds that a fork server may take to read an order while it imports: the socket holds dozens."""
+"""Seconds to wait until the server's socket takes an order; it holds dozens while the server imports."""
 END_S = 5.0
 """Seconds that the kernel may take to end all processes of a namespace."""
 
 
 class Start(Protocol):
-    """A worker that was started. `socket` is the judge's end, and its greeting comes through it."""
+    """A worker that was started. `socket` is the judge's end; the worker's greeting arrives there."""
 
     socket: socket.socket
 
     def first(self, deadline: Deadline | None) -> int:
-        """Return the first process of what holds the worker, its parent; 0 where it is not known by `deadline`."""
+        """Return the first process of the sandbox, the worker's parent, or 0 if unknown by `deadline`."""
 
     def complaint(self) -> str:
         """Return the last line that was written to standard error before the worker's greeting."""
 
     def end_at_once(self) -> None:
-        """Kill the worker and all that it has started, without waiting for their end."""
+        """Kill the worker and all processes that it has started, without waiting for their end."""
 
     def end(self) -> None:
-        """Kill them, and return when they are gone. May be called once."""
+        """Kill the worker and its processes, and return when they are gone. Call this only once."""
 
 
 class _Launched:
-    """A child process that becomes the worker, or starts it. Its standard error is a pipe to the judge."""
+    """A child process that becomes or starts the worker. Its standard error is a pipe to the judge."""
 
     def __init__(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
-        # Not into a file: without root a worker can open bubblewrap's open files.
+        # Not a file, because without root a worker can open the files that bubblewrap has open.
         self._complaints, self._complain = os.pipe()
         os.set_blocking(self._complaints, False)
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -94,18 +95,21 @@ class _Launched:
 
 
 def arguments(program: str, descriptor: int, arrays: str, limits: OffLimits | None) -> list[str]:
-    """Return the arguments of Python that run `program`, a module of the judge, in a sandbox."""
+    """Return the Python arguments that run `program`, a module of the judge, in a sandbox."""
     start = f"import sys; sys.path.insert(0, sys.argv[1]); from ringlab_course.judge.{program} import main; main()"
     return ["-c", start, str(HOME), str(descriptor), arrays, limits.as_text() if limits else ""]
 
 
 def filter_of(arrays: str) -> bytes | None:
-    """Return the system-call filter of a worker with these arrays; None on a machine whose system calls are not listed."""
-    return filter_program(alone=arrays == "jax")  # only rings have several workers
+    """Return the system-call filter of a worker with these arrays.
+
+    It is None on a machine whose system calls are not listed.
+    """
+    return filter_program(alone=arrays == "jax")  # only submissions with a ring have several workers
 
 
 def file_in_memory(name: str, content: bytes) -> int:
-    """Return a descriptor of a file in memory with this content, to be closed by the caller."""
+    """Return a descriptor of a file in memory with this content; the caller has to close it."""
     descriptor = os.memfd_create(name)
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -114,7 +118,7 @@ def file_in_memory(name: str, content: bytes) -> int:
 
 @contextlib.contextmanager
 def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
-    """Yield, for each file that a worker with these limits sees rewritten, a descriptor of the text that it sees."""
+    """Yield a descriptor of the new text for each file that a worker with these limits sees rewritten."""
     descriptors: dict[str, int] = {}
     try:
         for name, text in (rewritten_files(limits) if limits else {}).items():
@@ -126,9 +130,9 @@ def rewritten(limits: OffLimits | None) -> Iterator[dict[str, int]]:
 
 
 class Sandboxed(_Launched):
-    """A worker that bubblewrap starts, in a sandbox of its own.
+    """A worker that bubblewrap starts in a sandbox of its own.
 
-    It has to be started by a thread that lives as long as the worker does: bubblewrap dies with that thread.
+    Start it from a thread that lives as long as the worker, because bubblewrap dies with that thread.
     """
 
     def __init__(self, bounds: Bounds, arrays: str, limits: OffLimits | None) -> None:
@@ -162,7 +166,7 @@ class Sandboxed(_Launched):
 
     def end_at_once(self) -> None:
         if self._first in children(self._process.pid):
-            # The first process of a pid namespace takes all others with it.
+            # When the first process of a pid namespace ends, the kernel kills all others.
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._first, signal.SIGKILL)
 
@@ -170,17 +174,17 @@ class Sandboxed(_Launched):
         self.first(None)
         self.end_at_once()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)  # it ends by itself when its namespace has
+            self._process.wait(END_S)  # bubblewrap ends by itself after its namespace has ended
         os.close(self._info)
         super().end()
 
 
 class Unprotected(_Launched):
-    """A worker without a sandbox: with --unsafe only."""
+    """A worker without a sandbox, used only with --unsafe."""
 
     def __init__(self, bounds: Bounds, arrays: str, limits: OffLimits | None) -> None:
         super().__init__()
-        self._mark = secrets.token_hex(16)  # by which a process that it has started is known
+        self._mark = secrets.token_hex(16)  # marks the processes that this worker has started
         worker = arguments("worker", self._theirs.fileno(), arrays, limits)
         self._run(launch(worker, bounds, unsafe=True), {**environment(arrays), "RINGLAB_WORKER": self._mark})
 
@@ -200,7 +204,8 @@ class Unprotected(_Launched):
 class ForkServer(_Launched):
     """A process in a sandbox that has imported all that workers with these arrays and limits need, and forks them.
 
-    It has to be started by a thread that lives as long as it is needed: bubblewrap dies with that thread.
+    Start it from a thread that lives as long as the server is needed, because bubblewrap dies with that
+    thread.
     """
 
     def __init__(self, arrays: str, limits: OffLimits | None) -> None:
@@ -212,28 +217,30 @@ class ForkServer(_Launched):
             self._run(line, environment(arrays), *files.values())
 
     def alive(self) -> bool:
-        """Return whether it can still fork."""
+        """Return whether the server can still fork."""
         if self.socket.fileno() < 0:
             return False
         look = select.poll()
         look.register(self.socket, 0)
-        return not look.poll(0) and self._process.poll() is None  # its end of the socket is closed first
+        # the server's end of the socket closes before its process ends
+        return not look.poll(0) and self._process.poll() is None
 
     def namespaces(self) -> dict[str, str]:
-        """Return the namespaces that it is in, by name. Raises: OSError if it is in none yet, or has ended."""
+        """Return the server's namespaces by name. Raises: OSError if it has none yet or has ended."""
         (first,) = children(self._process.pid)
         return namespaces(first)
 
     def fork(self, bounds: Bounds) -> Forked:
-        """Return a new worker. If the server has ended, its greeting never comes."""
+        """Return a new worker. If the server has ended, the worker's greeting never comes."""
         ours, theirs = socket.socketpair()
         limits = bounds.rlimits()
-        limits["RLIMIT_NPROC"] += 1  # the worker's parent has its uid
+        limits["RLIMIT_NPROC"] += 1  # one more for the worker's parent, which has the same uid
         program = filter_of(self.arrays)
         uid = next_uid()
         order = {"uid": uid, "limits": limits, "scratch": bounds.scratch_bytes}
         text = json.dumps({**order, "filter": None if program is None else program.hex()})
-        last_line(self._complaints)  # about workers that were ended before they were any
+        # discards messages about earlier workers that were ended while they started
+        last_line(self._complaints)
         self.socket.settimeout(ORDER_S)
         with theirs, contextlib.suppress(OSError):
             socket.send_fds(self.socket, [text.encode()], [theirs.fileno()])
@@ -242,7 +249,7 @@ class ForkServer(_Launched):
 
 
 class Forked:
-    """A worker that a fork server has made."""
+    """A worker that a fork server has forked."""
 
     def __init__(self, ours: socket.socket, server: ForkServer, uid: int | None, *, filtered: bool) -> None:
         self.socket, self.server, self.uid, self.filtered = ours, server, uid, filtered
@@ -263,7 +270,10 @@ class Forked:
         return self._first
 
     def openings(self, pid: int) -> list[str]:
-        """Return what the worker `pid`, which has not run a submission's code, still shares with others or may still do."""
+        """Return how the worker `pid` is not isolated: what it shares with others, or may still do.
+
+        It must not have run any code of the submission yet.
+        """
         status = status_text(Path(f"/proc/{pid}/status"))
         wanted = {f"Cap{kind}": "0" * 16 for kind in ("Inh", "Prm", "Eff", "Amb")} | {"NoNewPrivs": "1"}
         said = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.MULTILINE))
@@ -271,9 +281,8 @@ class Forked:
             wanted["Uid"] = wanted["Gid"] = str(self.uid)
         if self.filtered:
             wanted["Seccomp"] = "2"
-            if (
-                "Seccomp_filters" in said
-            ):  # of this process's own, of forbid_programs, and the one that matters
+            if "Seccomp_filters" in said:
+                # this process's own filters, the one of forbid_programs, and the worker's filter
                 wanted["Seccomp_filters"] = str(2 + filters_of("self"))
         wrong = [
             f"{name} is {said.get(name)}, not {value}"
@@ -297,7 +306,7 @@ class Forked:
     def end(self) -> None:
         self.first(None)
         self.end_at_once()
-        self.socket.close()  # where it was not yet a process: then it ends before it serves
+        self.socket.close()  # a worker that is not started yet then ends before it serves
         self.server.workers -= 1
         if self._pidfd is not None:
             select.select([self._pidfd], [], [], END_S)
@@ -305,26 +314,26 @@ class Forked:
 
 
 def _pid_of(pidfd: int) -> int:
-    """The number of a process in this process's namespace; 0 where it has ended."""
+    """Return a process's number in this process's namespace, or 0 if it has ended."""
     found = re.search(r"^Pid:\s*(\d+)", status_text(Path(f"/proc/self/fdinfo/{pidfd}")), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def last_line(descriptor: int) -> str:
-    """Return the last line of what can be read from a pipe now."""
+    """Return the last line of the text that can be read from a pipe now."""
     said: list[str] = []
-    with contextlib.suppress(BlockingIOError):  # nothing was said, and something lives that could
+    with contextlib.suppress(BlockingIOError):  # the pipe is empty but still open at its other end
         said = os.read(descriptor, 10_000).decode(errors="replace").strip().splitlines()
     return said[-1] if said else ""
 
 
 def filters_of(pid: int | str) -> int:
-    """Return how many filters of system calls a process has; 0 where the kernel does not say."""
+    """Return the number of system-call filters of a process, or 0 if the kernel does not report it."""
     found = re.search(r"^Seccomp_filters:\s*(\d+)", status_text(Path(f"/proc/{pid}/status")), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def namespaces(pid: int) -> dict[str, str]:
-    """Return the namespaces that a process is in, by name. Raises: OSError where it has ended."""
+    """Return a process's namespaces by name. Raises: OSError if it has ended."""
     names = ("cgroup", "ipc", "mnt", "net", "pid", "uts", *(() if os.getuid() == 0 else ("user",)))
     return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in names}

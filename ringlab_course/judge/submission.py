@@ -1,4 +1,4 @@
-"""Reading a submitted notebook as data: for any file, the answer is cells or a reason."""
+"""Reading a submitted notebook as data: any file gives either cells or a reason."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ FILE_BYTES = 32 << 20
 CELLS = 5000
 CONTAINERS = 500_000
 VALUES = 4_000_000
-"""Lists and objects, and values in all, of a notebook. A file of brackets would grow fiftyfold when it is read; with
-these, and the bound on its bytes, no file takes more than 1 GB or some seconds."""
+"""Limits on the lists and objects, and on all values, of a notebook.
+
+A file full of brackets would grow fiftyfold when it is read. With these limits and the one on its bytes, no
+file takes more than 1 GB of memory or more than some seconds.
+"""
 
 
 COPY = re.compile(r"(?:-Copy\d*| ?\(\d+\))$")
 SEPARATORS = "_. -"
-"""What is at the end of a copy's name, and between a learner and an exercise in a name."""
+"""Characters between a learner and an exercise in a file's name. `COPY` matches the end of a copy's name."""
 
 
 class UnreadableError(CourseError):
@@ -36,7 +39,7 @@ class UnreadableError(CourseError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its source, whether it is code, and the stage it is graded as, if any."""
+    """One cell: its source, whether it is code, and the stage as which it is graded, if any."""
 
     source: str
     code: bool
@@ -45,27 +48,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Submission:
-    """A notebook's cells; `exercise` is what its metadata say it belongs to."""
+    """A notebook's cells; `exercise` is the exercise that its metadata name."""
 
     cells: tuple[Cell, ...]
     exercise: str | None
 
     @property
     def code(self) -> list[str]:
-        """Return the sources of the code cells, in order; empty text for other cells, to keep the count."""
+        """The sources of the code cells in order, with "" for every other cell, to keep the numbering."""
         return [cell.source if cell.code else "" for cell in self.cells]
 
     @property
     def mentions_torch(self) -> bool:
-        """Whether any code cell has the word torch."""
+        """Whether any code cell contains the word torch."""
         return any("torch" in cell.source for cell in self.cells if cell.code)
 
 
 def read_submission(path: str | os.PathLike[str]) -> Submission:
     """Return the cells of the notebook at `path`.
 
-    Raises: UnreadableError for a link, a file that is too large or no regular file, text that is
-    not UTF-8, and JSON that is broken or no notebook of format 4.
+    Raises: UnreadableError for a link, a file that is too large or not a regular file, text that is not
+    UTF-8, and JSON that is broken or not a notebook of format 4.
     """
     document = _parse(_read(Path(path)))
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
@@ -83,12 +86,15 @@ def read_submission(path: str | os.PathLike[str]) -> Submission:
 
 
 def is_notebook(name: str) -> bool:
-    """Return whether a file is called as a notebook is: *.ipynb, in capitals too."""
+    """Return whether a file is named like a notebook: *.ipynb, in any case."""
     return name.lower().endswith(".ipynb")
 
 
 def exercise_of(path: Path) -> str:
-    """Return the exercise that the path names: 05_emulated_ring as a folder or file, or …_05.ipynb; or ""."""
+    """Return the exercise that the path names, or "".
+
+    Recognised are 05_emulated_ring as a folder or a file, and file names that end in _05.
+    """
     stem = COPY.sub("", path.name[: -len(".ipynb")] if is_notebook(path.name) else path.name)
     for identifier, slug in slugs().items():
         if stem == slug or stem.startswith(slug) or stem.endswith(slug):
@@ -100,16 +106,16 @@ def exercise_of(path: Path) -> str:
 
 
 def exercise_named(folder: str) -> str:
-    """Return the exercise that is called exactly `folder`, as in 05_emulated_ring, or "".
+    """Return the exercise whose full name is `folder`, such as 05_emulated_ring, or "".
 
-    A bare number may as well be a learner's.
+    A bare number is not enough, because it may be a learner's.
     """
     return next((identifier for identifier, slug in slugs().items() if slug == folder), "")
 
 
 @cache
 def slugs() -> dict[str, str]:
-    """Return by exercise what its notebook is called."""
+    """Return the name of each exercise's notebook, by exercise."""
     return {lesson.id: lesson.slug for lesson in (*LESSONS, CAPSTONE) if lesson.id in exercise_ids()}
 
 
@@ -132,14 +138,14 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> Any:
-    # Brackets and commas inside of text count as well: a notebook has far fewer of either kind.
+    # Brackets and commas inside of text also count, because notebooks have far fewer of both.
     if data.count(b"[") + data.count(b"{") > CONTAINERS or data.count(b",") > VALUES:
         raise _unreadable("a file of too many small parts", "clear the outputs before handing in")
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise _unreadable("text that is not UTF-8", "save the notebook in JupyterLab") from None
-    except (ValueError, RecursionError):  # a ValueError also for integers of thousands of digits
+    except (ValueError, RecursionError):  # ValueError is also raised for integers of thousands of digits
         raise _unreadable("broken JSON", "save the notebook in JupyterLab") from None
 
 

@@ -1,12 +1,13 @@
-"""The program inside the sandbox: loads a submission's code and answers calls. It knows no verdict.
+"""The program inside the sandbox: loads a submission's code and answers calls.
 
-Everything here may be rewritten by the code that it runs. So the judge compares values itself, and measures memory,
-time and traffic itself. It asks for the arguments after the call and looks for changes itself. A hostile submission can
-lie about what is read here: what raised, which places a kernel accessed, what came of a program in JAX, and an answer's
-gradient.
-Frames from the judge: `read`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`, `lost`, `begun`,
-`ended`, `time`, `abort`. Frames to it: `hello`, `sources`, `loaded`, `listening`, `ready`, `done`, `result`, `returned`,
-`error`, `exchange`, `wait`, `begin`, `end`, `now`.
+It never sees results of checks.
+The submission's code may rewrite everything in this process. So the judge itself compares values, and
+measures memory, time and traffic. It requests the arguments after the call and looks for changes. A hostile
+submission can still lie about what is read here: which exception was raised, which places a kernel accessed,
+the outcome of a program in JAX, and an answer's gradient.
+Frames from the judge: `read`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`,
+`lost`, `begun`, `ended`, `time`, `abort`. Frames to it: `hello`, `sources`, `loaded`, `listening`, `ready`,
+`done`, `result`, `returned`, `error`, `exchange`, `wait`, `begin`, `end`, `now`.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs
 
-TEXT = 4000  # the most characters of an exception that travel
+TEXT = 4000  # the most characters of an exception that are sent
 
 
 def main() -> None:
-    """Answer the judge's frames until it hangs up. Arguments: a path, the socket's descriptor, arrays, limits as text."""
+    """Answer the judge's frames until it closes the socket.
+
+    The arguments are a path, the socket's descriptor, the arrays, and the limits as text.
+    """
     prepare()
     serve(int(sys.argv[2]))
 
 
 def prepare() -> None:
-    """Import all that submissions may need, without what is off limits."""
+    """Import everything that submissions may need, without what is forbidden."""
     if sys.argv[4]:
         from ringlab_course.checking.forbidden import OffLimits
         from ringlab_course.judge.removal import install
 
         install(OffLimits.from_text(sys.argv[4]))
-    gc.disable()  # the imports' objects stay: collecting them again and again takes a tenth of a start
+    gc.disable()  # the imported objects stay, and collecting them again and again takes a tenth of the start
     _import(sys.argv[3])
     warm_up(sys.argv[3])
     gc.freeze()
@@ -52,19 +56,19 @@ def prepare() -> None:
 
 
 def serve(descriptor: int) -> None:
-    """Answer the frames of one submission's judge; once there is one, errors go to the judge and nowhere else."""
+    """Answer the frames of the judge about one submission; from now on, errors go only to the judge."""
     channel = Channel(descriptor)
-    if "RINGLAB_WORKER" not in os.environ:  # set where there is no sandbox
+    if "RINGLAB_WORKER" not in os.environ:  # RINGLAB_WORKER is set if there is no sandbox
         forbid_programs()
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)  # until here, errors are reported to the judge
+    os.dup2(nothing, 2)  # until here, standard error goes to the judge
     os.close(nothing)
     channel.send("hello")
     namespace: dict[str, Any] = {}
     while True:
         frame = channel.receive()
         channel.call = frame.fields.get("call", 0)
-        if frame.kind == "read":  # nothing has run yet, so that the judge may believe the answer
+        if frame.kind == "read":  # nothing has run yet, so the judge can trust the answer
             from ringlab_course.judge.loader import sources
 
             channel.send("sources", sources(frame.value, frame.fields["functions"]))
@@ -91,7 +95,7 @@ def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
         channel.expect("go")
         with _recording() as accesses:
             answer: Any
-            if frame.fields.get("examine"):  # a program of one device: JAX runs it on all of a mesh
+            if frame.fields.get("examine"):  # JAX runs the one-device program on all devices of a mesh
                 from ringlab_course.mesh.examine import examine
 
                 answer = examine(function, *arguments, **keywords).as_dict()
@@ -99,7 +103,7 @@ def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
                 answer = with_gradient(function)(*arguments, **keywords)
             else:
                 answer = function(*arguments, **keywords)
-        if channel.misuse is not None:  # in a thread, where its error was lost
+        if channel.misuse is not None:  # an error in a thread was lost there
             raise channel.misuse
         channel.send("done")
         channel.expect("deliver")
@@ -117,7 +121,7 @@ def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
 
 
 def _return(channel: Channel, names: list[str], arrays: list[Any] | None) -> None:
-    """Hand the arguments back; None for those that have become something that cannot be sent."""
+    """Send the arguments back, or None if they have become something that cannot be sent."""
     try:
         channel.send("returned", arrays, names=[_bounded(name) for name in names])
     except ProtocolError:
@@ -125,7 +129,10 @@ def _return(channel: Channel, names: list[str], arrays: list[Any] | None) -> Non
 
 
 def _recording() -> contextlib.AbstractContextManager[list[Any]]:
-    """Where kernels run, every access is written down, and one outside of its tensor is an error, not a crash."""
+    """Return a context that records every access of a kernel, if kernels run.
+
+    In this context, an access outside of its tensor is an error instead of a crash.
+    """
     if sys.argv[3] != "triton":
         return contextlib.nullcontext([])
     from ringlab_course.checking.accesses import record_accesses
@@ -144,7 +151,7 @@ def _report(channel: Channel, error: BaseException) -> None:
     known = getattr(builtins, name, getattr(ringlab.errors, name, None)) is type(error)
     try:
         text = own_lines(error)
-    except BaseException:  # an exception whose own methods raise
+    except BaseException:  # methods of the exception may raise, too
         text = name
     channel.send("error", type=name if known else "", text=_bounded(text), own=True)
 
@@ -165,12 +172,12 @@ def _ring(channel: Channel, frame: Frame) -> Any:
 
 
 def _eager(model: Any = None, **options: Any) -> Any:
-    """In place of torch.compile, which would start a compiler: what it is given, as it is."""
+    """Replaces torch.compile, which would start a compiler, and returns the model unchanged."""
     return model if model is not None else functools.partial(_eager, **options)
 
 
 def _import(arrays: str) -> None:
-    """Import what a first call would, so that it counts as nobody's time or memory."""
+    """Import what the first call would import, so that the time and memory for it are not counted."""
     names = ["ringlab_course.judge.loader"]
     if arrays == "jax":
         names += ["jax.numpy", "ringlab_course.mesh.examine", "ringlab_course.mesh.blocks"]
@@ -195,9 +202,9 @@ def _import(arrays: str) -> None:
 
 
 def warm_up(arrays: str) -> None:
-    """Touch what a first call would: the libraries' own code counts as in memory once it has run in this process.
+    """Use the libraries as the first call would, because their code counts as memory after its first use.
 
-    Nothing is computed in JAX: with the first computation the number of devices is fixed.
+    Nothing is computed in JAX, because its first computation fixes the number of devices.
     """
     import numpy as np
 

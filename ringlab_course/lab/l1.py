@@ -1,9 +1,9 @@
 """Lab L1, bandwidth and overlap: how fast neighbours exchange, and how much of a hop hides behind a block.
 
-A block of c queries against c keys is computed, a K/V block of c tokens is exchanged, and both at once, in turn.
-hidden = (computing + exchanging − both) / the shorter of the two: 1 where one costs nothing beside the other, 0 where
-they follow each other, below 0 where they disturb each other more than that. Sampled rows of all ranks are compared
-with the float64 reference on rank 0.
+The lab alternates between three measurements: it computes a block of c queries against c keys, exchanges a
+K/V block of c tokens, and does both at once.
+hidden = (computing + exchanging − both) / the shorter of the two. It is 1 if the shorter one costs no extra
+time, 0 if both take as long as one after the other, and below 0 if they take even longer than that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ from ringlab_course.lab.result import expect_attention, expect_ranks, gather
 
 @dataclass(frozen=True)
 class L1:
-    """messages: bytes each way; tokens: c of each block; H, K heads, D head dim; rounds that are counted."""
+    """Settings of lab L1: message sizes, block lengths, and the sizes of attention.
+
+    messages: bytes in each direction. tokens: the lengths c of the blocks. H, K: query heads and key/value
+    heads. D: head dim. rounds: the rounds that count.
+    """
 
     messages: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
     tokens: tuple[int, ...] = (256, 512, 1024, 2048)
@@ -47,10 +51,10 @@ class L1:
     def __post_init__(self) -> None:
         if min(len(set(self.messages)), len(set(self.tokens))) < 2:
             got = f"{', '.join(map(str, self.messages))} bytes and {', '.join(map(str, self.tokens))} tokens"
-            raise LabError("two message sizes and two lengths at least", got)
+            raise LabError("at least two message sizes and two lengths", got)
         if min(*self.messages, *self.tokens) < 1 or _twice(self.messages) or _twice(self.tokens):
             got = f"messages {self.messages}, lengths {self.tokens}"
-            raise LabError("messages of a byte and blocks of a token at least, each size once", got)
+            raise LabError("messages and blocks of at least one byte and one token, each size once", got)
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed)
         if self.K < 1 or self.H % self.K:
             raise LabError(
@@ -60,23 +64,26 @@ class L1:
             )
 
     def check(self, P: int) -> None:
-        """Raise LabError unless `P` ranks can be measured."""
+        """Raise LabError unless the lab can run on `P` ranks."""
         expect_ranks(P)
 
     def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the bytes that a rank allocates at most, P or not: messages twice, blocks and scores."""
+        """Return the most bytes that a rank allocates, whatever P is: two messages, blocks and scores."""
         c = max(self.tokens)
         tensors = 4 * c * (self.H + 3 * self.K) * self.D * 4
         return 2 * max(self.messages) + tensors + 64 * 2**20
 
     @property
     def sizes(self) -> Attention:
-        """Return the sizes as the cost model has them; not causal: a block is seen as a whole."""
+        """The sizes in the form of the cost model; not causal, because every query sees the whole block."""
         return Attention(1, self.H, self.K, self.D, self.dtype, causal=False)
 
 
 def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the bandwidth of each message size, the fitted link, each length's overlap, and the length that hides a hop."""
+    """Yield the bandwidth of each message size, the fitted link, each length's overlap, and the threshold.
+
+    The threshold is the number of tokens per rank from which a hop is hidden.
+    """
     settings.check(ring.world_size)
     links: dict[int, float] = {}
     times = _in_turn(ring, {str(n): _exchange(ring, n, device) for n in settings.messages}, settings, device)
@@ -88,15 +95,18 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
         }  # fmt: skip
     try:
         latency_s, bytes_per_s = fit_link(links)
-    except CostError as error:  # messages too small, or too few rounds, for larger ones to take longer
+    except CostError as error:
+        # larger messages did not take longer, because they are too small or the rounds too few
         latency_s, bytes_per_s = 0.0, max(nbytes / seconds for nbytes, seconds in links.items())
         yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s, "unfit": error.got}
     else:
         yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s}
     flops_per_s = 0.0
-    for c in settings.tokens:
+    for c in sorted(settings.tokens):
         case = _overlap(ring, settings, c, device)
-        flops_per_s = case["flops_per_s"]  # of the longest block at last: the rate that long shards see
+        flops_per_s = case[
+            "flops_per_s"
+        ]  # after the loop, the rate of the longest block, which long shards have
         yield case
     sizes = settings.sizes
     least = least_tokens_hidden(flops_per_s, bytes_per_s, sizes, latency_s=latency_s)
@@ -108,7 +118,10 @@ def _twice(numbers: tuple[int, ...]) -> bool:
 
 
 class _Own(Ranks):
-    """A rank's own seconds, from the moment all are ready: a barrier behind would be a good part of a small message."""
+    """The seconds of one rank alone, from the moment when all ranks are ready.
+
+    A barrier at the end would take a large part of the time of a small message.
+    """
 
     def seconds(self, run: Callable[[], Any]) -> float:
         self.settle()
@@ -122,7 +135,7 @@ class _Own(Ranks):
 
 
 def _in_turn(ring: Ring, runs: dict[str, Callable[[], Any]], settings: L1, device: torch.device) -> Times:
-    """The seconds of each, round by round, on the rank that took longest."""
+    """Return the seconds of each run in every round, on the rank that took longest."""
     turns = {name: Turn(partial(_run, run)) for name, run in runs.items()}
     own = interleaved(turns, _Own(ring, device), settings.rounds, 2)
     everyone = gather(ring.comm, own, device)
@@ -172,7 +185,7 @@ def _overlap(ring: Ring, settings: L1, c: int, device: torch.device) -> dict[str
 
 
 class Truth:
-    """The references of some draws, on rank 0, which computes them; it says what a pass got wrong."""
+    """The references of some draws, computed on rank 0, which measure the errors of a pass."""
 
     def __init__(self, ring: Ring, draws: Sequence[Inputs], tokens: Tensor) -> None:
         self.ring, self.count, self.device = ring, len(tokens), draws[0].q.device
@@ -180,11 +193,14 @@ class Truth:
 
     @property
     def all(self) -> Reference:
-        """Return the references as one, on rank 0."""
+        """All references joined into one, on rank 0."""
         return joined(self.by_draw)
 
     def errors(self, passed: Passed) -> dict[str, dict[str, Tensor]]:
-        """Return the largest errors over all of each entrant's calls, for `contest.judged`; nothing on other ranks."""
+        """Return each entrant's largest errors over all its calls, for `contest.judged`.
+
+        Empty on other ranks.
+        """
         calls = {
             name: [
                 (look.draw, [gather_rows(self.ring, look.sampled, self.count, self.device)]) for look in looks
@@ -200,9 +216,10 @@ def _on_cpu(expected: Reference) -> Reference:
 
 
 def gather_rows(ring: Ring, own: Sampled, count: int, device: torch.device) -> Sampled:
-    """Return the `count` sampled rows of which each rank has some; rows that nobody has are NaN.
+    """Return the `count` sampled rows, of which each rank has some; rows that no rank has are NaN.
 
-    They are summed over ranks in float64, which changes none: each row is one rank's, the others add zeros.
+    They are summed over ranks in float64. This changes no row, because one rank has the row and the others
+    add zeros.
     """
     given = torch.zeros(count, dtype=torch.float64)
     given[own.numbers] = 1.0

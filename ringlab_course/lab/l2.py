@@ -1,11 +1,12 @@
-"""Lab L2, layouts and scaling: how much of a perfect split each layout reaches, strong and weak.
+"""Lab L2, layouts and scaling: how close each layout comes to a perfect split, in strong and weak scaling.
 
-Strong: the same sequence on more ranks. Weak: the same tokens per rank, so the sequence grows with the ranks, and the
-work of each rank with it, for attention is quadratic.
+Strong scaling: the same sequence on more ranks. Weak scaling: the same tokens per rank. The sequence then
+grows with the ranks, and so does the work of each rank, because attention is quadratic.
 
-efficiency = the time of a perfect split / the ring's. A perfect split of the same work takes, on GPUs, torch's own
-attention of the whole sequence on one of them divided by P; on CPUs, where processes share the cores, torch's own
-attention with as many threads as there are processes, while these wait. Both are timed in turn with the ring.
+efficiency = the time of a perfect split / the ring's time. On GPUs, a perfect split of the same work takes
+1/P of the time of torch's own attention of the whole sequence on one GPU. On CPUs, where processes share the
+cores, it takes the time of torch's own attention with as many threads as there are processes, while the
+processes wait. This measurement and the ring alternate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ PERFECT = "a perfect split"
 
 @dataclass(frozen=True)
 class L2:
-    """S tokens for strong scaling, c tokens per rank for weak scaling; ranks: numbers of ranks, all if empty; layouts: all by default."""
+    """Settings of lab L2: S tokens for strong scaling, and c tokens per rank for weak scaling.
+
+    ranks: the numbers of ranks to measure; if empty, powers of two and all ranks. layouts: all layouts by
+    default.
+    """
 
     S: int = 8192
     c: int = 2048
@@ -56,21 +61,24 @@ class L2:
                 f"layouts among {', '.join(layout_names())}, each once", ", ".join(self.layouts) or "none"
             )
         if min(self.S, self.c) < 16:
-            raise LabError("16 tokens at least", f"S={self.S}, c={self.c}")
+            raise LabError("at least 16 tokens", f"S={self.S}, c={self.c}")
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed, self.block)
 
     def check(self, P: int) -> None:
-        """Raise LabError unless `P` ranks can be measured."""
+        """Raise LabError unless the lab can run on `P` ranks."""
         expect_ranks(P)
         self.numbers(P)
 
     def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the bytes that a rank allocates at most: the whole sequence on each, and rank 0's float64 reference."""
+        """Return the most bytes that a rank allocates.
+
+        Every rank has the whole sequence, and rank 0 also computes the float64 reference.
+        """
         S = max(self.S, self.c * P)
         return self.H * S * self.D * 8 * (24 if rank == 0 else 8) + 2 ** (30 if rank == 0 else 29)
 
     def numbers(self, P: int) -> tuple[int, ...]:
-        """Return the numbers of ranks to be measured. Raises: LabError for more than there are."""
+        """Return the numbers of ranks to measure. Raises: LabError for a number below 2 or above `P`."""
         found = tuple(sorted(set(self.ranks))) or (*(p for p in (2, 4, 8, 16, 32, 64) if p < P), P)
         if not 2 <= min(found) <= max(found) <= P:
             raise LabError(f"numbers of ranks from 2 to {P}", ", ".join(map(str, found)), "start more ranks")
@@ -78,7 +86,7 @@ class L2:
 
 
 def cases(ring: Ring, settings: L2, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield, by scaling, number of ranks and pass, as each ends: every layout's time, efficiency and whether it is right."""
+    """Yield every layout's time, efficiency and correctness, for each scaling, number of ranks and pass."""
     settings.check(ring.world_size)
     for p in settings.numbers(ring.world_size):
         for scaling, S in (("strong", settings.S), ("weak", settings.c * p)):
@@ -89,7 +97,7 @@ def cases(ring: Ring, settings: L2, device: torch.device) -> Iterator[dict[str, 
 
 
 def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the first p ranks' results, pass by pass; on rank 0 only."""
+    """Yield the results of the first p ranks, pass by pass; only rank 0 yields any."""
     part = Ring(SubGroup(ring.comm, range(p)))
     problem = Problem(settings.H, S, settings.D, True, settings.dtype)
     generator = torch.Generator(device=device).manual_seed(settings.seed)
@@ -100,7 +108,7 @@ def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) ->
     truth = Truth(part, [inputs], tokens)
     for passed in compete(part, [inputs], entrants, tokens, settings.rounds, beside, settings.seed):
         if not passed.times:
-            continue  # its calls are among those that are looked at with the timed ones
+            continue  # this pass has no times; its calls are checked again together with the timed ones
         errors, times = truth.errors(passed), passed.times
         if part.rank != 0:
             yield {}
@@ -110,13 +118,16 @@ def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) ->
 
 
 def entrant(layout: str, block: str) -> Target:
-    """Return ringlab's ring under one layout as an entrant."""
+    """Return ringlab's ring with one layout as an entrant."""
     options = {"block": block, "validate": False}
     return Target(ring_attention, layout, layouts=(layout,), options=options).completed()
 
 
 def _alone(part: Ring, inputs: Inputs) -> Callable[[str], None]:
-    """torch's own attention of the whole sequence on rank 0, with as many threads as ranks where these are a CPU's."""
+    """Return a function that runs torch's own attention of the whole sequence on rank 0.
+
+    On a CPU it uses as many threads as there are ranks.
+    """
 
     def run(of: str) -> None:
         if part.rank != 0:
@@ -136,7 +147,7 @@ def _alone(part: Ring, inputs: Inputs) -> Callable[[str], None]:
 def _with_efficiency(
     problem: Problem, found: dict[str, Any], alone: tuple[float, ...], device: torch.device
 ) -> dict[str, Any]:
-    """The case with each layout's efficiency, median over rounds, and TFLOP/s of each rank."""
+    """Return the case with each layout's median efficiency over rounds, and its TFLOP/s per rank."""
     P = found["P"]
     split = 1 if device.type == "cpu" else P
     for each in found["contenders"].values():

@@ -1,8 +1,9 @@
-"""Lab L3, make it faster: an entrant beside ringlab on the same ranks; only who is right is ranked.
+"""Lab L3, make it faster: an entrant beside ringlab on the same ranks; only correct entrants are ranked.
 
-One entrant a run, so that one that crashes or hangs takes nobody else's figures along.
-score = ringlab's time / the entrant's, median over rounds, forward and backward: above 1 the entrant is faster.
-Every call is looked at when its clock has stopped, each has other inputs, and one wrong call is a wrong entrant.
+Each run has one entrant, so that an entrant that crashes or hangs does not spoil the results of others.
+score = ringlab's time / the entrant's time, median over rounds, for forward and backward. Above 1, the
+entrant is faster than ringlab. The result of every call is checked after its clock has stopped, and each call
+has other inputs. One wrong call makes the entrant wrong.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from ringlab_course.lab.result import expect_attention, expect_ranks
 
 OURS = "ringlab"
 DRAWS = 2
-"""Independent inputs of a run; each call gets one of them, turned by heads and signs."""
+"""The number of independent inputs of a run. Each call gets one of them, with changed heads and signs."""
 
 
 @dataclass(frozen=True)
 class L3:
-    """target: "package.module:function" or "peer:NAME", as `ringlab check` takes them; S must be divisible by 2P."""
+    """Settings of lab L3. S must be divisible by 2P.
+
+    target: "package.module:function" or "peer:NAME", as for `ringlab check`.
+    """
 
     target: str
     S: int = 8192
@@ -51,24 +55,31 @@ class L3:
         if self.layout not in layout_names():
             raise LabError(f"a layout among {', '.join(layout_names())}", repr(self.layout))
         if self.target == OURS:
-            raise LabError("an entrant beside ringlab", repr(self.target), "package.module:function")
+            raise LabError("an entrant other than ringlab", repr(self.target), "package.module:function")
 
     def check(self, P: int) -> None:
-        """Raise LabError unless the entrant is there, and `P` ranks can share the tokens."""
+        """Raise LabError unless the entrant can be loaded, and `P` ranks can share the tokens."""
         expect_ranks(P)
         if self.S < 2 * P or self.S % (2 * P):
             raise LabError(f"tokens divisible by {2 * P}, twice the ranks", f"S={self.S}, P={P}", "--tokens")
         if self.S < 16:
-            raise LabError("16 tokens at least", f"S={self.S}")
+            raise LabError("at least 16 tokens", f"S={self.S}")
         _loaded(self.target)
 
     def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the bytes that a rank allocates at most: whole sequences, both rings' tensors, rank 0's references."""
+        """Return the most bytes that a rank allocates.
+
+        These are whole sequences, the tensors of both rings, and on rank 0 the references.
+        """
         return self.H * self.S * self.D * 8 * (32 if rank == 0 else 16) + 2 ** (30 if rank == 0 else 29)
 
 
 def cases(ring: Ring, settings: L3, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield, by pass and as each ends: which entrants are right in a first call; then errors of all calls, bounds, times and scores."""
+    """Yield, for each pass, which entrants are right in a first call, and then the results of all calls.
+
+    These are the errors of all calls, bounds, times and scores. Each case is yielded as soon as it is
+    measured.
+    """
     P = ring.world_size
     settings.check(P)
     problem = Problem(settings.H, settings.S, settings.D, True, settings.dtype)
@@ -101,11 +112,11 @@ def _scored(found: dict[str, Any], passed: Passed) -> dict[str, Any]:
 def _loaded(target: str) -> Target:
     try:
         found = load(target)
-    except Exception as error:  # what an import of anybody's module raises
+    except Exception as error:  # the entrant's module may raise anything when it is imported
         raise LabError(f"an entrant {target}", f"{type(error).__name__}: {error}") from error
     try:
         takes = inspect.signature(found.function).parameters.values()
-    except (TypeError, ValueError):  # one of C's, of which nothing is known
+    except (TypeError, ValueError):  # a function written in C, whose signature is unknown
         return found
     if not any(each.kind is each.VAR_POSITIONAL for each in takes) and len(takes) < 3:
         raise LabError(f"an entrant {target} that takes q, k and v", f"{len(takes)} parameters")

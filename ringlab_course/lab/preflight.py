@@ -1,4 +1,4 @@
-"""The conditions for measuring: every rank looks at them, and every rank learns what all have seen.
+"""The conditions for measuring: every rank checks them, and every rank gets the findings of all ranks.
 
 All ranks draw the same conclusions from the same facts, so a lab begins on all of them or on none.
 """
@@ -26,13 +26,13 @@ from ringlab.errors import LabError
 from ringlab_course.lab.result import gather, source
 
 BUSY_SHARE = 0.05
-"""Of a GPU's time or memory in use by others, before anything runs: more makes every figure doubtful."""
+"""A larger share of a GPU's time or memory in use by others before the run makes all figures doubtful."""
 _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: its name, whether it is as it should be, the observation, the remedy."""
+    """One finding: its name, whether it is as it should be, what was observed, and a remedy."""
 
     name: str
     ok: bool
@@ -43,8 +43,9 @@ class Finding:
 def facts(
     ring: Ring, settings: Mapping[str, Any], device: torch.device, needed_bytes: int = 0
 ) -> dict[str, Any]:
-    """Return what this rank knows of itself, as plain data: bytes, shares of a GPU's time and memory in use, and how many
-    threads computed on this machine over the last minute.
+    """Return facts about this rank as plain data: its device, versions, settings, memory and load.
+
+    The load is the number of threads that computed on this machine over the last minute.
     """
     own = {
         "rank": ring.rank,
@@ -63,7 +64,7 @@ def facts(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions on which results depend; source: a digest of ringlab's own files."""
+    """Return the versions on which results depend; `source` is a digest of ringlab's own files."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of memory that are free on a device; on a CPU with what the system can take from its caches."""
+    """Return the free bytes of memory on a device; on a CPU this includes caches that the system can free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     memory = Path("/proc/meminfo")  # Linux only
@@ -94,7 +95,7 @@ def _of_gpu(device: torch.device) -> dict[str, Any]:
 
 
 def nvidia_smi(gpu: str) -> dict[str, str]:
-    """Return what nvidia-smi says of a GPU before the run, with units; nothing where it is not there."""
+    """Return what nvidia-smi reports about a GPU, with units, or nothing without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader"]
@@ -104,7 +105,7 @@ def nvidia_smi(gpu: str) -> dict[str, str]:
 
 
 def topology() -> str:
-    """Return how the GPUs of this machine are joined, as nvidia-smi draws it; "" where it is not there."""
+    """Return how the GPUs of this machine are connected, as nvidia-smi shows it, or "" without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return ""
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60)
@@ -114,10 +115,11 @@ def topology() -> str:
 def judge(
     everyone: list[dict[str, Any]], needed_bytes: int, nodes: int | None, *, shared: bool = False
 ) -> Iterator[Finding]:
-    """Yield what the facts of all ranks say.
+    """Yield the findings from the facts of all ranks.
 
-    needed_bytes: what a rank will allocate if it does not say so itself. nodes: how many machines were meant. shared:
-    whether ranks may share a GPU, and then see each other's use of it.
+    needed_bytes: the bytes that a rank will allocate, unless its facts contain a number.
+    nodes: the intended number of machines.
+    shared: whether ranks may share a GPU; then they see each other's use of it.
     """
     yield _alike("versions", everyone, "install requirements.lock on every machine")
     yield _alike("settings", everyone, "start every rank with the same command")
@@ -140,10 +142,14 @@ def judge(
 
 
 def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bool) -> Finding:
-    """The memory, a GPU's or a machine's, in which the ranks that use it find the least beyond what they need together."""
+    """Return the finding about the memory, of a GPU or a machine, that is most likely to be too small.
+
+    It is the one with the least free bytes beyond those that its ranks need together.
+    """
     by_memory: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in everyone:
-        of_gpu = each["id"] if shared else f"of rank {each['rank']}"  # two on one: reported elsewhere
+        # two ranks on one GPU are reported by another finding
+        of_gpu = each["id"] if shared else f"of rank {each['rank']}"
         by_memory[of_gpu if each["kind"] == "cuda" else each["host"]].append(each)
 
     def needed(ranks: list[dict[str, Any]]) -> int:
@@ -176,7 +182,10 @@ def _alike(what: str, everyone: list[dict[str, Any]], remedy: str) -> Finding:
 
 
 def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
-    """Return how much others use the device of a rank, if they do; unknown if other ranks use it, too (`shared`)."""
+    """Return how much others use the device of a rank, or "" if they hardly do.
+
+    If several ranks use the device (`shared`), the use by others is unknown.
+    """
     if each["kind"] != "cuda" or each["id"] in shared:
         return ""
     at = f"rank {each['rank']}, {each['device']} on {each['host']}"
@@ -187,14 +196,17 @@ def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
 
 
 def _load(everyone: list[dict[str, Any]]) -> str:
-    """Return the machines whose CPUs were overloaded before the ranks began: reported, not refused, as ranks share CPUs."""
+    """Return the machines whose CPUs were overloaded before the ranks began.
+
+    They are reported but not refused, because ranks share CPUs.
+    """
     busy = {each["host"]: each for each in everyone if each["kind"] == "cpu" and each["load"] > each["cores"]}
     told = [f"load {each['load']:.1f} on {each['cores']} cores of {host}" for host, each in busy.items()]
     return f"over the last minute {', '.join(told)}: what is measured beside that says little" if told else ""
 
 
 def exchange_works(ring: Ring, device: torch.device) -> Finding:
-    """Return whether what a rank sends is what the next one gets, and sums over ranks are right."""
+    """Return whether each rank receives what its neighbour sends, and sums over ranks are right."""
     mine = torch.arange(1 << 16, device=device, dtype=torch.float32) + ring.rank
     got = ring.shift(mine)
     total = ring.comm.all_reduce(mine[:8])
@@ -216,7 +228,10 @@ def preflight(
     *,
     shared: bool = False,
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Return every rank's facts and what was found; the same on all ranks. needed_bytes: what this rank allocates."""
+    """Return every rank's facts and the findings, which are the same on all ranks.
+
+    needed_bytes: the bytes that this rank allocates.
+    """
     everyone = gather(ring.comm, facts(ring, settings, device, needed_bytes), device)
     found = list(judge(everyone, needed_bytes, nodes, shared=shared))
     own = exchange_works(ring, device)
@@ -227,7 +242,10 @@ def preflight(
 
 
 def expect_ready(found: list[Finding], *, allow_busy: bool = False) -> None:
-    """Raise LabError, the same on every rank, unless all is as it should be; a busy device may be allowed."""
+    """Raise LabError unless all findings are good; with `allow_busy`, a busy device is accepted.
+
+    The error is the same on every rank.
+    """
     wrong = [each for each in found if not each.ok and not (allow_busy and each.name == "nobody else")]
     if wrong:
         raise LabError(

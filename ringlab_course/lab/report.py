@@ -1,7 +1,8 @@
 """Result files of labs on one page: plots, tables, and a leaderboard that ranks only correct entrants.
 
-Entrants are compared with ringlab in the same run only, so machines may differ: each group of runs on one machine
-with one work has a board of its own. The files may come from anybody: their text is shown, never run.
+Entrants are compared with ringlab only within a run, so machines may differ. Each group of runs on one
+machine with the same work has its own leaderboard. The files may come from anybody, so their text is shown
+and never run.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ringlab_course.gradebook.plots import inline_svg
 
 SIZE = (5.0, 3.2)
 COLOURS = dict(zip(layout_names(), cycle((RED, ORANGE, BLUE, GREEN, PURPLE)), strict=False))
-"""By layout; other names in a file are grey."""
+"""Colours by layout; other names in a file are grey."""
 
 
 def link(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
-    """Return bandwidth over message size, both on logarithmic axes."""
+    """Return a plot of bandwidth over message size, both on logarithmic axes."""
     sizes, rates = [each["bytes"] for each in cases], [each["bytes_per_s"] / 1e9 for each in cases]
     said = ", ".join(f"{n:,} bytes {rate:.3g} GB/s" for n, rate in zip(sizes, rates, strict=True))
     with styled():
@@ -39,7 +40,10 @@ def link(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
 
 
 def overlap(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
-    """Return the seconds of a block, of its hop and of both over tokens: both is the longer where all is hidden."""
+    """Return a plot of the time of a block, of its hop and of both, over tokens.
+
+    If the hop is fully hidden, both take as long as the longer one.
+    """
     tokens = [each["tokens"] for each in cases]
     lines = (("compute", BLUE, "s"), ("exchange", ORANGE, "^"), ("both", INK, "o"))
     said = "; ".join(
@@ -59,7 +63,7 @@ def overlap(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
 
 
 def efficiency(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
-    """Return efficiency, forward and backward, by scaling and number of ranks: a bar for each layout."""
+    """Return a plot of each layout's efficiency with backward, by scaling and number of ranks."""
     both = [each for each in cases if each["pass"] == "forward_backward"] or list(cases)
     said = "; ".join(
         f"{each['scaling']}, {each['P']} ranks: "
@@ -89,7 +93,7 @@ def efficiency(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
 
 
 SAME = 0.01
-"""Scores that differ by less are the same: another day would put them in another order."""
+"""Scores that differ by less than this share are equal, because another run might reverse their order."""
 OURS = "ringlab"
 _OWN = Path(__file__).parent / "templates"
 
@@ -99,10 +103,11 @@ def report(
     title: str = "Labs of ring attention",
     others: Mapping[Path, str] | None = None,
 ) -> tuple[str, dict[Path, str]]:
-    """Return the page, and the files that are left out of it, with the reason; `others` are among these already.
+    """Return the page, and the files that it leaves out, each with the reason.
 
-    A file whose cases lack what they should have is left out, and named on the page. Raises: LabError where nothing
-    remains; MissingExtraError without Jinja2 or matplotlib.
+    others: files that are already left out. A file with incomplete cases is left out as well, and named on
+    the page.
+    Raises: LabError if no file remains; MissingExtraError without Jinja2 or matplotlib.
     """
     require_pages()
     from jinja2 import FileSystemLoader
@@ -113,7 +118,7 @@ def report(
         try:
             runs[path] = _run(found, f"run{number}")
             leaderboard({path: found})
-        except Exception as error:  # anybody's data: if it fails, the others are shown
+        except Exception as error:  # the file may come from anybody; if it fails, the others are still shown
             runs.pop(path, None)
             left_out[path] = f"cases of {found['lab']}: {type(error).__name__}: {error}"
     if not runs:
@@ -129,10 +134,11 @@ def report(
 
 
 def leaderboard(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each machine, version and work of lab L3, the entrants that are right, best first, and those that are not.
+    """Return a board for each machine, version and work of lab L3: correct entrants and wrong ones.
 
-    An entrant's score is that of forward and backward together, from the run in which it was best; it must be right
-    in every pass of every run on that board. Scores within a hundredth of the best of a place share it.
+    The correct entrants are sorted, best first. An entrant's score is that of forward and backward together,
+    from its best run. The entrant must be right in every pass of every run on that board. Entrants share a
+    place if their scores are within a hundredth of the best score of that place.
     """
     boards: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for path, found in results.items():
@@ -159,14 +165,20 @@ def leaderboard(results: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _standing(before: dict[str, Any] | None, entry: dict[str, Any]) -> dict[str, Any]:
-    """The run that counts: one in which an entrant was wrong, for a race may be won by luck; else the best."""
+    """Return the entry that counts: a run in which the entrant was wrong, otherwise its best run.
+
+    A wrong run counts because an entrant may be right in another run by luck.
+    """
     if before is None:
         return entry
     return max(before, entry, key=lambda each: (each["off"], each["right"], each["score"]))
 
 
 def _where(found: Mapping[str, Any]) -> str:
-    """Machine and versions of a run: an entrant that was compared with ringlab of another day stands on another board."""
+    """Return the machine and versions of a run.
+
+    Entrants that were compared with another version of ringlab are on another board.
+    """
     machine = found["machine"]
     code = found.get("code", {})
     versions = f"torch {machine.get('torch', '?')}, ringlab {code.get('commit') or code.get('ringlab', '?')}"
@@ -177,7 +189,7 @@ def _where(found: Mapping[str, Any]) -> str:
 
 
 def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries by score, each with its place."""
+    """Return the entries sorted by score, each with its place."""
     placed: list[dict[str, Any]] = []
     first = math.inf
     for number, entry in enumerate(sorted(entries, key=lambda each: -float(each["score"])), start=1):
@@ -188,7 +200,7 @@ def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, cases: list[dict[str, Any]], path: Path, ended_by: str) -> dict[str, Any]:
-    """The entry of one entrant in one run; one that was not timed in both passes is not right yet."""
+    """Return the entry of one entrant in one run. It is not right unless both passes were timed."""
     own = {each["pass"]: each["contenders"][name] for each in cases if name in each["contenders"]}
     wrong = [
         f"{result} off by {_number(one['errors'][result]):.2g}, {_number(one['bounds'][result]):.2g} are allowed ({of.replace('_', ' + ')})"
@@ -210,7 +222,7 @@ def _entry(name: str, cases: list[dict[str, Any]], path: Path, ended_by: str) ->
 
 
 def _number(value: Any) -> float:
-    """A finite number, or one that is right nowhere: infinity."""
+    """Return a finite number as it is, and any other value as infinity, which no bound allows."""
     found = float(value)
     return found if math.isfinite(found) else math.inf
 

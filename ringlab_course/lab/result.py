@@ -1,7 +1,8 @@
-"""The result file of a lab: what ran, where, with which settings, and how far it came.
+"""The result file of a lab: what ran, where and with which settings, and whether it finished.
 
-It is written anew after every case, so that an aborted run keeps its measurements. Settings that cannot be measured are
-refused by name before any rank starts. Ranks gather their plain data as JSON over the transport that the lab measures.
+The file is written again after every case, so that an aborted run keeps its measurements. Settings that
+cannot be measured are refused, with their names, before any rank starts. Ranks gather their data as JSON over
+the transport that the lab measures.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FORMAT = 1
 
 @dataclass
 class ResultFile:
-    """One run's results at `path`; `header` describes the run, cases are added as they are measured."""
+    """One run's results at `path`. `header` describes the run; cases are added as they are measured."""
 
     path: Path
     header: Mapping[str, Any]
@@ -44,7 +45,7 @@ class ResultFile:
         self.write()
 
     def write(self, *, finished: bool = False, ended_by: str = "") -> None:
-        """Write what there is; `ended_by`: the error that ended the run early."""
+        """Write the results so far; `ended_by` is the error that ended the run early."""
         whole = {**self.header, "finished": finished, "ended_by": ended_by, "cases": self.cases}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         made = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
@@ -53,9 +54,9 @@ class ResultFile:
 
 
 def reserve(path: Path) -> Path:
-    """Return `path`, or where something is there already l1-2.json, l1-3.json, … beside it; an empty file is made there.
+    """Create an empty file at `path`, or if it exists at l1-2.json, l1-3.json, …, and return its path.
 
-    So no run writes over another's results. Raises: LabError where none can be made.
+    So no run overwrites the results of another run. Raises: LabError if no file can be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,17 +67,17 @@ def reserve(path: Path) -> Path:
                 return free
     except OSError as error:
         raise LabError(f"a file that can be written at {path}", f"{error.strerror}", "--output") from None
-    raise LabError(f"a name that is free beside {path}", "a thousand that are taken", "--output")
+    raise LabError(f"a free name beside {path}", "a thousand taken names", "--output")
 
 
 def blame(path: Path, cause: str, stacks: Mapping[str, str] | None = None) -> None:
-    """Write into the results of a run that did not finish what ended it, as the process that started it knows.
+    """Write the cause into the results of a run that did not finish, as the starting process knows it.
 
-    stacks: where each rank was, by rank.
+    stacks: the stack of each rank, by rank.
     """
     try:
         found = load(path)
-    except LabError:  # it never began
+    except LabError:  # no rank has begun
         return
     file = ResultFile(path, {k: v for k, v in found.items() if k != "cases"}, found["cases"])
     if stacks:
@@ -86,7 +87,7 @@ def blame(path: Path, cause: str, stacks: Mapping[str, str] | None = None) -> No
 
 
 def _plain(value: Any) -> Any:
-    """NaN and infinities as strings, since JSON has none."""
+    """Return data with NaN and infinities as strings, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -97,7 +98,7 @@ def _plain(value: Any) -> Any:
 def header(
     lab: str, settings: Mapping[str, Any], ranks: list[dict[str, Any]], transport: str
 ) -> dict[str, Any]:
-    """Return what a result says of its run: lab, settings, every rank's facts, machine, versions, kind of measurement."""
+    """Return the description of a run in its results: lab, settings, ranks, machine, versions and label."""
     return {
         "format": FORMAT,
         "lab": lab,
@@ -112,7 +113,7 @@ def header(
 
 
 def label(transport: str, ranks: list[dict[str, Any]]) -> str:
-    """Return what was measured, in words that leave no doubt whether GPUs were."""
+    """Return in words what was measured, and clearly whether GPUs were used."""
     devices = sorted({str(rank["device"]) for rank in ranks})
     hosts = len({rank["host"] for rank in ranks})
     where = f"{hosts} machine{'s' if hosts > 1 else ''}"
@@ -122,7 +123,7 @@ def label(transport: str, ranks: list[dict[str, Any]]) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the checkout that ringlab is imported from, with "+" where it was edited; "" elsewhere."""
+    """Return the commit of ringlab's checkout, with "+" if files were edited, or "" outside of a checkout."""
     folder = Path(ringlab.__file__).resolve().parents[1]
     asked = ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
     try:
@@ -141,7 +142,7 @@ def commit() -> str:
 
 @cache
 def source() -> str:
-    """Return a digest of ringlab's own Python files: alike where they are alike, committed or not."""
+    """Return a digest of ringlab's Python files, which is equal if the files are, committed or not."""
     folder = Path(ringlab.__file__).resolve().parent
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
@@ -151,7 +152,10 @@ def source() -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the results of a file. Raises: LabError for what is no result of a lab, or one of a later ringlab."""
+    """Return the results in a file.
+
+    Raises: LabError for a file without results of a lab, or with those of another format.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -176,9 +180,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_all(paths: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], dict[Path, str]]:
-    """Return the results of files, and of those in folders, by path, sorted; and the invalid files, each with the reason.
+    """Return the results of files and folders by path, and the invalid files, each with the reason.
 
-    Raises: LabError where there is no file at all.
+    Raises: LabError if there is no file.
     """
     files = sorted({file for path in paths for file in (path.rglob("*.json") if path.is_dir() else [path])})
     if not files:
@@ -196,7 +200,7 @@ def load_all(paths: Iterable[Path]) -> tuple[dict[Path, dict[str, Any]], dict[Pa
 
 
 def gather(comm: Comm, value: Any, device: torch.device | str = "cpu") -> list[Any]:
-    """Return every rank's `value`, plain data, in rank order."""
+    """Return every rank's `value`, which must be data for JSON, in rank order."""
     said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     count = torch.tensor([len(said)], device=device)
     lengths = [int(each) for each in comm.all_gather(count, tag=CONTROL + "lengths")]
@@ -208,13 +212,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: str = "auto") -> None:
-    """Raise LabError unless heads, head dim, dtype, rounds, seed and block are such as can be measured."""
+    """Raise LabError unless heads, head dim, dtype, rounds, seed and block are valid."""
     if dtype not in DTYPES:
         raise LabError(f"a dtype among {', '.join(DTYPES)}", repr(dtype), "--dtype")
     if min(H, D) < 1:
-        raise LabError("a head and a column at least", f"H={H}, D={D}", "--heads, --head-dim")
+        raise LabError("at least one head and one column", f"H={H}, D={D}", "--heads, --head-dim")
     if rounds < 1:
-        raise LabError("a round at least", str(rounds), "--rounds")
+        raise LabError("at least one round", str(rounds), "--rounds")
     if not 0 <= seed < 2**62:
         raise LabError("a seed from 0 to 2⁶² − 1", str(seed), "--seed")
     if block not in (*known(), "auto"):
@@ -222,8 +226,8 @@ def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: 
 
 
 def expect_ranks(P: int) -> None:
-    """Raise LabError unless there are two ranks or more."""
+    """Raise LabError for fewer than two ranks."""
     if P < 2:
         raise LabError(
-            "two ranks or more, for an exchange", str(P), "--ranks 2, or torchrun --nproc-per-node 2"
+            "at least two ranks, for an exchange", str(P), "--ranks 2, or torchrun --nproc-per-node 2"
         )

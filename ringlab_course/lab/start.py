@@ -1,4 +1,4 @@
-"""Starting a lab: on the ranks that torchrun started, or on gloo processes of this machine where there is no torchrun."""
+"""Starting a lab on the ranks that torchrun started or, without torchrun, on gloo processes of this machine."""
 
 from __future__ import annotations
 
@@ -22,32 +22,36 @@ from ringlab_course.lab.witness import SIGNALLED, Ended, Witness
 
 
 class Settings(Protocol):
-    """The settings of a lab: a frozen dataclass of plain values; `seed` is one of them."""
+    """The settings of a lab: a frozen dataclass of plain values, one of which is `seed`."""
 
     @property
     def seed(self) -> int: ...
 
     def check(self, P: int) -> None:
-        """Raise LabError unless `P` ranks can be measured."""
+        """Raise LabError unless the lab can run on `P` ranks."""
         ...
 
     def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the bytes that one of `P` ranks allocates at most."""
+        """Return the most bytes that a rank allocates."""
         ...
 
 
 Cases = Callable[[Ring, Any, torch.device], Iterator[dict[str, Any]]]
-"""A lab's program on every rank: (ring, settings, device) → what it measured, case by case as each ends; rank 0's count."""
+"""A lab's program for every rank: (ring, settings, device) → cases, as they end. Only rank 0's count."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The way in which a lab's ranks are started.
+    """How a lab's ranks are started.
 
-    output: the result file; one that is there stays, and another name is taken, unless force, which replaces it once
-    the new one is finished. ranks: processes, where torchrun is not there. nodes: machines that are meant, None for
-    any. allow_busy: measure although somebody else uses a device. timeout: seconds for the whole lab; connect: for
-    all ranks to come, under torchrun; message: for one message. Raises: LabError for invalid seconds.
+    output: the result file. If it exists, another name is used; with `force`, it is replaced when the run is
+    finished.
+    ranks: the number of processes without torchrun.
+    nodes: the intended number of machines, or None for any number.
+    allow_busy: measure even if somebody else uses a device.
+    timeout: seconds for the whole lab. connect: seconds for all ranks to connect, under torchrun. message:
+    seconds for one message.
+    Raises: LabError for invalid seconds.
     """
 
     output: Path
@@ -79,12 +83,14 @@ def run(
     start: Start,
     began: Callable[[Path], None] = lambda written: None,
 ) -> Path | None:
-    """Run a lab, and return its file where this process tells of it: rank 0, or the one that started all; else None.
+    """Run a lab and return its result file on the process that reports; return None on the others.
 
-    `began` is called there, before any rank starts, with the file that will have every case as soon as it ends.
+    The process that reports is rank 0 under torchrun, otherwise the one that starts all ranks. It calls
+    `began` before any rank starts, with the file to which every case will be written as soon as it ends.
 
-    Raises: LabError before any rank starts for what cannot be measured, and on every rank where preflight finds
-    something; whatever ends a rank. The file then holds what was measured until then, and says what ended it.
+    Raises: LabError before any rank starts if something cannot be measured, and on every rank if preflight
+    finds a problem; also whatever ends a rank. The file then contains the measurements up to that point, and
+    what ended the run.
     """
     tells = not under_torchrun() or os.environ["RANK"] == "0"
     settings.check(_world_size(start))
@@ -119,7 +125,7 @@ def _report(file: Path, cause: str, stacks: dict[str, str]) -> None:
 
 
 def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Return what preflight finds, without measuring anything."""
+    """Return every rank's facts and the findings of preflight, without measuring anything."""
     everyone, found = _on_all(_preflight, start, settings, start)
     return everyone, found
 
@@ -139,7 +145,7 @@ def _on_all(program: Callable[..., Any], start: Start, *args: Any, witness: Witn
             timeout=start.timeout, message_timeout=start.message, transport=start.transport, threads=1, memory=False,
         )  # fmt: skip
     except RankFailedError as error:
-        if isinstance(error.__cause__, LabError):  # the same on all ranks, and it says what to do
+        if isinstance(error.__cause__, LabError):  # the same error on all ranks, with a remedy
             raise error.__cause__ from None
         raise
     return outcome.results[0]
@@ -150,7 +156,7 @@ def _world_size(start: Start) -> int:
 
 
 def on_rank(ring: Ring, lab: str, cases: Cases, settings: Settings, start: Start) -> None:
-    """One rank of a lab: preflight, then case by case; rank 0 writes."""
+    """Run one rank of a lab: preflight first, then case by case. Only rank 0 writes the results."""
     everyone, found = _preflight(ring, settings, start)
     expect_ready(found, allow_busy=start.allow_busy)
     device = device_of(start.transport)
@@ -176,7 +182,7 @@ def on_rank(ring: Ring, lab: str, cases: Cases, settings: Settings, start: Start
 
 
 def device_of(transport: str) -> torch.device:
-    """Return where this rank computes over `transport`: its GPU, if there is one, unless it is gloo's."""
+    """Return this rank's device: the CPU for `transport` gloo or without a GPU, otherwise its GPU."""
     if transport == "gloo" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -193,7 +199,7 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """An error with its cause, as far as a rank knows that: whose it is, and what it was."""
+    """Return an error as one line: its class, and what was needed and found."""
     if not isinstance(error, RinglabError):
         return _short(type(error).__name__, str(error))
     if isinstance(error, LabError):
@@ -202,7 +208,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _first_failure(error: RankFailedError) -> str:
-    """Return the rank that failed first, and its error."""
+    """Return the rank that failed first, with its error."""
     rank, cause = getattr(error, "rank", -1), error.__cause__
     if cause is not None:
         return _short(f"rank {rank} failed first: {type(cause).__name__}", str(cause))

@@ -1,8 +1,9 @@
-"""The witness of a rank under torchrun: it tells which rank died first, and how, and where every other rank is.
+"""The witness of a rank under torchrun: it reports which rank failed first and how, and all ranks' stacks.
 
-A rank that is killed or stuck says nothing itself. So each rank has a thread that watches the processes of the ranks on its
-machine and answers with its rank's stack when another rank asks for all stacks. If the rank is stuck in a call that no
-signal interrupts, the thread writes the report in its place and ends the process.
+A rank that is killed or stuck cannot report anything itself. So each rank has a thread that watches the
+processes of the ranks on its machine, and sends its rank's stack when another rank asks for all stacks. If
+the rank is stuck in a call that no signal interrupts, the thread writes the report instead and ends the
+process.
 """
 
 from __future__ import annotations
@@ -29,22 +30,28 @@ from ringlab.comm.processes.failure_board import Board, Failure
 from ringlab.comm.ring import Ring
 
 SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"
-_TICK = 0.2  # seconds between two looks at whether stacks are asked for
+_TICK = 0.2  # seconds between two checks whether stacks were requested
 _SETTLE = 3.0  # seconds for a failure to reach the board
 _ANSWERS = 3.0  # seconds for the stacks of all ranks
-_PATIENCE = 5.0  # seconds for a rank to end itself after a signal
+_PATIENCE = 5.0  # seconds for a rank to end by itself after a signal
 _LONGEST = 12_000  # characters of a stack
 
 Report = Callable[[Path, str, dict[str, str]], None]
-"""Writes into a result file what ended the run, and the stacks by rank."""
+"""Writes the cause that ended a run, and the stacks by rank, into a result file."""
 
 
 class Ended(BaseException):
-    """A signal to end. It arises anywhere, so no code may take it for an error of its own: no RuntimeError."""
+    """A signal to end arrived.
+
+    It may arrive anywhere, so this is not an Exception that the program might catch.
+    """
 
 
 class Witness:
-    """Reports the end of a run from inside of each rank. `file`: the results, on rank 0; `report` writes into it."""
+    """Reports the end of a run from inside each rank.
+
+    `file` is the result file, on rank 0; `report` writes to it.
+    """
 
     def __init__(self, file: Path | None, timeout: float, report: Report) -> None:
         self.file, self.report, self.reported = file, report, False
@@ -53,14 +60,14 @@ class Witness:
         self._store: dist.Store | None = None
         self._comm: DistributedComm | None = None
         self._hosts: dict[int, str] = {}
-        self._processes: dict[int, tuple[int, int]] = {}  # by a descriptor of the process: rank and pid
+        self._processes: dict[int, tuple[int, int]] = {}  # rank and pid of each process, by its descriptor
         self._stack, self._answered, self._ending, self._over = "", False, False, False
         self._signalled = 0.0
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
 
     def end(self, *_: Any) -> None:
-        """Raise Ended in answer to the signal by which torchrun and SLURM end a rank, unless it is ending already."""
+        """Raise Ended when torchrun or SLURM signals this rank to end, unless the rank is already ending."""
         if not self._ending:
             self._ending = True
             raise Ended
@@ -70,7 +77,7 @@ class Witness:
         return _told(self.first())
 
     def first(self) -> Failure | None:
-        """Return the run's first failure; it may reach the board a moment after the signal."""
+        """Return the run's first failure, or None; it may reach the board shortly after the signal."""
         deadline = time.monotonic() + _SETTLE
         while (found := self.board.first_failure()) is None and time.monotonic() < deadline:
             if self.board.store is None:
@@ -80,7 +87,7 @@ class Witness:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Have a signal to end raise an error in the program, and wake the thread even where the program is stuck."""
+        """Make a signal to end raise Ended in the program, and wake the thread even if the program hangs."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -94,11 +101,14 @@ class Witness:
 
     @contextmanager
     def watching(self, ring: Ring) -> Iterator[None]:
-        """Watch the ranks while the block runs; if it raises, report the first failure and where each rank is."""
+        """Watch the ranks while the block runs.
+
+        If the block raises, report the first failure and all stacks.
+        """
         assert isinstance(ring.comm, DistributedComm)
         self._comm, self.rank, self.world_size = ring.comm, ring.rank, ring.world_size
         self._store = _own_store()
-        # A connection of its own: on the program's, the thread would wait for what the program waits for.
+        # Another connection, because on the program's own the thread would wait whenever the program waits.
         self.board = ring.comm.board = Board(self._store)
         self._say("who", json.dumps([socket.gethostname(), os.getpid()]))
         if self.file is not None:
@@ -122,7 +132,7 @@ class Witness:
             thread.join(_PATIENCE)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Write the first failure and all stacks into the results, if that is up to this rank."""
+        """Write the first failure and all stacks into the results, if this rank is the one that writes."""
         first, stacks = self.first(), self._stacks()
         file = self._file(first)
         if file is not None and not self.reported:
@@ -132,7 +142,10 @@ class Witness:
             self.report(file, f"rank {self.rank} failed first: {cause}" if own else cause, stacks)
 
     def _file(self, first: Failure | None) -> Path | None:
-        """Return the results, on the rank that writes: rank 0, or where that is dead the next one of its machine."""
+        """Return the result file on the rank that writes, and None on all others.
+
+        This is rank 0 or, if rank 0 failed first, the next rank on its machine.
+        """
         if self.rank == 0:
             return self.file
         mates = [rank for rank, host in self._hosts.items() if rank and host == self._hosts.get(0)]
@@ -140,7 +153,7 @@ class Witness:
         return Path(self._read("file", 0)) if next_one and self._knows("file", 0) else None
 
     def _run(self) -> None:
-        with suppress(RuntimeError):  # the process that hosts the store is gone
+        with suppress(RuntimeError):  # the store is gone, because the process that hosts it is gone
             self._meet()
             while not self._over:
                 ready, _, _ = select.select([self._awake, *self._processes], [], [], _TICK)
@@ -155,7 +168,7 @@ class Witness:
                 self._keep_time()
 
     def _meet(self) -> None:
-        """Open the processes of the other ranks of this machine."""
+        """Open the processes of the other ranks on this machine."""
         for rank in range(self.world_size):
             host, pid = json.loads(self._read("who", rank))
             self._hosts[rank] = host
@@ -188,7 +201,7 @@ class Witness:
             os._exit(128 + signal.SIGTERM)
 
     def _stacks(self) -> dict[str, str]:
-        """Return the stack of every rank, by rank."""
+        """Return the stack of every rank, by its number."""
         self._say("asked", "1", 0)
         self._answer()
         deadline = time.monotonic() + _ANSWERS
@@ -224,7 +237,10 @@ class Witness:
             return False
 
     def _read(self, what: str, rank: int) -> str:
-        """Return a text, once it is there. Raises: RuntimeError if it does not come, or the store is gone."""
+        """Return a text from the store when it is there.
+
+        Raises: RuntimeError if it does not come, or without a store.
+        """
         if self._store is None:
             raise RuntimeError("no store")
         return self._store.get(_key(what, rank)).decode(errors="replace")
@@ -235,7 +251,10 @@ def _key(what: str, rank: int) -> str:
 
 
 def _stack_of(thread: int) -> str:
-    """Return the stack of a thread, and the exception that it handles, which has the frames that are left already."""
+    """Return the stack of a thread, and the exception that it is handling.
+
+    The exception contains the frames that the thread has already left.
+    """
     found: Any = sys._current_exceptions().get(thread)
     error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
     stack = traceback.format_stack(sys._current_frames().get(thread))
@@ -243,7 +262,7 @@ def _stack_of(thread: int) -> str:
 
 
 def _own_store() -> dist.Store | None:
-    """Return another connection to the store of torchrun, or None if there is none."""
+    """Return a new connection to torchrun's store, or None if there is no store."""
     try:
         where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(*where, is_master=False, timeout=timedelta(seconds=60))
@@ -253,7 +272,7 @@ def _own_store() -> dist.Store | None:
 
 
 def _how_it_ended(pid: int) -> str:
-    """Return how a process ended whose parent may not have asked yet; Linux tells of it until then."""
+    """Return how a process ended. Linux keeps this until the process's parent asks for it."""
     try:
         status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(" ", 1)[-1])
     except (OSError, ValueError):
@@ -264,5 +283,5 @@ def _how_it_ended(pid: int) -> str:
 
 
 def _told(first: Failure | None) -> str:
-    """Return the first failure in words. A rank that only got a signal has not failed."""
+    """Return the first failure in words. A rank that only received a signal has not failed."""
     return SIGNALLED if first is None or SIGNALLED in str(first) else str(first)

@@ -1,17 +1,17 @@
-"""Exercise 17's machinery: a program of one device, written in JAX, on a mesh of simulated devices.
+"""Exercise 17's machinery: a JAX program for one device is run on a mesh of simulated devices.
 
-blocks   attention of one block, its backward, and the merge: given, as lesson 17 wrote them
-compiled the messages of a compiled program, read off its text
-examine  such a program compiled and run: its values, messages by type, and memory
+blocks   attention of one block, its backward, and the merge, which lesson 17 wrote and learners are given
+compiled the messages of a compiled program, read from its text
+examine  compile and run such a program, and return its values, its messages by type, and its memory use
 
-Importing this package imports no JAX.
+Importing this package does not import JAX.
 """
 
 from __future__ import annotations
 
 AXIS = "ring"
-"""The name of the mesh's axis."""
+"""The name of the mesh's only axis."""
 HOST = {"pure_callback", "io_callback"}
-"""JAX's operations that call Python: data that devices exchange through them is not counted."""
+"""JAX operations that call Python. Data that devices exchange through Python is not counted."""
 DEVICES = 8
-"""Simulated devices; a program on P of them uses the first P."""
+"""The number of simulated devices. A program on P devices uses the first P."""

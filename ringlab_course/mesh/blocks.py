@@ -1,7 +1,7 @@
-"""One block in JAX, as lesson 17 writes it: attention with lse, the merge, its identity, and the backward of a pair.
+"""One block in JAX, as in lesson 17: attention with lse, the merge, its identity, and one block's backward.
 
-Each has a device's arrays, (B, H, L, D), and a mask (L, L) that is True where a query sees a key. Scores and
-state are float32, for every dtype of q, k and v.
+Each function takes the arrays of one device, (B, H, L, D), and a mask (L, L) that is True where a query sees
+a key. Scores and state are float32 for every dtype of q, k and v.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 
 State: TypeAlias = tuple[jax.Array, jax.Array]
-"""(out, lse): out normalised, (B, H, L, D); lse the natural log, (B, H, L); 0 and −inf where nothing was seen."""
+"""(out, lse): out is normalised, (B, H, L, D); lse is the natural log, (B, H, L).
+
+A row that saw no key has out 0 and lse −inf.
+"""
 
 
 def identity(q: jax.Array) -> State:
@@ -31,7 +34,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> State:
 
 
 def merge(a: State, b: State) -> State:
-    """Return the state over the keys of both; the weights are e^(lse_a − lse) and e^(lse_b − lse)."""
+    """Return the state over the keys of both states; the weights are e^(lse_a − lse) and e^(lse_b − lse)."""
     lse = jnp.logaddexp(a[1], b[1])
     finite = jnp.where(lse == -jnp.inf, 0, lse)
     weights = (jnp.exp(part - finite)[..., None] for part in (a[1], b[1]))
@@ -48,10 +51,7 @@ def attend_backward(
     delta: jax.Array,
     mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what one block adds to (dq, dk, dv), float32, with the final lse and delta.
-
-    p = e^(s − lse), ds = p · (dout·v − delta): dq = ds k / √D, dk = dsᵀ q / √D, dv = pᵀ dout.
-    """
+    """Return what one block adds to (dq, dk, dv), in float32, given the final lse and delta."""
     scale = q.shape[-1] ** -0.5
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     total = jnp.where(lse == -jnp.inf, jnp.inf, lse)[..., None]

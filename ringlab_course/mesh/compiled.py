@@ -1,7 +1,7 @@
-"""The messages of each device in a compiled program, read off XLA's text of it. No JAX is needed.
+"""The messages of each device in a compiled program, read from XLA's text of the program. JAX is not needed.
 
-A computation is called by others: a loop's body as often as the loop turns, a branch only where its
-condition holds. So messages are counted from the entry down, each as often as its computation is run.
+One computation calls others: a loop runs its body once per turn, and a branch runs only if its condition is
+true. So messages are counted from the entry computation down, each as often as its computation runs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
 class UnknownForm(Exception):
-    """The text is not written as XLA wrote programs when this module was."""
+    """The program's text is not in a form that this module can read."""
 
 
 @dataclass
 class Traffic:
-    """Messages and elements sent by the busiest device; self-sends excluded.
+    """The messages and elements that the busiest device sends, without messages of a device to itself.
 
-    others: other collectives, by name, each as often as it stands there. in_branch: whether a message
-    stands in a branch, so that some devices may wait for others that do not send. turns_unknown:
-    whether one stands in a loop of which the compiler does not know how often it turns. loops: the elements
-    that a device sends in one turn, and the turns, of each loop with a message whose turns are known.
+    others: other collectives by name, each as often as it runs (at least once if the number is unknown).
+    in_branch: whether a message is inside a branch, so that some devices may wait for others that do not
+    send.
+    turns_unknown: whether a message is inside a loop of which the compiler does not know the number of turns.
+    loops: for each loop with a message and a known number of turns, the elements that a device sends per
+    turn, and the turns.
     """
 
     sent: Counter[int] = field(default_factory=Counter)
@@ -48,19 +50,19 @@ class Traffic:
 
     @property
     def messages(self) -> int:
-        """Messages of the device that sends most."""
+        """The number of messages of the device that sends the most messages."""
         return max(self.sent.values(), default=0)
 
     @property
     def elements(self) -> int:
-        """Array elements that the device sends which sends most."""
+        """The number of array elements of the device that sends the most elements."""
         return max(self.elements_sent.values(), default=0)
 
 
 def traffic(text: str) -> Traffic:
-    """Return what a compiled program sends; `text` is what `compiled.as_text()` returns.
+    """Return the messages of a compiled program; `text` is what `compiled.as_text()` returns.
 
-    Raises: UnknownForm, so that nothing counts as not sent because it could not be read.
+    Raises: UnknownForm for a text that cannot be read, so that no message is silently left out.
     """
     computations, entry = _computations(text)
     if not entry:
@@ -76,7 +78,7 @@ def traffic(text: str) -> Traffic:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the entry's name."""
+    """Return the lines of each computation by name, and the name of the entry computation."""
     found: dict[str, list[str]] = {}
     entry, lines = "", list[str]()
     for line in text.splitlines():
@@ -89,7 +91,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(computations: dict[str, list[str]], name: str, times: int, branch: bool, found: Traffic) -> None:
-    """Add to `found` what the computation `name` sends when it is run `times` times; 0 stands for not known."""
+    """Add the messages of computation `name`, run `times` times, to `found`; 0 means an unknown number."""
     for line in computations.get(name, ()):
         if sends := _PERMUTE.search(line):
             _add(found, sends[1], sends[2], times)
@@ -117,14 +119,14 @@ def _walk(computations: dict[str, list[str]], name: str, times: int, branch: boo
 
 
 def _in_one_turn(computations: dict[str, list[str]], body: str) -> int:
-    """Return the elements that a device sends while a loop's body is run once."""
+    """Return the elements that a device sends during one run of a loop's body."""
     once = Traffic()
     _walk(computations, body, 1, False, once)
     return once.elements
 
 
 def _add(found: Traffic, shapes: str, pairs: str, times: int) -> None:
-    """Count one message, or several tensors in one, for each device that sends it to another."""
+    """Count one message per tensor for each device that sends to another device."""
     sizes = [math.prod(map(int, filter(None, dims.split(",")))) for dims in _SHAPE.findall(shapes)]
     for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs):
         if source != target:

@@ -1,9 +1,9 @@
-"""A program of one device, compiled for a mesh of P simulated ones and run: its values, its messages, its memory.
+"""A one-device program compiled for a mesh of P simulated devices and run: its values, messages and memory.
 
-In the judge this runs in the worker, beside the learner's code: values are certain, as the judge compares
-them; counts are only as honest as the submission, like the loads and stores of Triton kernels.
-A compiler for CPUs may widen what it sends, so types on the wire are read off the program before it is compiled.
-Only lax.scan records how often its loop turns; for lax.while_loop the compiler's figure is used.
+In the judge this runs in the worker, beside the learner's code. The values can be trusted, because the judge
+compares them. The counts are only as honest as the submission, like the loads and stores of Triton kernels.
+A compiler for CPUs may widen the data that it sends, so types on the wire are read from the program before it
+is compiled. Only lax.scan records how often its loop turns; for lax.while_loop the compiler's number is used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from ringlab_course.mesh.compiled import UnknownForm, traffic
 
 @dataclass
 class Written:
-    """Elements that a device sends, by type, and where they are counted yet once.
+    """The elements that a device sends, by type, as counted in the program before it is compiled.
 
-    elements: outside of while loops. loops: in one turn of each while loop that sends, with how often the loop itself
-    is run. unclear: whether a message stands where nobody counts it. hosts: operations in which Python is called.
+    elements: those sent outside of while loops.
+    loops: for each while loop that sends, how often the loop is run, and the elements sent in one of its
+    turns.
+    unclear: whether a message is in a place where it cannot be counted.
+    hosts: the operations that call Python.
     """
 
     elements: Counter[str] = field(default_factory=Counter)
@@ -39,7 +42,7 @@ class Written:
 
     @classmethod
     def of(cls, jaxpr: Any) -> Written:
-        """Return the operations of a program without those whose results are unused."""
+        """Return the elements that a program sends, without operations whose results are unused."""
         from jax.interpreters import partial_eval
 
         needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
@@ -48,10 +51,10 @@ class Written:
         return found
 
     def with_loops(self, compiled: Sequence[tuple[int, int]]) -> Counter[str] | None:
-        """Return all elements by type; None where it is not known how often some while loop turns.
+        """Return all elements by type, or None if the turns of some while loop are unknown.
 
-        compiled: (elements of one turn, turns) of the loops in the compiled program. Loops are matched by size, so all
-        loops of a size must turn equally often.
+        compiled: (elements per turn, turns) of each loop in the compiled program. Loops are matched by the
+        size of a turn, so all loops of the same size must turn equally often.
         """
         total = Counter(self.elements)
         for times, once in self.loops:
@@ -63,7 +66,7 @@ class Written:
 
 
 def _walk(jaxpr: Any, times: int, found: Written) -> None:
-    """Add what is sent while this is run `times` times; loops of known length multiply."""
+    """Add to `found` what the program sends when it is run `times` times, including loops of known length."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name == "ppermute":
@@ -73,7 +76,7 @@ def _walk(jaxpr: Any, times: int, found: Written) -> None:
             condition, body = Written(), Written()
             _walk(equation.params["cond_jaxpr"].jaxpr, 1, condition)
             _walk(equation.params["body_jaxpr"].jaxpr, 1, body)
-            # a condition is asked once more than its body turns, and a loop in a loop has turns of its own
+            # A condition runs once more often than its body, and an inner loop has its own number of turns.
             found.unclear |= bool(condition.elements or body.loops or body.unclear)
             if body.elements:
                 found.loops.append((times, body.elements))
@@ -101,7 +104,10 @@ def _inside(equation: Any) -> Iterator[Any]:
 
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Halves the time to compile. It concerns machine code: messages and buffers are decided before."""
+"""Halves the compile time.
+
+Only machine code is affected, because messages and buffers are decided earlier.
+"""
 BRANCH, TURNS = "branch", "turns"
 LONGEST_WORD = 200
 
@@ -110,13 +116,17 @@ LONGEST_WORD = 200
 class Examined:
     """The outcome of a program on a mesh.
 
-    results: its arrays, float32, whole; none where it was not run. dtypes: what they were. fault: what is
-    wrong with the form of the answer. not_run: why it was compiled and not run: BRANCH, as a message stands
-    in a branch, or TURNS, as one stands in a loop of unknown length; both can hang. messages, blocks: what a
-    device sends, in messages and in arrays of k's size. types: the same by type, as the program is written
-    down: a compiler for CPUs may widen what it sends. untold: whether a loop's messages stand in no type, as nobody
-    knows which turns are its own. others: collectives beside ppermute, and callbacks of Python, by name.
-    scratch: bytes that a device needs beside its arguments and results.
+    results: the program's whole arrays in float32, empty if it was not run.
+    dtypes: the arrays' dtypes before they were converted to float32.
+    fault: what is wrong with the form of the answer.
+    not_run: why the program was compiled but not run, because it might hang: BRANCH if a message is in a
+    branch, TURNS if a message is in a loop with an unknown number of turns.
+    messages, blocks: what a device sends, counted in messages and in arrays of k's size.
+    types: blocks by type, read before compilation because a compiler for CPUs may widen the data that it
+    sends.
+    untold: whether a loop's messages are missing in `types`, because its number of turns is not known.
+    others: collectives besides ppermute, and callbacks of Python, by name.
+    scratch: the bytes that a device needs besides its arguments and results.
     """
 
     results: tuple[np.ndarray, ...] = ()
@@ -131,7 +141,7 @@ class Examined:
     scratch: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `taken_in` reads."""
+        """Return the fields as a dict, in the form that `taken_in` reads."""
         return dict(vars(self))
 
 
@@ -139,7 +149,7 @@ KINDS = {name: type(value) for name, value in vars(Examined()).items()}
 
 
 def taken_in(value: Any) -> Examined:
-    """Return what a worker has examined. Raises: ProtocolError where its form is another."""
+    """Return the `Examined` that a worker sent as a dict. Raises: ProtocolError if its form is wrong."""
     ok = isinstance(value, dict) and set(value) == set(KINDS)
     ok = ok and all(type(value[name]) is kind for name, kind in KINDS.items())
     ok = ok and all(isinstance(part, np.ndarray) and part.dtype == np.float32 for part in value["results"])
@@ -153,19 +163,19 @@ def taken_in(value: Any) -> Examined:
         for count in (value["messages"], value["blocks"], value["scratch"], *value["types"].values())
     )
     if not ok:
-        raise ProtocolError("what an examined program answered, sent and held", "something else")
+        raise ProtocolError("the answer, traffic and memory of an examined program", "something else")
     return Examined(**value)
 
 
 MOST_KNOWN = 64
 Loops: TypeAlias = Sequence[tuple[int, int]]
-"""Loops that send something: the elements of one turn, and how often it turns."""
+"""For each loop that sends something, the elements per turn and the number of turns."""
 _known: dict[str, tuple[Any, Examined, Loops]] = {}
-"""Compiled programs, by their text before compilation, which says all that goes into it; devices are the same ever."""
+"""Compiled programs by their text before compilation, which determines the result."""
 
 
 class _FormError(Exception):
-    """The program's answer is no (out, lse): ends its tracing."""
+    """The program's answer is not (out, lse). Raising this error ends the tracing."""
 
 
 def examine(
@@ -178,15 +188,17 @@ def examine(
     keywords: Mapping[str, Any] | None = None,
     run: bool = True,
 ) -> Examined:
-    """Return what came of `program(q, k, v, positions, **keywords)` on the devices of a mesh.
+    """Return the outcome of `program(q, k, v, positions, **keywords)` on the devices of a mesh.
 
-    positions: (P, L), which global positions each device owns. arrays: q, k and v, whole, in the order in
-    which positions deals them; they go to `dtype`. With cotangents, (dout, dlse), the results are out, lse,
-    dq, dk and dv, and what is counted is that of forward and backward in one compiled program. Without
-    `run` only types and dtypes are said, and it is compiled only where the turns of a loop have to be known.
+    positions: (P, L), the global positions that each device owns.
+    arrays: q, k and v of all tokens, in the order of `positions`; they are converted to `dtype`.
+    cotangents: with (dout, dlse), the results are out, lse, dq, dk and dv, and forward and backward are
+    counted together, in one compiled program.
+    run: if False, only types and dtypes are returned; the program is compiled only if the turns of a loop
+    have to be known.
 
-    Raises: Failure where JAX is not installed, has fewer devices, or writes programs in a form not known here; whatever
-    the program raises.
+    Raises: Failure if JAX is not installed, has too few devices, or writes programs in an unknown form; also
+    whatever the program raises.
     """
     if missing := extra_is_missing("jax"):
         raise Failure(f"This exercise needs the extra [jax]: {missing}")
@@ -227,11 +239,12 @@ def _in_blocks(elements: Counter[str], block: float) -> dict[str, float]:
 
 
 def _mesh(P: int) -> Any:
-    """Return a mesh of the first P devices. Raises: Failure where there are too few."""
+    """Return a mesh of the first P devices. Raises: Failure if there are too few devices."""
     import jax
     from jax.sharding import AxisType
 
-    with contextlib.suppress(RuntimeError):  # if it has computed before, its setting is checked below
+    # after JAX's first computation these settings are refused; the number of devices is checked below
+    with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", DEVICES)
     devices = jax.devices("cpu")
@@ -250,7 +263,10 @@ def _traced(
     given: Sequence[Any],
     keywords: dict[str, Any],
 ) -> Any:
-    """Return what JAX writes down of the program on all devices. Raises: _FormError."""
+    """Return the program on all devices as JAX traces it.
+
+    Raises: _FormError if it does not return (out, lse).
+    """
     import jax
     from jax.sharding import PartitionSpec
 
@@ -269,7 +285,10 @@ def _traced(
 
 
 def _compiled(lowered: Any, block: float) -> tuple[Any, Examined, Loops]:
-    """Return the compiled program, and what is said of it without running it; a block has so many elements."""
+    """Return the compiled program, with its counts and loops from `_looked_at`.
+
+    block: the number of elements of one device's k.
+    """
     text = lowered.as_text()
     if text not in _known:
         if len(_known) == MOST_KNOWN:
@@ -280,7 +299,10 @@ def _compiled(lowered: Any, block: float) -> tuple[Any, Examined, Loops]:
 
 
 def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
-    """Return what a compiled program sends and holds, and its loops that send. Raises: Failure."""
+    """Return what a compiled program sends and holds, and its loops that send.
+
+    Raises: Failure for a program in a form that cannot be read.
+    """
     try:
         sent = traffic(compiled.as_text())
     except UnknownForm as unknown:
@@ -300,7 +322,7 @@ def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
 
 
 def _expect_state(answer: Any, q: Any) -> tuple[Any, Any]:
-    """Return the program's answer. Raises: _FormError where it is no (out, lse) of this device's queries."""
+    """Return the program's answer. Raises: _FormError if it is not (out, lse) of this device's queries."""
     import jax.numpy as jnp
 
     if answer is None:

@@ -1,9 +1,9 @@
-"""Grading with nbgrader: its commands, gradebook, feedback and formgrader, with the scores of ringlab's judge.
+"""Grading with nbgrader: its commands, gradebook, feedback and formgrader, with scores from ringlab's judge.
 
-nbgrader runs what learners hand in inside its own process's kernel and reads the scores from the outputs,
-so a submission that overwrites a check gets full marks. Here it runs nothing: `ringlab nbgrader config`
-writes a configuration that puts `converters.Submitted` and `converters.Judged` in place of what reads
-and executes submissions. nbgrader is an optional extra and is imported in `converters` only.
+nbgrader itself runs submissions in a kernel of its own and reads the scores from the outputs, so a submission
+that overwrites a check gets full marks. Here nbgrader runs nothing: `ringlab nbgrader config` writes a
+configuration that puts `converters.Submitted` and `converters.Judged` in place of the classes that read and
+execute submissions. nbgrader is an optional extra and is imported only in `converters`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The classes that nbgrader's configuration names in place of its own: they read, execute and save, but run nothing.
+"""The classes that replace nbgrader's own: they read submissions, have the judge grade them, and save scores.
 
-This module alone imports nbgrader; `course.CONFIG` names its classes as text, so that nbgrader stops where
-they cannot be imported instead of executing what learners wrote.
+They never run a submission in nbgrader's process. This module alone imports nbgrader. `course.CONFIG` gives
+the names of its classes as text, so if they cannot be imported, nbgrader stops and does not execute what
+learners wrote.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ NOT_OURS = "this cell is not one of ringlab's, and nothing is run here: grade it
 
 
 class Submitted(NotebookExporter):
-    """In place of nbgrader's exporter: reads any submitted file as data."""
+    """Replaces nbgrader's exporter and reads any submitted file as data."""
 
     def from_filename(
         self, filename: str, resources: dict[str, Any] | None = None, **keywords: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the notebook text and resources, as nbconvert does."""
+        """Return the notebook's text and resources, as nbconvert does."""
         course, names = _coursedir(self), (resources or {})["nbgrader"]
         if Path(filename) == _path(course, course.autograded_directory, names):  # what this wrote itself
             return super().from_filename(filename, resources=resources, **keywords)
@@ -42,7 +43,7 @@ class Submitted(NotebookExporter):
 
 
 class Judged(NbGraderPreprocessor):
-    """In place of nbgrader's Execute: writes what the judge says of the submitted file into the graded cells."""
+    """Replaces nbgrader's Execute and writes the judge's results for the submitted file into graded cells."""
 
     unsafe = Bool(
         False,
@@ -56,7 +57,7 @@ class Judged(NbGraderPreprocessor):
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Return the notebook with an output in every graded cell.
 
-        Raises: SandboxError where no sandbox can be set up; nobody gets a zero for that.
+        Raises: SandboxError if no sandbox can be set up, so that nobody gets a zero because of that.
         """
         names = resources["nbgrader"]
         course = _coursedir(self)
@@ -74,10 +75,10 @@ class Judged(NbGraderPreprocessor):
 
 
 class Saved(SaveAutoGrades):
-    """nbgrader's saving of scores; undecided cells are marked for a person."""
+    """nbgrader's saving of scores, which also marks undecided cells for grading by a person."""
 
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        """Return the notebook as it is; the scores are in nbgrader's gradebook then."""
+        """Return the notebook unchanged, after saving the scores in nbgrader's gradebook."""
         notebook, resources = super().preprocess(notebook, resources)
         names = resources["nbgrader"]
         place = names["notebook"], names["assignment"], names["student"]
@@ -89,7 +90,7 @@ class Saved(SaveAutoGrades):
 
 
 def known_cells(names: dict[str, str]) -> list[Known]:
-    """Return what nbgrader's gradebook keeps of the released notebook: no submission can change it."""
+    """Return the cells of the released notebook from nbgrader's gradebook, which no submission can change."""
     with Gradebook(names["db_url"]) as book:
         notebook = book.find_notebook(names["notebook"], names["assignment"])
         graded = {cell.name: float(cell.max_score) for cell in (*notebook.grade_cells, *notebook.task_cells)}
@@ -107,7 +108,10 @@ def known_cells(names: dict[str, str]) -> list[Known]:
 
 
 def exercise_of(known: list[Known]) -> Exercise | None:
-    """Return the exercise whose points these cells hold: the released notebook says so, not the submission."""
+    """Return the exercise whose points the released notebook's cells hold.
+
+    It is None if the cells belong to no exercise or to several.
+    """
     stages = {cell.stage for cell in known if cell.stage and cell.grade}
     ids = {stage.partition(".")[0] for stage in stages}
     return load_exercise(ids.pop()) if len(ids) == 1 else None
@@ -126,7 +130,10 @@ def _stage_named(grade_id: str) -> str | None:
 def write_scores(
     notebook: NotebookNode, known: list[Known], exercise: Exercise, report: GradeReport
 ) -> set[str]:
-    """Write the report into the graded cells; return those where a check, not the answer, may be at fault."""
+    """Write the report into the graded cells.
+
+    Return the ids of cells where a check itself may be at fault.
+    """
     stages, view = submitted.stages_of(known, exercise.stages), submitted.view_of(report)
     results = {stage.stage: stage for stage in report.stages}
     views = {stage.id: stage for stage in view.stages}
@@ -145,7 +152,10 @@ def write_scores(
 
 
 def write_foreign(notebook: NotebookNode, known: list[Known]) -> set[str]:
-    """Give other people's test cells an output too, as nbgrader gives full marks to one that has none."""
+    """Write an output into graded cells that are not ringlab's, and return their ids.
+
+    nbgrader gives full marks to a graded cell without an output.
+    """
     foreign = set()
     for cell in notebook.cells:
         marks = cell.metadata.get("nbgrader", {})
@@ -166,7 +176,7 @@ def _released(course: CourseDirectory, names: dict[str, str]) -> list[str]:
 
 
 def _coursedir(part: Any) -> CourseDirectory:
-    """Return the course folder of the converter that an exporter, or a preprocessor of one, belongs to."""
+    """Return the course folder of the converter to which `part`, an exporter or a preprocessor, belongs."""
     while not isinstance(getattr(part, "coursedir", None), CourseDirectory):
         part = part.parent
     return part.coursedir

@@ -30,9 +30,9 @@ c.Autograde.autograde_preprocessors = [
 
 
 def write_config(folder: Path) -> Path:
-    """Return the path of the course folder's configuration after writing it; one that has ours is left alone.
+    """Write the course folder's configuration and return its path; keep a file that has our settings.
 
-    Raises: CourseError where there is one without ours.
+    Raises: CourseError if the file exists without our settings.
     """
     path = folder / CONFIG_NAME
     if path.exists():
@@ -47,17 +47,18 @@ def write_config(folder: Path) -> Path:
 
 
 def release(names: tuple[str, ...], folder: Path) -> list[Path]:
-    """Write exercises ("05") into the course folder's source/, one assignment each; return their paths.
+    """Write exercises ("05") into the course folder's source/, one assignment each, and return their paths.
 
-    They have nbgrader's metadata: solution cells, which nbgrader clears for learners, and locked cells
-    that hold each stage's points. Raises: CourseError for an unknown exercise, and where a notebook there was edited.
+    They have nbgrader's metadata: solution cells, which nbgrader clears for learners, and locked cells that
+    hold each stage's points. Raises: CourseError for an unknown exercise, and if a notebook in source/ was
+    edited.
     """
     root = find_root()
     chosen = [t for name in names for t in _exercises(root, name)]
     paths = [folder / "source" / t.slug / f"{t.slug}.ipynb" for t in chosen]
     for path in paths:
         if path.exists() and not _as_written(path):
-            raise CourseError("a source notebook as it was written", f"{path}, edited", "move it away first")
+            raise CourseError("an unedited source notebook", f"{path}, edited", "move it away first")
     for target, path in zip(chosen, paths, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(nbformat.writes(source_notebook(target, root)) + "\n", encoding="utf-8")
@@ -65,7 +66,7 @@ def release(names: tuple[str, ...], folder: Path) -> list[Path]:
 
 
 def source_notebook(target: Target, root: Path) -> NotebookNode:
-    """Return the instructor's version of an exercise: solutions stand between nbgrader's marks."""
+    """Return the instructor's version of an exercise, with solutions between nbgrader's marks."""
     notebook = prepare(target, root)
     notebook.cells = [cell for cell in notebook.cells if SOLUTION_ONLY not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:
@@ -79,7 +80,7 @@ def _as_written(path: Path) -> bool:
     try:
         return not is_edited(nbformat.read(path, as_version=4))
     except (ValueError, LookupError, AttributeError, nbformat.ValidationError):
-        return False  # the file is not ours to overwrite, even if it is damaged
+        return False  # the file is kept even if it is damaged, as it is the user's
 
 
 def _exercises(root: Path, name: str) -> list[Target]:

@@ -1,9 +1,9 @@
-"""A learner's submission as a notebook that nbgrader can read: their code, and metadata that are ours.
+"""A learner's submission as a notebook that nbgrader can read: the learner's code with metadata from ringlab.
 
-nbgrader trusts a submission's metadata: a rewritten schema version stops a whole class, a rewritten cell
-type or a second cell of one id loses a score, and Markdown is shown in the instructor's browser as it
-comes. So nothing of a submission is kept but the text of its cells. A stage's result becomes the output of its graded
-cell: the number that nbgrader reads, and words for people.
+nbgrader trusts a submission's metadata: a rewritten schema version stops the grading of a whole class, and a
+rewritten cell type or a second cell with the same id loses a score. nbgrader also shows Markdown unchanged in
+the instructor's browser. So only the text of a submission's cells is kept. A stage's result becomes the
+output of its graded cell: a number for nbgrader, and an explanation for people.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ringlab_course.judge.judge import GradeReport
 from ringlab_course.judge.submission import Cell, UnreadableError, read_submission
 
 SHOWN = 20_000
-"""Characters shown of a text cell."""
+"""The number of characters shown of a text cell."""
 _FENCES = re.compile("`+")
 
 
 @dataclass(frozen=True)
 class Known:
-    """A cell that nbgrader keeps of the released notebook; `stage` is ringlab's, as in "05.step"."""
+    """A cell of the released notebook, as nbgrader keeps it; `stage` is ringlab's name, such as "05.step"."""
 
     grade_id: str
     cell_type: str
@@ -49,7 +49,7 @@ class Known:
     stage: str | None = None
 
     def cell(self, source: str) -> NotebookNode:
-        """Return the cell with `source` in it and nbgrader's metadata of version 3."""
+        """Return the cell with `source` as its content and with nbgrader's metadata of version 3."""
         marks: dict[str, Any] = {
             "grade_id": self.grade_id,
             "schema_version": 3,
@@ -71,7 +71,7 @@ class Known:
 
 
 def solution_id(stage: str) -> str:
-    """Return nbgrader's name of the cell in which a stage is written."""
+    """Return nbgrader's name of the cell in which the answer to a stage is written."""
     return stage.replace(".", "-")
 
 
@@ -81,16 +81,16 @@ def check_id(stage: str) -> str:
 
 
 def stages_of(known: Iterable[Known], stages: Iterable[Stage]) -> dict[str, Stage]:
-    """Return which of `stages` are graded here, by the name of the cell that holds their points."""
+    """Return those of `stages` that are graded, by the name of the cell that holds their points."""
     graded = {cell.grade_id for cell in known if cell.grade}
     return {check_id(stage.id): stage for stage in stages if check_id(stage.id) in graded}
 
 
 def read(path: str | os.PathLike[str], known: Sequence[Known], released: Iterable[str] = ()) -> NotebookNode:
-    """Return the submission at `path` as a notebook whose graded cells are `known`, each exactly once.
+    """Return the submission at `path` as a notebook that contains each graded cell of `known` exactly once.
 
-    released: Markdown that is the course's own and is shown as Markdown; other text is shown as text.
-    An unreadable file gives a notebook that says why and has every graded cell.
+    released: the course's own Markdown, which is shown as Markdown; other Markdown is shown as plain text.
+    For an unreadable file, the notebook says why it cannot be read and has every graded cell.
     """
     try:
         submission = read_submission(path)
@@ -113,7 +113,10 @@ def read(path: str | os.PathLike[str], known: Sequence[Known], released: Iterabl
 
 
 def _names(cells: Sequence[Cell], ids: Sequence[str | None], known: Sequence[Known]) -> dict[int, Known]:
-    """Match cells to known ones by name and type; the last match counts."""
+    """Return the known cell for each cell index, matched by name and type.
+
+    Of several matches, the last counts.
+    """
     by_id = {each.grade_id: each for each in known}
     if len(ids) != len(cells):
         raise UnreadableError("a Jupyter notebook", "a file that changed while it was read")
@@ -128,7 +131,7 @@ def _names(cells: Sequence[Cell], ids: Sequence[str | None], known: Sequence[Kno
 
 
 def _own_ids(path: str | os.PathLike[str]) -> list[str | None]:
-    """Return the grade_id that each cell claims; its other claims are ignored."""
+    """Return the grade_id in each cell's metadata, or None; the other metadata are ignored."""
     try:
         cells = json.loads(Path(path).read_bytes().decode("utf-8-sig"))["cells"]
         marks = [(cell.get("metadata") or {}).get("nbgrader") for cell in cells]
@@ -139,7 +142,11 @@ def _own_ids(path: str | os.PathLike[str]) -> list[str | None]:
 
 
 def _with_missing(cells: list[NotebookNode], known: Sequence[Known]) -> list[NotebookNode]:
-    """Add what the learner took away: a stage's points below the stage if that is there, all else at the end."""
+    """Add the cells that the learner deleted.
+
+    A cell with a stage's points goes below the stage's solution cell, if that exists; all other cells go to
+    the end.
+    """
     there = {_grade_id(cell) for cell in cells}
     for each in known:
         if each.grade_id in there or not (each.grade or each.task or each.locked):
@@ -162,7 +169,7 @@ def _plain(cell: Cell, trusted: set[str]) -> NotebookNode:
 
 
 def _as_text(source: str) -> str:
-    """Return Markdown that shows `source` letter by letter, for any content."""
+    """Return Markdown that shows `source` literally, whatever it contains."""
     shown = legible(source, SHOWN)
     fence = "`" * (max(map(len, _FENCES.findall(shown)), default=0) + 3)
     return f"{fence}text\n{shown}\n{fence}"
@@ -187,7 +194,7 @@ _QUIET = "color: #555"
 
 
 def view_of(report: GradeReport) -> EntryView:
-    """Return what a learner may see of `report`: no probe of a hidden check, no seed."""
+    """Return the part of `report` that a learner may see: no probes of hidden checks, and no seed."""
     entry = Entry(
         learner="", exercise=report.exercise, path=report.path, digest="", graded_at="", seconds=report.seconds,
         report=report.as_dict(), earned=report.earned, maximum=report.points,
@@ -196,16 +203,16 @@ def view_of(report: GradeReport) -> EntryView:
 
 
 def output(score: float, maximum: float, view: EntryView, stage: StageView | None) -> NotebookNode:
-    """Return the output of a graded cell. nbgrader takes a result that is a number for the score.
+    """Return the output of a graded cell. nbgrader reads a result that is a number as the score.
 
-    A cell without an output would get full marks.
+    A graded cell without an output would get full marks.
     """
     data = {"text/plain": repr(float(score)), "text/html": str(_box(score, maximum, view, stage))}
     return nbformat.v4.new_output("execute_result", data=data, execution_count=1)
 
 
 def by_hand(said: str) -> NotebookNode:
-    """Return the output of a cell that is not ringlab's to grade; nbgrader takes it for no points."""
+    """Return the output of a cell that ringlab does not grade; nbgrader gives it no points."""
     return nbformat.v4.new_output("error", ename="NotGraded", evalue=said, traceback=[f"NotGraded: {said}"])
 
 
@@ -258,7 +265,7 @@ def _why(check: CheckView) -> Markup:
 
 
 def _hints(hints: tuple[tuple[str, Any], ...]) -> Markup:
-    """A ladder: each hint is opened on its own."""
+    """Return the hints as a list in which each hint is opened separately."""
     if not hints:
         return Markup("")
     rungs = [

@@ -1,4 +1,7 @@
-"""What exercise 21 calls: the conformance suite on the learner's own five functions, and a table beside known packages."""
+"""Functions that exercise 21 calls: the conformance suite on the learner's five functions, and a table.
+
+The table compares the learner's reports with committed reports on known packages.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,23 @@ from ringlab.viz.frontend import in_notebook
 
 FUNCTIONS = ("owned", "attend_block", "merge", "ring_forward", "ring_backward")
 REPORTS = ("benchmarks/results/conformance", "docs")
-"""Where a checkout keeps reports of the suite, as JSON."""
+"""The folders of a checkout that contain reports of the suite, as JSON."""
 HOLDS, FAILS, NOT_ASKED = "✓", "✗", "–"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One target in the table: its name, per check whether it holds, None where it does not apply, and how it was run."""
+    """One target in the table: its name, the result of each check, and how the target was run.
+
+    checks: whether each check holds, or None if the check does not apply to this target.
+    """
 
     name: str
     checks: Mapping[str, bool | None]
     about: str = ""
 
     def mark(self, check: str) -> str:
-        """Return how the table shows a check: holds, fails, does not apply; empty where nobody asked."""
+        """Return the table's mark for a check: holds, fails, does not apply, or "" if it was not run."""
         if check not in self.checks:
             return ""
         holds = self.checks[check]
@@ -68,9 +74,10 @@ class _Backward:
 
 
 def target(namespace: Mapping[str, Any]) -> Any:
-    """Return the five functions as a `ringlab.conformance.Target` that claims everything.
+    """Return the five functions as a `ringlab.conformance.Target` that claims to support everything.
 
-    Its layouts are those of the learner's `owned`. Raises: CourseError where one of the five is missing.
+    Its layouts are those of the learner's `owned`. Raises: CourseError if one of the five functions is
+    missing.
     """
     from ringlab.conformance import Target
     from ringlab_course.exercises.e21_capstone.parts import OWNERS
@@ -98,10 +105,12 @@ def conform(
     quick: bool = True,
     **asked: Any,
 ) -> Any:
-    """Return the suite's report on the five functions: on virtual ranks, or with transport="gloo" on processes.
+    """Return the conformance suite's report on the learner's five functions.
 
-    They are taken from `namespace`, by default from the notebook, and run in processes of their own. Prints
-    one line per check that fails. asked: what `ringlab.conformance.check` takes besides, as only=("masks",).
+    They run on virtual ranks, or on processes with transport="gloo". The functions are taken from
+    `namespace`, by default from the notebook, and run in separate processes. One line is printed for each
+    check that fails.
+    asked: further options of `ringlab.conformance.check`, such as only=("masks",).
     """
     from ringlab.conformance import check
 
@@ -120,7 +129,10 @@ def conform(
 
 
 def known_reports(root: str | os.PathLike[str] | None = None) -> tuple[Column, ...]:
-    """Return the committed reports on known packages below `root`, by default this checkout's; none elsewhere."""
+    """Return the committed reports on known packages below `root`, by default in this checkout.
+
+    The result is empty if no reports are found.
+    """
     base = Path(__file__).resolve().parents[2] if root is None else Path(root)
     found: dict[str, Column] = {}
     for folder in REPORTS:
@@ -136,7 +148,7 @@ def known_reports(root: str | os.PathLike[str] | None = None) -> tuple[Column, .
 
 
 def beside(*yours: Any, known: Sequence[Column] | None = None) -> None:
-    """Show a table: a row per check, a column per report of yours, then one per committed report."""
+    """Show a table with a row for each check, and a column for each report of `yours` and of `known`."""
     known = known_reports() if known is None else tuple(known)
     columns = [_column(f"yours, {report.transport}", report.as_dict()) for report in yours]
     columns += [replace(column, name=letter) for letter, column in zip(ascii_lowercase, known, strict=False)]
@@ -158,7 +170,7 @@ def _table(columns: Sequence[Column], rows: Sequence[str]) -> None:
 
 
 def _reports_in(content: Any) -> Iterator[dict[str, Any]]:
-    """Every report of the suite in a JSON document, however deep."""
+    """Yield every report of the suite in a JSON document, at any depth."""
     if isinstance(content, dict):
         checks = content.get("checks")
         if isinstance(checks, list) and all(isinstance(c, dict) and {"name", "ok"} <= set(c) for c in checks):
@@ -178,7 +190,7 @@ def _label(report: Mapping[str, Any]) -> str:
 
 
 def _about(report: Mapping[str, Any]) -> str:
-    """How a known package was run, as its report says."""
+    """Return how a known package was run, according to its report."""
     tier = "quick tier" if report.get("quick") else "full tier"
     claims = report.get("claims") or {}
     less = [

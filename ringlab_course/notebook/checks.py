@@ -1,4 +1,4 @@
-"""What an exercise notebook calls: check, hint, progress. Output is plain text and the same every time."""
+"""The functions that an exercise notebook calls: check, hint, progress. Their output is reproducible text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ RUNGS = ("a question", "a direction", "a line of mathematics")
 def check(stage_id: str, namespace: Mapping[str, Any] | None = None) -> None:
     """Run the visible checks of a stage ("05.forward"), or of all stages of an exercise ("05").
 
-    Prints one line per check; a wrong answer is printed, never raised, so that the cells below
-    still run. The functions are taken from `namespace`, by default from the notebook.
+    One line is printed for each check. A wrong answer is printed, never raised, so that the cells below still
+    run. The functions are taken from `namespace`, by default from the notebook.
 
-    Raises: CourseError where nbgrader runs the notebook to grade it, as it counts whatever does not raise.
+    Raises: CourseError if nbgrader itself runs the notebook to grade it, because a check that does not raise
+    would get full marks.
     """
-    if os.environ.get("NBGRADER_EXECUTION") == "autograde":  # full marks for whatever raises nothing
+    # nbgrader gives full marks to a cell that does not raise
+    if os.environ.get("NBGRADER_EXECUTION") == "autograde":
         needed = "nbgrader's settings by which ringlab's judge does the grading"
         raise CourseError(needed, "nbgrader running the notebook itself", "ringlab nbgrader config")
     if namespace is None:
@@ -49,7 +51,10 @@ def check(stage_id: str, namespace: Mapping[str, Any] | None = None) -> None:
 def _report(
     exercise: Exercise, stage: Stage, namespace: Mapping[str, Any], reports: dict[str, StageReport]
 ) -> StageReport:
-    """Return the report of a stage's visible checks, kept in `reports`; if it fails, helpers are tried as well."""
+    """Return the report of a stage's visible checks, and keep it in `reports`.
+
+    If a check fails, the helper functions that the stage uses are checked as well.
+    """
     if stage.function not in reports:
         report = run_in_process(stage, namespace, limits=OffLimits.of(exercise))
         if not report.ok:
@@ -77,7 +82,7 @@ def hint(stage_id: str) -> None:
 
 
 def progress() -> None:
-    """Print a line for each exercise, and one for each function of the exercise that you checked last."""
+    """Print a line for each exercise, and a line for each stage of the exercise that was checked last."""
     file = ProgressFile()
     checks, hints, grades = (file.section(name) for name in ("checks", "hints", "grades"))
     current = next(reversed(checks or hints or grades or {"": {}})).partition(".")[0]
@@ -98,7 +103,7 @@ def progress() -> None:
 
 
 def described(stage: Stage, report: StageReport) -> str:
-    """Return a stage's report as text, as `check` prints it."""
+    """Return a stage's report as the text that `check` prints."""
     head = f"{stage.id}  {stage.title}"
     if report.status == "not written":
         return f"{head}\n  – not written yet: {_without_prefix(report.checks[0].message, stage)}"
@@ -115,9 +120,10 @@ def described(stage: Stage, report: StageReport) -> str:
 
 
 def _check_lines(item: CheckReport, said: set[str]) -> list[str]:
-    """Return the lines of one check; a text in `said` is not repeated, and each new text is added to it.
+    """Return the lines of one check, without a message that is already in `said`; add new messages to `said`.
 
-    Where a mistake has a name, its smallest counterexample has been shown; where it has none, the next may help.
+    When a message is repeated, its counterexample is left out if the mistake has a name. If the mistake has
+    no name, the counterexample is shown if it is new, because it may help.
     """
     if item.ok and item.counted:
         return [f"  ✓ {item.title}"]
@@ -177,7 +183,7 @@ def _predictions_line(file: ProgressFile) -> str:
 
 
 def _show_text(text: str) -> Any:
-    """Show text that may hold mathematics: as Markdown in a notebook, as it is elsewhere."""
+    """Show text that may contain mathematics: as Markdown in a notebook, otherwise printed."""
     if not in_notebook():
         print(text)
         return

@@ -1,4 +1,7 @@
-"""Charts that were committed before a source was seen: kept in the progress file, and final once it is open."""
+"""Diagnoses that a learner committed in the ward, kept in the progress file.
+
+A diagnosis is final once the patient's source has been opened.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,24 @@ from ringlab_course.notebook.progressfile import ProgressFile
 
 SECTION = "charts"
 _HERE: dict[tuple[str, str], dict[str, Any]] = {}
-"""By progress file and patient: the diagnosis committed in this process, where the file cannot be written."""
+"""The diagnoses committed in this process, by progress file and patient, if the file cannot be written."""
 
 
 def committed(name: str) -> dict[str, Any]:
-    """Return what was committed of a patient (`opened`: whether its source was shown), or an empty dict."""
+    """Return the committed diagnosis of a patient, or an empty dict.
+
+    `opened`: whether its source was shown.
+    """
     file = ProgressFile()
     return file.get(SECTION, name) or _HERE.get((str(file.path), name), {})
 
 
 def commit(name: str, fault: str, evidence: str) -> None:
-    """Keep the diagnosis of a patient. Raises: CourseError if its source was shown, and another one was kept then."""
+    """Keep the diagnosis of a patient.
+
+    Raises: CourseError if the patient's source was already shown and the diagnosis differs from the committed
+    one.
+    """
     before = committed(name)
     if before.get("opened") and (before["fault"], before["evidence"]) != (fault, evidence):
         raise CourseError(
@@ -31,7 +41,7 @@ def commit(name: str, fault: str, evidence: str) -> None:
 
 
 def opened(name: str) -> None:
-    """Make the diagnosis of a patient final. Raises: CourseError if there is none."""
+    """Make the diagnosis of a patient final. Raises: CourseError if none was committed."""
     if not committed(name):
         raise CourseError(
             f"a diagnosis of {name} before its source",

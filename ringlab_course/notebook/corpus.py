@@ -1,9 +1,9 @@
-"""Real text that is on every machine: the Python standard library's own source, as bytes.
+"""Real text that every machine has: the source of the Python standard library, as bytes.
 
-The text differs a little between Python versions, so a notebook whose outputs are compared must
-not print what hangs on its details: print shapes, counts, bytes, rounds, and errors rounded to a
-bound, never a token, a value or a digest of the text. (The first line, the title of heapq, has
-stood there unchanged since Python 2.3 and may be shown.)
+The text differs a little between Python versions, so a notebook whose outputs are compared must not print
+anything that depends on its details. It may print shapes, counts, bytes, rounds, and errors rounded to a
+bound, but never a token, a value or a digest of the text. (The first line, the title of heapq, has been the
+same since Python 2.3 and may be shown.)
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from torch import Tensor
 from ringlab.errors import CourseError
 
 FIRST = ("heapq", "bisect", "textwrap", "fractions", "statistics", "random", "argparse")
-"""Modules that have been there for long and will stay; the others follow in alphabetical order."""
+"""The modules that come first, as they are old and will stay; the others follow in alphabetical order."""
 VOCABULARY, MODEL_DIM = 256, 128
 
 
 def text(n: int) -> str:
-    """Return about the first `n` bytes of the corpus as text, for looking at."""
+    """Return about the first `n` bytes of the corpus as readable text."""
     return _bytes(n).decode("utf-8", errors="replace")
 
 
 def tokens(n: int) -> Int[np.ndarray, "S"]:
     """Return the first `n` bytes of the corpus as token ids 0–255, int64.
 
-    Raises: CourseError if the standard library has no source here, or less than `n` bytes of it.
+    Raises: CourseError if the standard library has no source files here, or fewer than `n` bytes of them.
     """
     return np.frombuffer(_bytes(n), dtype=np.uint8).astype(np.int64)
 
 
 def embedded(n: int, seed: int = 0) -> Float[np.ndarray, "S E"]:
-    """Return the tokens as vectors of MODEL_DIM: a seeded embedding plus sinusoidal positions, RMS 1."""
+    """Return the first `n` tokens as vectors of MODEL_DIM: a seeded embedding plus sinusoidal positions.
+
+    The root mean square of each vector is 1.
+    """
     table = np.random.default_rng(seed).standard_normal((VOCABULARY, MODEL_DIM))
     frequencies = 10_000.0 ** (-np.arange(MODEL_DIM // 2) / (MODEL_DIM // 2))
     angles = np.arange(n)[:, None] * frequencies
@@ -77,7 +80,7 @@ def _bytes(n: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _sources() -> tuple[Path, ...]:
-    """The library's modules, those of FIRST first; names decide the order, not the disk."""
+    """Return the library's modules: first those in FIRST, then the others in alphabetical order."""
     folder = Path(sysconfig.get_path("stdlib"))
     first = [folder / f"{name}.py" for name in FIRST]
     rest = sorted(path for path in folder.glob("*.py") if path not in first)

@@ -1,4 +1,4 @@
-"""A committed guess before a run, and its comparison with what was measured."""
+"""A guess that a learner commits before a run, and its comparison with the measured result."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ringlab_course.notebook.progressfile import ProgressFile
 SECTION = "predictions"
 TOO_LATE = "closed: the measurement was seen before a prediction was made (reopen=True asks again)."
 CLOSE = 1.1
-"""A number within this factor of the measured one counts as right, unless it can be counted."""
+"""A number within this factor of the measured one counts as right, unless the measured one is a count."""
 COUNTABLE = 1000
-"""A whole number below this is a count, which has to be exact."""
+"""A whole number below this limit is a count, which has to be guessed exactly."""
 ROOM = "800px"
-"""Height of a question without an answer: the text after it, which says what was measured, is off the screen.
+"""Height of a question without an answer, which keeps the text after the question off the screen.
 
-Jupyter's sanitizer lets `height` in px pass, but neither `min-height` nor vh."""
+That text tells the result. Jupyter's sanitizer accepts `height` in px, but neither `min-height` nor vh.
+"""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prediction's text; either `choices` or a number in `unit`."""
+    """A prediction's question, which asks for one of `choices` or for a number in `unit`."""
 
     key: str
     text: str
@@ -34,7 +35,10 @@ class Question:
     unit: str = ""
 
     def parse(self, answer: Any) -> str | float:
-        """Return the answer as it is kept. Raises: CourseError if it is no choice or no number."""
+        """Return the answer in the form that is stored.
+
+        Raises: CourseError for an answer that is not one of the choices, or not a finite number.
+        """
         if self.choices:
             if answer in self.choices:
                 return str(answer)
@@ -50,7 +54,7 @@ class Question:
 
 _asked: dict[str, Question] = {}
 _forms: dict[str, Any] = {}
-"""The widget of each question that has one."""
+"""The widget of each question that is shown with a widget."""
 
 
 def predict(
@@ -62,10 +66,10 @@ def predict(
     answer: Any = None,
     reopen: bool = False,
 ) -> None:
-    """Ask for a guess and keep it: buttons for `choices`, else a number in `unit`.
+    """Ask for a guess and keep it: with buttons for `choices`, otherwise with a field for a number in `unit`.
 
-    A guess can be given once, and only before the measurement is compared with it. `answer` gives
-    it in code, for those who would rather type than click; `reopen` forgets guess and measurement.
+    A guess can be given once, and only before `compare` has shown the result. `answer` gives the guess in
+    code instead of by a click. `reopen` deletes the guess and the result.
     """
     question = Question(key, text, tuple(choices or ()), unit)
     _asked[key] = question
@@ -82,7 +86,7 @@ def predict(
 
 
 def commit(question: Question, answer: Any) -> str:
-    """Keep `answer` unless the question is closed; return what to tell the learner."""
+    """Keep `answer` unless the question is closed; return the text to show to the learner."""
     if closed := _closed(question.key):
         return closed
     guess = question.parse(answer)
@@ -101,7 +105,7 @@ def static_form(question: Question) -> str:
 
 
 def compare(key: str, measured: Any, *, unit: str = "") -> None:
-    """Print what was measured beside the guess made in `predict(key, …)`, and close the question."""
+    """Print the measured result beside the guess made in `predict(key, …)`, and close the question."""
     question = _asked.get(key)
     unit = unit or (question.unit if question else "")
     file = ProgressFile()
@@ -118,7 +122,7 @@ def compare(key: str, measured: Any, *, unit: str = "") -> None:
 
 
 def is_right(guess: Any, measured: Any) -> bool:
-    """Return whether a guess agrees: the same choice or count, or a number within 10 percent."""
+    """Return whether a guess is right: the same choice or count, or a number within 10 percent."""
     if isinstance(guess, str) or isinstance(measured, str):
         return guess == measured
     if float(measured).is_integer() and abs(measured) < COUNTABLE:
@@ -146,7 +150,7 @@ def _closed(key: str) -> str:
 
 
 def _shown(value: Any, unit: str) -> str:
-    """A count stays a count: 35,355 tokens, where four digits would make it 3.536e+04."""
+    """Return a value with its unit. Whole numbers keep all digits: 35,355 tokens instead of 3.536e+04."""
     if not isinstance(value, str):
         is_count = 1e4 <= abs(value) < 1e12 and float(value).is_integer()
         value = f"{value:,.0f}" if is_count else f"{value:.4g}"
@@ -154,7 +158,7 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def _show_static(question: Question) -> None:
-    """Show the question as it is kept in a notebook that nobody has run yet, with room below it."""
+    """Show the question as it appears in a notebook that nobody has run yet, with empty space below it."""
     from IPython.display import display
 
     text = static_form(question)
@@ -194,7 +198,8 @@ def _buttons(question: Question, status: Any) -> list[Any]:
     def clicked(button: Any) -> None:
         status.value = _escaped(commit(question, button.description))
         button.button_style = "primary"
-        # A disabled control loses the focus, and Shift+Enter with it; a second click on this one changes nothing.
+        # The clicked button stays enabled, because a disabled one would lose the focus that Shift+Enter
+        # needs. Clicking it again changes nothing.
         for other in buttons:
             other.disabled = other is not button
 
@@ -206,7 +211,8 @@ def _buttons(question: Question, status: Any) -> list[Any]:
 def _number_field(question: Question, status: Any) -> list[Any]:
     ipywidgets = import_widgets()
 
-    # A click is sent at once, while keystrokes queue behind a busy kernel: sent one by one, "16" could be kept as "1".
+    # The number is sent when the field is left. Sent on every keystroke, "16" could be kept as "1", because
+    # keystrokes queue behind a busy kernel while a click is sent at once.
     field = ipywidgets.Text(
         placeholder="a number", continuous_update=False, layout=ipywidgets.Layout(width="10em")
     )
@@ -218,7 +224,7 @@ def _number_field(question: Question, status: Any) -> list[Any]:
         except CourseError:
             status.value = "Please give a number, as in 3.5 or 2e6."
             return
-        field.disabled = True  # the button keeps the focus: see `_buttons`
+        field.disabled = True  # the button stays enabled to keep the focus: see `_buttons`
 
     button.on_click(clicked)
     return [field, ipywidgets.Label(question.unit), button]

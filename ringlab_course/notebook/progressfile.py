@@ -18,9 +18,9 @@ VARIABLE = "RINGLAB_PROGRESS"
 
 
 def progress_path() -> Path:
-    """Return where the progress is kept: $RINGLAB_PROGRESS, else the user's data directory.
+    """Return the path of the progress file: $RINGLAB_PROGRESS, or else a file in the user's data directory.
 
-    Raises: MissingExtraError without platformdirs, which knows that directory.
+    Raises: MissingExtraError without platformdirs, which finds that directory.
     """
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
@@ -31,13 +31,13 @@ def progress_path() -> Path:
 
 
 class ProgressFile:
-    """Entries by section and key. Every write is atomic; a damaged file is kept aside, never lost."""
+    """Entries by section and key. Every write is atomic, and a damaged file is renamed, never lost."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or progress_path()
 
     def get(self, section: str, key: str) -> dict[str, Any]:
-        """Return the entry, or an empty one."""
+        """Return the entry, or an empty dict if there is none."""
         entry = self.section(section).get(key)
         return dict(entry) if isinstance(entry, dict) else {}
 
@@ -48,17 +48,18 @@ class ProgressFile:
     def update(self, section: str, key: str, **values: Any) -> None:
         """Set fields of one entry and write the file.
 
-        A directory that cannot be written costs the learner the record, not the lesson: that is
-        said in one line and nothing is raised.
+        If the file cannot be written, one line is printed and nothing is raised, so that the lesson can go
+        on.
         """
 
         def merge(entries: dict[str, Any]) -> None:
-            entries[key] = {**entries.pop(key, {}), **values}  # the last entry of a section is the latest
+            # the entry moves to the end of its section, so the latest entry is last
+            entries[key] = {**entries.pop(key, {}), **values}
 
         self._change(section, merge)
 
     def forget(self, section: str, key: str) -> None:
-        """Remove one entry, if it is there, and write the file."""
+        """Remove one entry, if it exists, and write the file."""
         self._change(section, lambda entries: entries.pop(key, None))
 
     def _change(self, section: str, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -89,7 +90,7 @@ class ProgressFile:
         return {**_fresh(), **document}
 
     def _keep_aside(self) -> dict[str, Any]:
-        """Rename a file that cannot be read to .bak (.bak-2, …), say so, and start afresh."""
+        """Rename a file that cannot be read to .bak (.bak-2, …), say so, and return an empty document."""
         aside, count = self.path.with_name(self.path.name + ".bak"), 1
         while aside.exists():
             count += 1
@@ -115,10 +116,10 @@ class ProgressFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one notebook at a time read, change and write."""
+        """Lock the file, so that only one notebook at a time reads, changes and writes it."""
         try:
             import fcntl
-        except ImportError:  # no such lock on Windows: the last writer wins
+        except ImportError:  # Windows has no fcntl: the last writer wins
             yield
             return
         with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:

@@ -1,4 +1,4 @@
-"""A learner's work in the ward: read complaints, examine, order a report, commit a diagnosis, then open a source."""
+"""Functions of exercise 16's ward: read complaints, examine, report, commit a diagnosis, open a source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PLACE = re.compile(r"error (\S+) beyond \S+, batch \d+, head \d+, token \d+: (\
 
 
 def ward(*names: str) -> None:
-    """Print who complains of what: the patients of exercise 16, or those that are named, from the field too."""
+    """Print the complaints of the patients of exercise 16, or of the patients in `names`.
+
+    Patients from the field can be named, too.
+    """
     for name in names or TO_MEND:
         each = FIELD.get(name) or patient(name)
         print(f"{each.name}, returns {', '.join(each.returns)}")
@@ -29,17 +32,20 @@ def ward(*names: str) -> None:
 
 
 def examine(name: str, ranks: int, tokens: int, **case: Any) -> Findings:
-    """Return the findings of one run on `ranks` ranks with `tokens` tokens each; print them to read them.
+    """Return the findings of one run on `ranks` ranks with `tokens` tokens each; print() shows them readably.
 
-    case: layout (one of `ringlab.layout.layout_names()`), causal, dtype ("float32", "bfloat16"). Errors within
-    the bound are shown as "rounding".
+    case: layout (one of `ringlab.layout.layout_names()`), causal, dtype ("float32" or "bfloat16"). Errors
+    within the bound are shown as "rounding".
     Raises: CourseError for a patient or a case that does not exist.
     """
     return _examine(patient(name), Case(ranks, tokens, **case))
 
 
 def report(name: str, *only: str) -> Report:
-    """Return the conformance report of a patient, on the clinic's checks or on those that are named; print what failed."""
+    """Return the conformance report of a patient, and print the result of each check.
+
+    only: the names of the checks to run; all of the clinic's checks if empty.
+    """
     found = suite.report(patient(name), only or suite.CHECKS)
     for finding in found.findings[1:]:
         if not finding.applies:
@@ -53,9 +59,10 @@ def report(name: str, *only: str) -> Report:
 
 
 def seen(evidence: str) -> str:
-    """Return what a check saw in the words of the ward: the first wrong run, NaN as NaN, no remedy.
+    """Return a check's evidence in the words of the ward: the first wrong run, NaN as "NaN", no remedy.
 
-    No bound either: it is measured on the plainest implementation, so its digits are this machine's.
+    The bound is left out as well. It is measured on the plainest implementation, so its digits depend on the
+    machine.
     """
     text = " ".join(evidence.split()).partition("; worst: ")[0].partition("; remedy: ")[0]
     text = _RUNS.sub(r"in \1 of the \2 runs on P = \3; first: ", text)
@@ -65,11 +72,12 @@ def seen(evidence: str) -> str:
 
 
 def commit(name: str, chart: Any) -> None:
-    """Keep this chart as the diagnosis of a patient if what it says holds; else print what does not.
+    """Keep this chart as the diagnosis of a patient if its claims hold; otherwise print which do not.
 
-    Tried are the case, that it is the smallest, what matters, and the check. The name of the fault is not:
-    that is what the source is opened to see. Until then a chart may be changed, and after it no more.
-    Raises: CourseError for another chart than the one with which the source was opened.
+    The claims that are tested are the case, that no smaller case fails, what matters, and the check. The name
+    of the fault is not tested, because the learner opens the source to see it. A chart may be changed until
+    then, and not afterwards.
+    Raises: CourseError if the chart differs from the one with which the source was opened.
     """
     from ringlab_course.exercises.e16_bug_clinic import charts as e16_charts
 
@@ -85,9 +93,9 @@ def commit(name: str, chart: Any) -> None:
 
 
 def open_source(name: str) -> None:
-    """Print the patient's program; its diagnosis is final from now on.
+    """Print the patient's program; the patient's diagnosis is final from now on.
 
-    Raises: CourseError if none was committed.
+    Raises: CourseError if no diagnosis was committed.
     """
     each = patient(name)
     committed.opened(name)
@@ -95,7 +103,7 @@ def open_source(name: str) -> None:
 
 
 def open_helpers(*names: str) -> None:
-    """Print the helpers that all patients share, all of them or those that are named. Nothing is wrong with them."""
+    """Print the helpers that all patients share, or only the named ones. The helpers contain no fault."""
     for name in names or ("sees", "scores_of", "nothing_seen", "attend", "block_backward", "send", "receive"):
         print(inspect.getsource(getattr(bedside, name)))
 

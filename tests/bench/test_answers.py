@@ -1,4 +1,4 @@
-"""Waiting for commands: whole processes are timed, and what is no answer is not."""
+"""Waiting for commands: whole processes are timed, and an output that is no answer is rejected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ringlab.bench import conformance
 from ringlab.bench.answers import bench_answers, bench_simulator
 from ringlab.cli import app
 from ringlab.errors import RinglabError
+
+pytestmark = pytest.mark.thorough
 
 
 def test_the_first_answer_is_not_counted_and_the_command_writes_what_it_prints(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calibration: what was measured becomes hardware, and predictions are compared with runs of the same ring."""
+"""Calibration: measured times become a hardware description, whose predictions are compared with runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
 from ringlab.plan import Tile
 
+pytestmark = pytest.mark.thorough
+
 SIZES = Attention(1, 4, 2, 64, "float32")
 LAUNCH, SCORE, ROW = 2e-5, 4e-9, 3e-8
 LATENCY, RATE = 1e-4, 1e9
 
 
 def made_up(factor: float = 1.0, kernel_tile: int | None = None) -> Measured:
-    """What a machine would have measured whose tiles and messages take exactly these times."""
+    """Return the measurements of a machine whose tiles and messages take the times of simple formulas."""
     kernel = None if kernel_tile is None else (kernel_tile, kernel_tile)
     tiles = {
         (of, rows, keys): times * (LAUNCH + 4 * rows * (keys * SCORE + ROW))
@@ -39,7 +41,7 @@ def made_up(factor: float = 1.0, kernel_tile: int | None = None) -> Measured:
     }
     links = {nbytes: LATENCY + nbytes / RATE for nbytes in (1 << 12, 1 << 20, 1 << 24)}
     runs = {("forward", 2048): 1.0, ("forward_backward", 2048): 1.0}
-    short = {"forward": 0.0, "forward_backward": 0.0}  # less than its tiles take: steps take nothing
+    short = {"forward": 0.0, "forward_backward": 0.0}  # shorter than the tiles alone, so a step costs nothing
     exact = Measured(SIZES, 2, 3, tiles, links, runs, causal, short, 3e10, 8e9)
     cases = compare(exact, as_hardware(exact, "exact"))
     return replace(exact, runs={(c["pass"], c["tokens"]): factor * c["predicted_s"] for c in cases})
@@ -55,7 +57,7 @@ def test_a_machine_that_behaves_as_fitted_is_predicted_without_error() -> None:
 
 @pytest.mark.parametrize(("kernel_tile", "scores"), [(None, 1024 * 1025 // 2), (512, 3 * 512**2)])
 def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, scores: int) -> None:
-    """P=2, 2,048 tokens, zig-zag: one triangle of 1,024 rows, then half a block."""
+    """The prediction equals a count by hand: a rank has one triangle of 1,024 rows, then half a block."""
     measured = made_up(kernel_tile=kernel_tile)
     forward = compare(measured, as_hardware(measured, "exact"))[0]
     assert (forward["pass"], forward["tokens"]) == ("forward", 2048)
@@ -69,7 +71,7 @@ def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, sco
 
 
 def test_steps_take_what_a_short_ring_takes_beside_its_tiles() -> None:
-    """About two steps of 1 ms forward and of 3 ms backward: less the time of messages that they hide."""
+    """A step takes about 1 ms forward and 3 ms backward beside its tiles, less the hidden message time."""
     bare = made_up()
     of_tiles = {
         of: _predicted(bare, as_hardware(bare, "bare"), of, FEW) for of in ("forward", "forward_backward")
@@ -95,7 +97,7 @@ def test_steps_take_what_a_short_ring_takes_beside_its_tiles() -> None:
 
 
 def test_steps_that_hide_behind_messages_are_as_long_as_the_short_ring_says() -> None:
-    """With 2 ms of latency a step of 64 tokens waits for its message, whatever it computes."""
+    """With 2 ms of latency, a step of 64 tokens waits for its message, however little it computes."""
     bare = made_up()
     measured = replace(
         bare,

@@ -1,4 +1,4 @@
-"""Pictures of results: those that were measured, and made-up ones for what no machine here can measure."""
+"""Pictures of results: measured ones, and made-up ones for hardware that no machine here has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from matplotlib.image import imread
 
 from ringlab.bench.draw import draw_all
 from ringlab.errors import RinglabError
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MEASURED = sorted((CHECKOUT / "benchmarks/results").glob("*.json"))

@@ -1,4 +1,4 @@
-"""A profiler's trace read as lanes: what covers what, what is exposed, and which events belong to a lane."""
+"""A profiler's trace read as lanes: covered time, exposed time, and which events belong to a lane."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from ringlab.errors import CommError
 from ringlab.viz import lanes
 from ringlab.viz.lanes import MARK, Span, exposed, lane_of, of_trace, overlap, read, union, without
 
+pytestmark = pytest.mark.thorough
+
 TICKS = st.integers(0, 30)
 INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))), max_size=8)
 
 
 def ticks(intervals):
-    """The ticks that intervals cover, one by one."""
+    """Return the set of all integer ticks that the intervals cover."""
     return {tick for start, end in intervals for tick in range(start, end)}
 
 
@@ -92,7 +94,7 @@ def test_in_a_gpu_trace_what_the_cpu_did_is_no_lane():
 
 
 def test_a_clock_that_counts_from_years_ago_costs_no_digits():
-    begin = 4_500_937_571_208.125  # microseconds: the next float is a nanosecond away
+    begin = 4_500_937_571_208.125  # microseconds; neighbouring floats are a nanosecond apart
     document = {
         "traceEvents": [event(MARK, begin, 1, "user_annotation"), event("gloo:send", begin + 8, 0.3004)]
     }
@@ -138,7 +140,7 @@ def test_both_orders_compute_attention(order):
 
 
 def waits_between(ring):
-    """A message that is posted, and waited for with nothing beside it, then one beside a computation."""
+    """Wait for one message with no computation beside it, then for one beside a computation."""
     x = torch.zeros(1 << 16)
     work = ring.post(x)
     work.wait()

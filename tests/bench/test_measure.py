@@ -1,4 +1,4 @@
-"""The benches of kernels, run on the CPU: nothing is timed before it was found right, on memory that was full of NaN."""
+"""The benches of kernels, run on the CPU: results on memory full of NaN must be right before the timing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import relative_error, truth
 from ringlab.merge import Partial
 
+pytestmark = pytest.mark.thorough
+
 SMALL = Problem(H=2, S=130, D=16)
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class NoPoison(Cpu):
-    """A mutant: its poison does nothing."""
+    """A mutant of the device whose `poison` does nothing."""
 
     def poison(self, outputs: tuple[Tensor, ...]) -> None:
         pass
@@ -44,7 +46,7 @@ RIGHT = whole(one_block("naive"), causal=True)
 
 
 def changed(change: Change) -> Contender:
-    """The right contender with its results changed."""
+    """Return the right contender with `change` applied to its results."""
 
     def turn(inputs: Any, of: str) -> Turn:
         right = RIGHT.turn(inputs, of)
@@ -85,7 +87,7 @@ def test_a_wrong_kernel_is_refused_and_not_timed(name: str) -> None:
 
 
 class Lazy:
-    """A kernel that writes a buffer once and, from its second run on, leaves some rows as they lie there."""
+    """A kernel that writes a buffer once and, from its second run on, leaves some rows unwritten."""
 
     def __init__(self, rows: slice) -> None:
         self.rows = rows
@@ -106,7 +108,7 @@ class Lazy:
 
 @pytest.mark.parametrize("rows", [slice(None), slice(120, 121), slice(-1, None)], ids=str)
 def test_a_kernel_that_does_not_write_is_found_by_the_poison_alone(rows: slice) -> None:
-    """What lies in the buffer is the right result of the run before: without poison nobody would notice."""
+    """Only the poison finds this kernel, as its buffer still has the result of the previous run."""
     refusal = bench().admit(Lazy(rows).contender(), "forward").refusal
     assert refusal is not None and "not written" in refusal
     assert bench(NoPoison()).admit(Lazy(rows).contender(), "forward").refusal is None
@@ -124,9 +126,9 @@ class Skips(Naive):
 
 @pytest.mark.parametrize("P", [1, 3])
 def test_rows_that_no_rank_writes_are_found_on_new_memory(P: int) -> None:
-    """On every thread, whatever the allocator hands out; the device's own poison plays no part."""
+    """Unwritten rows are found on every thread and in any memory, without the device's poison."""
     contender = emulated_ring(Skips(), P, causal=True)
-    with new_memory_is_nan():  # what the memory happens to hold must not decide this test
+    with new_memory_is_nan():  # so that the old contents of the memory cannot decide this test
         assert torch.empty(3).isnan().all()
     assert bench(NoPoison()).admit(contender, "forward").refusal is not None
     assert not torch.are_deterministic_algorithms_enabled()
@@ -208,7 +210,7 @@ def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
 
     found = Bench(SMALL, Cpu())
     found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)
-    timed = seen[3:]  # the first three are the check
+    timed = seen[3:]  # leaves out the three runs of the check
     assert len(set(timed)) == len(timed) == 4 + 3
     assert torch.equal(found.inputs.q, Bench(SMALL, Cpu(), seed=found.seed).inputs.q)
 
@@ -219,7 +221,7 @@ def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
 def test_flops_and_bytes_are_those_of_the_convention(
     of: str, causal: bool, products: float, tensors: int
 ) -> None:
-    """`products` matrix products of 2·S²·D·H; causal halves them. Each tensor of S tokens is read or written once."""
+    """FLOPs are `products` times 2·S²·D·H, halved if causal; each tensor is read or written once."""
     problem = Problem(H=16, S=16384, D=128, causal=causal)
     assert problem.flops(of) == products * 2 * 16384**2 * 128 * 16
     assert problem.least_bytes(of) == tensors * 16 * 16384 * 128 * 2
@@ -235,7 +237,7 @@ def test_a_report_of_kernels_has_what_readers_need() -> None:
     assert {"clock", "inputs", "cache", "check", "flops", "speed_ratio"} <= set(report["method"])
     for case in report["cases"]:
         assert set(case["speed_ratio"]) == {"native"}
-        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()  # nothing ran in their place
+        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()  # neither was replaced by another backend
         found = case["contenders"]["native"]
         assert all(0 < ratio <= 1 for ratio in found["errors_over_bounds"].values())
         assert found["median_s"] > 0 and len(found["times_s"]) == 2
@@ -253,7 +255,7 @@ def test_a_report_of_the_ring_has_ratios_to_one_call_and_memory() -> None:
 
 
 def test_a_rank_alone_holds_what_it_holds_among_others() -> None:
-    """Memory is weighed on a rank alone, since an allocator cannot tell ranks of one process apart."""
+    """A rank alone uses as much memory as among others, so a bench may measure it alone."""
     P, layout = 4, zigzag(256, 4)
     inputs = draw(Problem(H=2, S=256, D=16, dtype="float32"), "cpu", torch.Generator().manual_seed(0))
     parts = [tuple(layout.shard(x, rank) for x in inputs) for rank in range(P)]

@@ -1,4 +1,4 @@
-"""Known packages beside ringlab's ring: who is right, who is timed, and what is said of those that are not."""
+"""Known packages beside ringlab's ring: which are right, which are timed, and what is said of the others."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ringlab.cli import app
 from ringlab.conformance import peers
 from ringlab.conformance.peers.peer import Peer
 from ringlab.errors import BackendError
+
+pytestmark = pytest.mark.thorough
 
 WORK = Work(H=2, S=64, D=16)
 
@@ -51,7 +53,7 @@ def test_ringlab_is_right_and_torchs_ring_beside_it(tmp_path: Path) -> None:
 
 
 def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], Any]:
-    """A contender whose rows are those of the truth, dv of one of them off by `wrong`, from two ranks."""
+    """Return a package's report from two ranks, whose dv has one row wrong by the factor 1 + `wrong`."""
     inputs = bench._inputs(WORK, "float32")
     expected = reference(inputs, True, sample(WORK.S, torch.Generator().manual_seed(1)))
     rows = {name: x.clone() for name, x in expected.true.items() if name != "lse"}

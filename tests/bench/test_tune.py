@@ -1,4 +1,4 @@
-"""Choosing configurations by measuring; the races run on the CPU, in Triton's interpreter."""
+"""Choosing configurations by measuring: the races run on the CPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ringlab.blocks.triton.configs import Config, Row, choose_row, table
 from ringlab.blocks.triton.offline import Compiled, Job, recorded
 from ringlab.errors import DeviceError
 
+pytestmark = pytest.mark.thorough
+
 SLOT = Slot("forward_step", 128, "16-bit", "ieee")
 FAST, SPILLS, LARGE, WRONG = (
     Config(128, 64, 8, 3),
@@ -26,7 +28,7 @@ FAST, SPILLS, LARGE, WRONG = (
 
 
 def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
-    """All fit but two, each for another reason; shared memory grows with the stages."""
+    """Compile nothing: report shared memory that grows with the stages, and faults of two configurations."""
     found = []
     for job in jobs:
         spill = 4 if job.config == SPILLS else 0
@@ -36,7 +38,7 @@ def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
 
 
 def race_of(times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> Race:
-    """A race whose times are known, one second for all others, and some are wrong."""
+    """Return a race in which configurations take 1 s or their entry of `times`; wrong ones are left out."""
     return lambda slot, listed, rounds: {each: times.get(each, 1.0) for each in listed if each not in wrong}
 
 
@@ -57,7 +59,7 @@ def test_of_equals_the_one_with_less_shared_memory_is_chosen() -> None:
 
 
 def test_where_nothing_is_right_the_old_row_stays() -> None:
-    """Only the likely candidates are run, and the one that the table has now."""
+    """If no candidate is right, the table keeps its row, and only likely candidates and that row are run."""
     tuned = tune(SLOT, "sm_90", race_of({}, wrong=candidates(SLOT, "sm_90")), compiler=compiler, most=6)
     assert tuned.row is None and tuned.right == 0 and tuned.raced in (6, 7)
     assert merged(table("sm_90"), [tuned]) == list(table("sm_90"))
@@ -105,13 +107,13 @@ def test_a_race_of_backward_kernels_leaves_out_what_is_wrong(monkeypatch, kernel
     launch = steps.Launcher.launch
 
     def lazy(self, name, config, programs, heads, arguments, **constants) -> None:
-        """With 32 keys a tile the kernel under test is not launched: what it should write is not written."""
+        """With 32 keys a tile, do not launch the kernel under test, so that its results are not written."""
         if name != kernel or config.block_n != 32:
             launch(self, name, config, programs, heads, arguments, **constants)
 
     monkeypatch.setattr(steps.Launcher, "launch", lazy)
     right, wrong = Config(64, 64, 4, 1), Config(32, 32, 4, 1)
-    impossible = Config(48, 64, 4, 1)  # 48 rows are no size that a kernel can have
+    impossible = Config(48, 64, 4, 1)  # no kernel can have tiles of 48 rows
     gpu = Gpu(tokens=40, heads=1, device=Cpu())
     assert [*gpu.race(Slot(kernel, 64, "float32", "ieee"), [right, wrong, impossible], rounds=1)] == [right]
 

@@ -1,6 +1,7 @@
 """Kernels whose loads and stores are easy to list by hand.
 
-A small attention-like kernel, to test the offline compiler with tiles that fit and tiles that do not.
+One is a small attention-like kernel, which tests the offline compiler with tiles that fit and tiles that do
+not.
 """
 
 from __future__ import annotations

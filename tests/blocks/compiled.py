@@ -1,9 +1,10 @@
-"""Every shipped kernel compiled once for all, by whoever changed them: `python -m tests.blocks.compiled`.
+"""Every shipped kernel compiled once, by whoever changed the kernels: `python -m tests.blocks.compiled`.
 
-Compiling all of them takes minutes, and gives the same numbers until the kernels, their tables or Triton change. So
-the file names what it was made from; where that differs from what is here, the tests compile everything themselves.
+Compiling all kernels takes minutes and gives the same numbers until the kernels, their tables or Triton
+change. So the file of numbers records the sources and the Triton version that it was made from. If they
+differ from the present ones, the tests compile all kernels themselves.
 
-The Triton block with tiles small enough that a short sequence has many.
+This module also makes a Triton block with tiles so small that a short sequence has many.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SOURCES = ("kernels.py", "addressing.py", "scoring.py", "compiling.py", "offlin
 
 
 def made_from() -> dict[str, str]:
-    """Return what the numbers depend on: a digest of the sources and tables, and Triton's version."""
+    """Return the inputs of the numbers: a digest of the sources and tables, and Triton's version."""
     folder = Path(offline.__file__).parent
     files = [*(folder / name for name in _SOURCES), *sorted(configs.TABLES.glob("*.toml"))]
     digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:24]
@@ -35,7 +36,7 @@ def made_from() -> dict[str, str]:
 
 
 def compile_now() -> list[dict[str, Any]]:
-    """Return the rows that the command prints, in a process of its own, which has never interpreted a kernel."""
+    """Return the rows that the command prints in a new process, which has never interpreted a kernel."""
     code = "import sys; from ringlab.cli import main; sys.argv = ['ringlab', *sys.argv[1:]]; main()"
     command = [sys.executable, "-c", code, "kernels", "--offline", "--json"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, env=os.environ)
@@ -45,7 +46,7 @@ def compile_now() -> list[dict[str, Any]]:
 
 
 def known() -> list[dict[str, Any]] | None:
-    """Return the rows of the file, None where it was made from something else."""
+    """Return the rows of the file, or None if the file was made from other sources or another Triton."""
     if not FILE.exists():
         return None
     found = json.loads(FILE.read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def known() -> list[dict[str, Any]] | None:
 
 
 def as_compiled(rows: list[dict[str, Any]]) -> dict[Job, Compiled]:
-    """Return the rows by the job that they belong to."""
+    """Return the compiled kernels of the rows, by job."""
     found = {}
     for job, row in zip(shipped_jobs(), rows, strict=True):
         named = (row["kernel"], row["arch"], row["head_dim"], row["scores"], row["window"])
@@ -72,6 +73,6 @@ if __name__ == "__main__":
 
 
 def small_tiles(block_m: int = 32, block_n: int = 16, precision: str = "ieee") -> TritonBlock:
-    """Return a block whose kernels hold or walk over `block_m` rows and `block_n` keys."""
+    """Return a block whose kernels own, or walk over, tiles of `block_m` rows and `block_n` keys."""
     config = Config(block_m, block_n, num_warps=4, num_stages=1, precision=precision)
     return TritonBlock(precision, dict.fromkeys(("forward_step", "backward_dq", "backward_dkv"), config))

@@ -1,4 +1,4 @@
-"""What GPU code takes for granted about its arguments, asserted at each call; no GPU is needed.
+"""Assumptions of GPU code about its arguments, asserted at each call; no GPU is needed.
 
 On a CPU a wrong argument can give right results: torch's CPU operators honour strides that the CUDA kernels never see, and
 a test of values passes. So each operator that a CUDA tensor would reach has rules here. A rule is a sentence and a
@@ -36,7 +36,7 @@ class TakenForGranted(AssertionError):
 
 
 def check(operator: str, call: Call) -> None:
-    """Return if the call keeps all rules of `operator`. Raises: TakenForGranted with the rules that it breaks."""
+    """Check that the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules."""
     broken = [rule for rule, kept in RULES[operator].items() if not kept(call)]
     if broken:
         raise TakenForGranted(f"{operator}: {'; '.join(broken)}")
@@ -98,7 +98,7 @@ def _sizes(call: Call) -> tuple[int, int, int, int, int, int, int]:
 
 
 def _results(call: Call) -> list[tuple[Tensor, tuple[int, ...], torch.dtype]]:
-    """The dense tensors that a kernel reads or writes in this call, with the shape and dtype that it counts on."""
+    """Return the dense tensors that a kernel reads or writes, each with its expected shape and dtype."""
     (B, H, K, L, Lk, D, Dv), own, state = _sizes(call), call["Q"].dtype, torch.float32
     rows = (B, H, L)
     found: list[tuple[Tensor, tuple[int, ...], torch.dtype]] = []
@@ -130,7 +130,7 @@ def _tables(call: Call) -> list[tuple[Tensor, tuple[int, ...]]]:
 
 
 def _within(call: Call) -> bool:
-    """Whether programs own rows (dkv: keys) that exist, and segments stay within the other axis."""
+    """Return whether programs own existing rows (dkv: keys) and segments are within the other axis."""
     owned, walked = call["Q"].shape[2], call["K"].shape[2]
     if "DK" in call:
         owned, walked = walked, owned
@@ -178,7 +178,7 @@ _TRITON: Rules = {
     "tables within the tensors": lambda c: isinstance(c["Q"], FakeTensor) or _within(c),
 }
 
-# Messages: NCCL sends and receives as many elements as a tensor has, from its first address on.
+# Messages: NCCL sends and receives `numel` elements of a tensor, from its first address on.
 NCCL_DTYPES = (
     torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
 )  # fmt: skip
@@ -189,7 +189,7 @@ def _span(x: Tensor) -> tuple[int, int]:
 
 
 def _apart(call: Call) -> bool:
-    """Whether nothing is received into memory that another message of the batch reads or writes."""
+    """Return whether no message is received into memory that another message of the batch reads or writes."""
     spans = [(*_span(x), into) for x, into in zip(call["tensors"], call["received"], strict=True)]
     return not any(
         a[0] < b[1] and b[0] < a[1] and (a[2] or b[2]) for i, a in enumerate(spans) for b in spans[:i]
@@ -218,7 +218,7 @@ Told = Callable[[str, Call], None]
 
 
 def _as_cuda_reads(lse: Tensor) -> Tensor:
-    """Return what lies at the address of `lse`, read as dense: what the CUDA kernel sees, whatever the strides."""
+    """Return the numbers that the CUDA kernel reads as `lse`, which it treats as a dense tensor."""
     return torch.as_strided(
         lse, lse.shape, torch.empty_like(lse, memory_format=torch.contiguous_format).stride()
     )
@@ -226,13 +226,13 @@ def _as_cuda_reads(lse: Tensor) -> Tensor:
 
 @contextmanager
 def flash_operators(tell: Told = check) -> Iterator[None]:
-    """The native block takes CPU tensors for CUDA ones; stand-ins compute, and read lse as the CUDA kernel does."""
+    """Run the native block's CUDA path on CPU tensors, by stand-ins that read lse as CUDA kernels do."""
     aten = torch.ops.aten
 
     def forward(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, *, scale: float) -> Any:
         tell("flash_forward", {"q": q, "k": k, "v": v, "causal": causal})
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=scale)
-        return out, lse.contiguous()  # as on CUDA; on the CPU its strides are those of (B, L, H)
+        return out, lse.contiguous()  # dense as on CUDA; on the CPU its strides are those of (B, L, H)
 
     def backward(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: float
@@ -258,7 +258,7 @@ def flash_operators(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def triton_launches(tell: Told = check) -> Iterator[None]:
-    """Kernels are not run: their launches are told, with arguments by name and the grid."""
+    """Do not run the kernels; pass their launches, with named arguments and the grid, to `tell`."""
     from ringlab.blocks.triton import kernels
 
     class Launch:
@@ -280,7 +280,7 @@ def triton_launches(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def messages(tell: Told = check) -> Iterator[None]:
-    """Every batch of sends and receives is told, then done."""
+    """Pass every batch of sends and receives to `tell`, then run the batch."""
     batch = dist.batch_isend_irecv
 
     def told(ops: list[dist.P2POp]) -> Any:
@@ -295,7 +295,7 @@ def messages(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def rewritten(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
-    """A function, or a method of a class, in which `old`, which stands there once or more, is replaced by `new`."""
+    """Replace `old` by `new` in the source of a function or method for the time of the context."""
     function = inspect.unwrap(getattr(owner, name))
     text = textwrap.dedent(inspect.getsource(function))
     assert old in text, f"{old!r} is not in {name}"

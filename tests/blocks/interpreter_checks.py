@@ -1,4 +1,4 @@
-"""One check for each repair of Triton's interpreter: it holds with the repair and fails without it."""
+"""One check for each repair of Triton's interpreter: it passes with the repair and fails without."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EDGES = (0.0, 1.0, 1e-45, 2.0**-126, 3.3895e38, 3.4e38, 3.4028235e38, torch.inf,
 
 
 def same(got: Tensor, wanted: Tensor, *, zeros_alike: bool = False) -> bool:
-    """Return whether two tensors hold the same bits, NaN being NaN whatever its bits.
+    """Return whether two tensors have the same bits; all bit patterns of NaN count as equal.
 
-    `zeros_alike` lets 0 pass for −0: which of the two is bigger is nowhere defined.
+    With `zeros_alike`, 0 and −0 count as equal, since no rule says which of the two is the maximum.
     """
     if got.dtype.is_floating_point and zeros_alike:
         got, wanted = got + 0, wanted + 0
@@ -34,11 +34,11 @@ def same(got: Tensor, wanted: Tensor, *, zeros_alike: bool = False) -> bool:
 
 
 def floats(dtype: torch.dtype, count: int = 2**14, seed: int = 0) -> Tensor:
-    """Return numbers of every size: random bits, some near the ties of a rounding, and the edges."""
+    """Return numbers of every size: random bits, some of them near ties of a rounding, and edge cases."""
     bits = np.random.default_rng(seed).integers(0, 2**32, count, dtype=np.uint32)
-    bits[: count // 4] &= np.uint32(0xFFFF8000)  # halfway between two bfloat16 numbers, or on one
+    bits[: count // 4] &= np.uint32(0xFFFF8000)  # halfway between two bfloat16 numbers, or equal to one
     numbers = np.concatenate([bits.view(np.float32), np.float32(EDGES), -np.float32(EDGES)])
-    numbers[np.isnan(numbers)] = np.nan  # quiet ones; torch.fmax prefers a signaling NaN to a number
+    numbers[np.isnan(numbers)] = np.nan  # quiet NaNs only; torch.fmax prefers a signaling NaN to a number
     return torch.from_numpy(numbers).to(dtype)
 
 
@@ -87,14 +87,14 @@ def two_operands() -> None:
 
 def one_operand() -> None:
     x = floats(BF16)
-    x = x[x != 0]  # Triton before 3.8 negates by subtracting from 0
+    x = x[x != 0]  # Triton before 3.8 negates by subtracting from 0, so −0 is excluded
     assert same(computed("neg", x, x), -x)
     assert same(computed("abs", x, x), x.abs())
 
 
 def dots() -> None:
     draw = torch.Generator().manual_seed(0)
-    # Whole numbers below 2¹²: every sum of products is exact in float32, in any order.
+    # Whole numbers below 2¹²: every sum of their products is exact in float32, in any order.
     x = torch.randint(-64, 64, (32, 64), generator=draw)
     y = torch.randint(-64, 64, (64, 16), generator=draw)
     for dtype in (BF16, FP16, FP32):
@@ -104,13 +104,13 @@ def dots() -> None:
 
 
 def nearest(exact: Fraction, dtype: torch.dtype) -> float:
-    """Return the number of `dtype` next to a fraction, the even one of two."""
+    """Return the number of `dtype` nearest to a fraction, and the even one of two at the same distance."""
     guess = torch.tensor(float(exact), dtype=dtype)
     around = [
         guess,
         *(torch.nextafter(guess.float(), torch.tensor(s * torch.inf)).to(dtype) for s in (1, -1)),
     ]
-    if dtype != FP32:  # nextafter of a 16-bit dtype, by its bits
+    if dtype != FP32:  # torch has no nextafter for 16-bit dtypes, so add 1 to their bits
         bits = guess.view(torch.int16)
         around = [guess, (bits + 1).view(dtype), (bits - 1).view(dtype)]
     bits_of = torch.int32 if dtype == FP32 else torch.int16
@@ -122,7 +122,7 @@ def fused_multiply_add() -> None:
     for dtype in (FP32, FP16, BF16):
         draw = torch.Generator().manual_seed(3)
         x, y, z = torch.randn(3, BLOCK, generator=draw).to(dtype)
-        # x·y on a tie, or nearly, which z breaks only in the last place.
+        # x·y is on a tie or close to one, and z breaks the tie only in the last place.
         x[::2] = 1 + torch.finfo(dtype).eps
         y[::2] = 1 + torch.finfo(dtype).eps * torch.arange(BLOCK // 2).remainder(8) / 2
         z[::2] = torch.where(z[::2] > 0, 1, -1) * torch.finfo(dtype).eps ** 3
@@ -163,7 +163,7 @@ def along_an_axis(operation: str, x: Tensor, count: int = 1) -> Tensor:
 
 
 def sums() -> None:
-    """The first number of each row and column is so big that a 16-bit sum would lose every one that follows."""
+    """Sums are taken in float32: a 16-bit sum would lose every number after the big first one."""
     x = torch.ones(32, 32)
     x[:, 0] = x[0] = 4096 + 32 * torch.arange(32)
     for dtype in (FP16, BF16):
@@ -192,9 +192,9 @@ def maxima() -> None:
 
 
 def threads() -> None:
-    """Two launches at once: each waits, in the middle of its program, for the other to be there too.
+    """Two kernels can run at once: each waits, in the middle of its program, for the other one to run.
 
-    The first to begin is the first to end, and takes with it what the other one still needs.
+    Without the repair, the kernel that ends first removes the functions that the other kernel still needs.
     """
     kernels.both_running.reset()
     kernels.inside.clear()
@@ -207,7 +207,7 @@ def threads() -> None:
         except Exception as failure:
             failures.append(failure)
         finally:
-            kernels.both_running.abort()  # whoever still waits, waits for nobody
+            kernels.both_running.abort()  # frees a thread whose partner has failed
 
     started = [threading.Thread(target=run, args=(out,)) for out in outs]
     for thread in started:
@@ -221,10 +221,10 @@ def threads() -> None:
 
 
 def device_calls() -> None:
-    """What a launch does to triton.language does not grow with the number of `tl.sum`s in it."""
+    """The changes that a launch makes to triton.language do not grow with its number of `tl.sum`s."""
     counts = []
     original = interpreter._patch_builtin
-    for times in (1, 2, 8):  # the first launch finds functions that are not yet rewritten
+    for times in (1, 2, 8):  # the first launch meets functions that are not yet rewritten
         calls: list[Any] = []
         interpreter._patch_builtin = lambda *args, calls=calls: (calls.append(args), original(*args))[1]
         try:
@@ -238,7 +238,7 @@ def device_calls() -> None:
 
 
 def overflow_checks() -> None:
-    """A sum of integers is a sum and nothing else; 2³¹ − 1 + 1 wraps, as on a GPU."""
+    """A sum of integers takes one addition and no overflow check; 2³¹ − 1 + 1 wraps, as on a GPU."""
     x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
     steps: list[Any] = []
     original = interpreter.InterpreterBuilder.binary_op
@@ -264,7 +264,7 @@ def loop_bounds() -> None:
 
 
 def float_arguments() -> None:
-    """Ten arguments whose square, times three, depends on whether it is computed in float32 or float64."""
+    """A float argument is a float32 number: three times its square differs between float32 and float64."""
     out = torch.empty(1)
     for scale in torch.linspace(0.05, 0.95, 10, dtype=FP64).tolist():
         kernels.scaled[(1,)](out, scale)

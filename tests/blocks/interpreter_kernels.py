@@ -11,14 +11,14 @@ from ringlab.blocks.triton.interpreter import repair
 
 repair()
 
-# How a kernel tells the test that it is running: the interpreter calls any Python function.
+# The next names tell the test that a kernel is running; the interpreter can call any Python function.
 inside, both_running = threading.Event(), threading.Barrier(2)
 PATIENCE = 0.2
 """Seconds that a kernel waits for one of another thread, which never comes where launches take turns."""
 
 
 def meet() -> None:
-    """Wait a moment for a kernel of another thread."""
+    """Wait a moment for a kernel of another thread to arrive here."""
     inside.set()
     try:
         both_running.wait(PATIENCE)

@@ -1,7 +1,7 @@
-"""What the Triton kernels are held to, each check one small problem; the mutants of the kernels die in these.
+"""Checks of the Triton kernels, each a small problem; mutants of the kernels fail in these checks.
 
-Memory that is not written holds NaN while a check runs. Tiles are small, so that a shard of 45 tokens has
-masked tiles, unmasked ones and a ragged tail.
+While a check runs, memory that is not written contains NaN. Tiles are small, so that a shard of 45 tokens has
+masked tiles, unmasked tiles and a ragged tail.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Task:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """Return the option that says which keys a query sees: one of the two, as both may contradict each other."""
+        """Return the option that says which keys a query sees: either `causal` or `mask`, never both."""
         return {"causal": self.causal} if self.mask is None else {"mask": self.mask}
 
     @property
     def how(self) -> dict[str, Any]:
-        """Return the oracle's options, with the factors that the twin in tests/laws/draw.py draws."""
+        """Return the oracle's options, with dropout factors that tests/laws/draw.py draws independently."""
         drawn = factors(self.B, self.H, self.S, self.dropout, self.seed) if self.dropout else None
         return self.seen | {"scale": self.scale, "softcap": self.softcap, "factors": drawn}
 
     def tensors(self, size: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k, v, dout, normally distributed; q and k are `size` times as large."""
+        """Return q, k, v, dout, normally distributed, with q and k multiplied by `size`."""
         draw = torch.Generator().manual_seed(self.S + self.D)
         Dv = self.Dv or self.D
         sizes = (self.H, self.D), (self.K, self.D), (self.K, Dv), (self.H, Dv)
@@ -73,11 +73,9 @@ class Task:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """All new memory holds NaN inside."""
+    """Fill all new memory with NaN for the time of the context."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(
-        True
-    )  # with it comes torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)  # this also makes torch fill new memory with NaN
     try:
         yield
     finally:
@@ -85,7 +83,7 @@ def poisoned() -> Iterator[None]:
 
 
 def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
-    """Return what the ring gives for whole tensors, of which each rank gets its shard."""
+    """Return the results of the ring for whole tensors; each rank gets its shard of them."""
     layout = LAYOUTS[task.layout](task.S, task.P)
 
     def program(ring: Ring) -> tuple[Tensor, ...]:
@@ -105,7 +103,7 @@ def attend(task: Task, tensors: tuple[Tensor, ...]) -> Results:
 
 
 def hold(task: Task, results: Results, tensors: tuple[Tensor, ...]) -> None:
-    """Raise AssertionError where an error against the oracle is larger than its bound."""
+    """Raise AssertionError if an error against the oracle is larger than its bound."""
     true = truth(*tensors, **task.how)
     allowed = bounds(*tensors, **task.how, true=true)
     found = errors(results, true)
@@ -119,28 +117,28 @@ def right(task: Task) -> None:
 
 
 def causal_ring() -> None:
-    """Two ranks of 45 tokens, head dims that are padded, a narrower one of v."""
+    """Two ranks of 45 tokens give right results with head dims that need padding; v's is smaller."""
     right(Task(S=90, D=24, Dv=12, H=1, K=1, P=2))
 
 
 def full_ring() -> None:
-    """Every tile unmasked but the last, which is ragged; three steps, so that one is neither first nor last."""
+    """A full ring is right: only the last tile is ragged, and one step is neither first nor last."""
     right(Task(S=123, Dv=24, P=3, H=1, K=1, causal=False, layout="contiguous"))  # v has more dims than q
 
 
 def window_ring() -> None:
-    """A window narrower than a tile of keys, and one of several tiles, whose rows see as many keys after their own."""
+    """Windows are right if narrower than a tile of keys, and if they span several tiles on both sides."""
     right(Task(S=90, H=1, K=1, P=2, mask=Mask(window=11)))
     right(Task(S=150, H=1, K=1, P=2, layout="contiguous", mask=Mask(window=60, causal=False)))
 
 
 def batches() -> None:
-    """Two batches, two query heads for each of two key/value heads."""
+    """Two batches, and two query heads for each of two key/value heads, give right results."""
     right(Task(S=20, B=2, H=4, K=2))
 
 
 def stored_otherwise() -> None:
-    """Four tensors with four orders of their axes in memory, given to the block as they are."""
+    """The block accepts four tensors whose axes have four different orders in memory."""
     task = Task(S=20, B=2)
     q, k, v, dout = task.tensors()
     orders = ((0, 2, 1, 3), (1, 0, 2, 3), (0, 1, 2, 3), (2, 1, 0, 3))
@@ -161,15 +159,15 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def own_scale() -> None:
-    """A scale that is not D^−½, and one below zero."""
+    """A scale that is not D^−½, and a negative scale, give right results."""
     for scale in (0.7, -0.4):
         right(Task(S=40, H=1, K=1, scale=scale))
 
 
 def large_float16() -> None:
-    """Scores beyond 65504, float16's largest number, before the scale makes them small.
+    """Float16 is right with scores beyond 65504, its largest number, before the scale makes them small.
 
-    A factor of 16 in q and in k, taken back by the scale, changes no bit of out, lse and dv.
+    If q and k grow by 16 and the scale shrinks accordingly, no bit of out, lse and dv changes.
     """
     small = Task(S=48, D=64, H=1, K=1, dtype=torch.float16)
     q, k, v, dout = small.tensors(size=4.0)
@@ -185,10 +183,10 @@ def large_float16() -> None:
 
 
 def large_products_float16() -> None:
-    """dO·Vᵀ beyond 65504, float16's largest number, before weights of about 1/64 make dS small.
+    """Float16 is right with dO·Vᵀ beyond its largest number, 65504; weights of about 1/64 make dS small.
 
-    A factor of 256 in v and in dout is taken out of the results again; it changes no bit but where numbers
-    near 0 lose some.
+    The results are divided by the factor of 256 in v and in dout. The factor changes no bit, except where
+    numbers near 0 lose some.
     """
     small = Task(S=64, H=1, K=1, causal=False, dtype=torch.float16)
     q, k, v, dout = small.tensors(size=0.25)
@@ -200,11 +198,11 @@ def large_products_float16() -> None:
 
 
 def carried_in_float32() -> None:
-    """Eight steps of 16 keys give bfloat16's bits of one step over all keys, but for rare ties.
+    """Eight steps of 16 keys give the bfloat16 bits of one step over all keys, except for rare ties.
 
-    What float32 carries is rounded to bfloat16 once, at the end. Two float32 numbers a few units apart round
-    to different bfloat16 ones where a boundary lies between them, one in 2¹⁶ units: for about one number in
-    2¹⁴. Numbers that were rounded on the way differ far more often.
+    Values carried in float32 are rounded to bfloat16 once, at the end. Two float32 numbers a few units apart
+    round to different bfloat16 numbers if a boundary is between them. There is one boundary in 2¹⁶ units, so
+    this happens to about one number in 2¹⁴. Numbers that were rounded on the way differ far more often.
     """
     draw = torch.Generator().manual_seed(0)
     q, k, v, dout = (torch.randn(1, 2, n, 32, generator=draw).bfloat16() for n in (45, 128, 128, 45))
@@ -217,7 +215,7 @@ def carried_in_float32() -> None:
 
 
 def _in_steps(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, count: int) -> Results:
-    """Return what `count` steps give for rows that see all keys, of which each step has as many."""
+    """Return the results of `count` steps over equal parts of the keys, where every row sees all keys."""
     keys, scale = k.shape[2] // count, q.shape[3] ** -0.5
     tile = (Tile(0, q.shape[2], 0, keys, False),)
     blocks = list(zip(k.split(keys, dim=2), v.split(keys, dim=2), strict=True))
@@ -236,7 +234,7 @@ def _in_steps(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, count: int) -> Resu
 
 
 def exact_scores() -> None:
-    """Whole numbers in bfloat16 make exact scores, so lse has float32's error, not bfloat16's."""
+    """Whole numbers in bfloat16 make exact scores, so the error of lse is float32's and not bfloat16's."""
     task = Task(S=70, H=1, K=1, D=32, dtype=torch.bfloat16, scale=0.3)
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randint(-8, 9, (1, 1, 70, 32), generator=draw).bfloat16() for _ in range(2))
@@ -247,9 +245,9 @@ def exact_scores() -> None:
 
 
 def rows_that_see_nothing() -> None:
-    """Row 0 and rows 20 to 39 see no key in either step: out 0, lse −inf, dq 0, nothing of them in dk and dv.
+    """Row 0 and rows 20 to 39 see no key: out and dq are 0, lse is −inf, dk and dv get nothing from them.
 
-    Row 0 shares a program with rows that see some.
+    Row 0 shares a program with rows that see some keys.
     """
     q, k, v, dout = Task(S=50, H=1, K=1).tensors()
     tiles, scale = (Tile(1, 20, 0, 19, True), Tile(40, 50, 0, 50, False)), 0.25
@@ -276,36 +274,37 @@ def rows_that_see_nothing() -> None:
         for name, place in (("out", q_of), ("dq", q_of), ("dk", k_of), ("dv", k_of)):
             getattr(wanted, name)[place] += torch.from_numpy(getattr(part, name))
     for name, error in errors(found, Results(*(oracle.float64(x) for x in wanted))).items():
-        assert error <= 2e-6, f"{name}: {error}"  # a few roundings of float32
+        assert error <= 2e-6, f"{name}: {error}"  # allows for a few roundings of float32
     for unseen in (slice(0, 1), slice(20, 40)):
         assert (out[:, :, unseen] == 0).all() and (back.query_gradient()[:, :, unseen] == 0).all()
 
 
 def capped_ring() -> None:
-    """A cap that many scores come close to, and, under a scale below zero, one that changes little."""
+    """A cap near many scores is right, and so is one that changes little under a negative scale."""
     right(Task(S=70, D=24, H=1, K=1, P=2, softcap=0.8))
     right(Task(S=40, H=1, K=1, scale=-0.4, softcap=300.0))
 
 
 def capped_full_ring() -> None:
-    """Tiles without a mask; three steps, so that one is neither first nor last."""
+    """A cap is right in tiles without a mask, in a ring with a step that is neither first nor last."""
     right(Task(S=123, P=3, H=1, K=1, causal=False, layout="contiguous", softcap=0.8))
 
 
 def dropping_ring() -> None:
-    """Two batches, two query heads of one key/value head; two steps, for out is divided after the last alone."""
+    """Dropout is right with two batches, two query heads of one key/value head, and two steps."""
     right(Task(S=24, B=2, H=2, K=1, P=2, dropout=0.4))
 
 
 def dropping_long_ring() -> None:
-    """Tiles with a mask and without, whose positions lie in two runs."""
+    """Dropout is right in tiles with and without a mask, if the tiles' positions form two runs."""
     right(Task(S=110, H=1, K=1, P=2, dropout=0.4))
 
 
 def the_same_pairs() -> None:
-    """What is dropped is what `ringlab.scores` says, bit for bit: each of 16 keys has an entry of v for itself.
+    """The kernels drop exactly the pairs that `ringlab.scores` drops, bit for bit.
 
-    Positions beyond 2^30, heads from the third on, a seed of 64 bits. Backward drops what naive's does.
+    v is the identity, so out shows the factor of each of the 16 keys. The positions are beyond 2^30, the
+    heads start at the third, and the seed has 64 bits. Backward drops the same pairs as the naive block.
     """
     scores = ScoreRules(dropout=0.5, seed=2**64 - 2**33 + 5, first_head=2)
     rules = scores.of_tile(np.arange(40) * 70_001 + 2**30, np.arange(16) * 100_003 + 2**29)
@@ -323,7 +322,7 @@ def the_same_pairs() -> None:
         for block in (SMALL, Naive())
     )
     for one, other in zip(found, right, strict=True):
-        assert (one - other).abs().max() <= 2e-6 * other.abs().max()  # a few roundings of float32
+        assert (one - other).abs().max() <= 2e-6 * other.abs().max()  # allows for a few roundings of float32
 
 
 CHECKS: dict[str, Callable[[], None]] = {

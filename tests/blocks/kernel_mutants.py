@@ -1,6 +1,6 @@
-"""Wrong kernels, each by one small change of the right ones' text, and the check in which it dies.
+"""Wrong kernels, each made by one small change of the right text, and the check that finds each.
 
-A mutant names the function whose text is changed; what is replaced stands there exactly once.
+A mutant names the function whose text is changed; the text to replace occurs there exactly once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Mutant:
 
 
 def source() -> str:
-    """Return the text of the kernels in which the functions that they import stand before their own."""
+    """Return the text of the kernels, with the functions that they import inserted before their own."""
     kernels = (_FOLDER / "kernels.py").read_text(encoding="utf-8")
     functions = ""
     for name, line in _IMPORTS.items():
@@ -58,7 +58,7 @@ def mutated(source: str, mutant: Mutant) -> str:
 
 
 def loaded(source: str, folder: Path) -> ModuleType:
-    """Return a module of kernels with this text; the interpreter reads it from a file."""
+    """Return a module of kernels with this text, loaded from a file, as the interpreter requires."""
     path = folder / "mutated_kernels.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location("mutated_kernels", path)

@@ -1,6 +1,6 @@
-"""Choosing a block backend, its refusals, empty tiles, and traps of torch's own operators.
+"""The choice of a block backend, its refusals, empty tiles, and traps of torch's own operators.
 
-The tables of launch configurations: complete, explained, and the same after writing and reading.
+The tables of launch configurations are complete and explained, and survive being written and read.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_a_remedy_that_names_a_block_names_one_that_computes_it(
 def test_auto_on_a_gpu_takes_native_where_torchs_operators_run(
     capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A V100 and a T4 are older than torch's flash attention."""
+    """Native is chosen only from capability 8.0 on: V100 and T4 are too old for torch's flash attention."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():
         q = torch.empty(1, 1, 1, 64, device="cuda", dtype=torch.float16)
@@ -106,7 +106,7 @@ def test_auto_on_a_gpu_takes_native_where_torchs_operators_run(
 @each_block
 @pytest.mark.parametrize(("n_rows", "keys"), [(0, 4), (4, 0), (0, 0)])
 def test_empty_tiles(block: Block, n_rows: int, keys: int) -> None:
-    """No keys is the identity of merge; no rows gives nothing, and gradients of zero."""
+    """With no keys the result is the identity of merge; with no rows it is empty. Gradients are zero."""
     q, k, v, dout = tensors(Shape(1, 4, 2, n_rows, keys, 8), 0, torch.float32)
     partial = block.forward(q, k, v, causal=False, scale=1.0)
     assert partial.out.shape == q.shape and (partial.out == 0).all()
@@ -120,7 +120,7 @@ def test_empty_tiles(block: Block, n_rows: int, keys: int) -> None:
 
 @pytest.mark.parametrize("block", [Naive(), Blockwise(), Blockwise(tile=2)], ids=lambda block: block.name)
 def test_a_row_that_saw_nothing_gives_no_gradient(block: Block) -> None:
-    """lse −inf in one row: its weights are 0, not NaN. Native is never given one: a token sees itself."""
+    """A row with lse −inf has weights of 0, not NaN. Native gets no such row: a token sees itself."""
     q, k, v, dout = tensors(Shape(1, 2, 1, 3, 5, 4), 0)
     out, lse = (torch.from_numpy(x) for x in oracle.attention(q, k, v, scale=1.0))
     lse[:, :, 1], out[:, :, 1] = -math.inf, 0.0
@@ -148,7 +148,7 @@ def test_the_tile_size_of_blockwise_changes_nothing(tile: int, causal: bool) -> 
 @pytest.mark.parametrize("keys", [1, 3, 7, 8, 20])
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
 def test_native_knows_a_row_without_a_finite_score(keys: int, score: float) -> None:
-    """torch's CPU operator says out 0 and lse 0 there, as if one key of score 0 and value 0 had been seen."""
+    """For a row without a finite score native gives lse −inf, where torch's CPU operator gives lse 0."""
     q, k, v = torch.ones(1, 1, 2, 8), torch.ones(1, 1, keys, 8), torch.ones(1, 1, keys, 8)
     q[0, 0, 1, 0] = score
     partial = Native().forward(q, k, v, causal=False, scale=1.0)
@@ -162,7 +162,7 @@ def test_native_knows_a_row_without_a_finite_score(keys: int, score: float) -> N
 @each_block
 @pytest.mark.parametrize("causal", [True, False])
 def test_inputs_whose_head_dim_is_not_dense(block: Block, causal: bool) -> None:
-    """A transposed tensor, as x.mT gives: torch's operators would read its last axis wrongly."""
+    """Transposed tensors such as x.mT give right results, though torch would misread the last axis."""
     q, k, v, dout = tensors(Shape(1, 4, 2, 9, 9, 8), 0, torch.float32)
     results = []
     for change in (lambda x: x, lambda x: x.mT.contiguous().mT):
@@ -179,7 +179,7 @@ def test_inputs_whose_head_dim_is_not_dense(block: Block, causal: bool) -> None:
 
 @each_block
 def test_strided_inputs(block: Block) -> None:
-    """Shards cut out of (B, L, H, D) storage are not contiguous."""
+    """Shards cut out of (B, L, H, D) storage, which are not contiguous, give right results."""
     q, k, v, _ = tensors(Shape(1, 4, 2, 9, 9, 8), 0, torch.float32)
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     one, other = (block.forward(*x, causal=True, scale=0.3) for x in ((q, k, v), strided))

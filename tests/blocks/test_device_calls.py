@@ -1,6 +1,7 @@
-"""Whatever reaches an operator of torch on CUDA, a Triton launch or NCCL is what its code takes for granted.
+"""All calls of torch operators on CUDA, Triton launches and NCCL messages keep the rules of the called code.
 
-The table of cases runs on virtual ranks with the rules of tests/blocks/device_calls.py, and each rule falls to a mutant.
+The table of cases runs on virtual ranks with the rules of tests/blocks/device_calls.py, and a mutant breaks
+each rule.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ OLD = native, "_cuda_backward", "lse = lse.contiguous()", "pass"
 
 @pytest.mark.parametrize("case", STRIDED, ids=str)
 def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) -> None:
-    """The stand-in reads lse as the CUDA kernel does; handed a strided one, as it was, it gives gradients of nothing."""
+    """Gradients are right with a dense lse and wrong with a strided one, which the kernel reads as dense."""
 
     def wrong() -> set[str]:
         with flash_operators(lambda operator, call: None):
@@ -120,7 +121,7 @@ def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) ->
 
 
 def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -> str:
-    """Return what the rules say of the first job that breaks one; "" if none does."""
+    """Return the rules that the first refused job breaks, or "" if no job breaks a rule."""
     spy = flash_operators if block == "native" else triton_launches
     with spy():
         try:
@@ -140,7 +141,7 @@ NATIVE_MUTANTS = [
     (Native, "forward", "if q.shape[-1] != v.shape[-1]", "if False", "a head dim that is a multiple of 8, to 256"),
     (Native, "backward", "if rows.q.shape[-1] != v.shape[-1]", "if False", "dout and out of the shape of q"),
 ]  # fmt: skip
-TRITON_MUTANTS = [  # the interpreter computes rightly with these, or notices what the other rules say
+TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
     (visits, "_tables", "np.int32", "np.int64", "dense int32 tables"),
 ]  # fmt: skip
@@ -172,7 +173,7 @@ STATE = {"forward_step": "ACC", "backward_dq": "ACC", "backward_dkv": "DV"}
 
 
 class Devices:
-    """The current device, without a GPU: a stand-in for the functions of torch.cuda that read and set it."""
+    """A stand-in for the functions of torch.cuda that read and set the current device; no GPU is needed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = 0
@@ -186,7 +187,7 @@ class Devices:
 
 
 def on_second_device(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Run the Triton block on tensors of cuda:1 while device 0 is current; return the kernels that were launched."""
+    """Run the Triton block on tensors of cuda:1 while device 0 is current; return the launched kernels."""
     devices, launched = Devices(monkeypatch), set()
     monkeypatch.setattr(visits.Visits, "on_this_stream", lambda self: self)
 
@@ -222,7 +223,7 @@ def test_a_launch_on_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def on_one_of_three(program: Callable[[Ring], Any], tell: Told = check) -> None:
-    """Run a rank of three without the others: what it sends is told and goes nowhere, what it receives is any."""
+    """Run one rank of three alone: its sends are reported and dropped, and it receives arbitrary data."""
     headers = wire_format.Traffic._headers
 
     def come(
@@ -243,7 +244,7 @@ def on_one_of_three(program: Callable[[Ring], Any], tell: Told = check) -> None:
 
 
 def all_messages(ring: Ring) -> None:
-    """Shifts and collectives of many kinds, tensors that are not contiguous and empty ones; and attention of the table."""
+    """Run shifts and collectives, with empty and non-contiguous tensors, and attention of the table."""
     many_exchanges(ring, torch.linspace(-1, 1, 7))
     for case, schedule, view in JOBS:
         if case.P == 3:
@@ -251,7 +252,7 @@ def all_messages(ring: Ring) -> None:
 
 
 def test_messages_are_what_nccl_takes_for_granted() -> None:
-    """The other transports of GPUs move CPU tensors as well, and are tested with these."""
+    """Messages keep NCCL's rules. Other GPU transports need no such test, as they run on the CPU, too."""
     told: list[str] = []
 
     def checked(operator: str, call: Call) -> None:

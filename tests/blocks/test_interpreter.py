@@ -1,4 +1,4 @@
-"""Triton's interpreter computes what torch computes, bit for bit where torch defines the bits."""
+"""Triton's interpreter computes the same numbers as torch, bit for bit if torch defines the bits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def interpreter() -> ModuleType:
 
 @contextmanager
 def without(entry: repairs.Repair, interpreter: ModuleType) -> Iterator[None]:
-    """Triton's own function is back in its place inside."""
+    """Put Triton's own function back in its place for the time of the context."""
     repaired = getattr(entry.place(interpreter), entry.function)
     setattr(entry.place(interpreter), entry.function, inspect.unwrap(repaired))
     try:
@@ -68,8 +68,8 @@ def test_the_check_notices_that_its_repair_is_missing(
     interpreter: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And where this version of Triton needs no repair, none was made."""
-    monkeypatch.setattr("tests.blocks.interpreter_kernels.PATIENCE", 60.0)  # here two launches do meet
+    """A check fails without its repair. If this Triton needs no repair, the function is Triton's own."""
+    monkeypatch.setattr("tests.blocks.interpreter_kernels.PATIENCE", 60.0)  # lets two launches meet
     if any(
         e.needed(version()) for e in repairs.REPAIRS if (e.owner, e.function) == (entry.owner, entry.function)
     ):
@@ -97,7 +97,7 @@ def test_a_foreign_interpreter_is_refused_and_left_as_it_is() -> None:
     assert "3.6 to 3.9" in failure.value.needed
     assert "Triton 4.1.0" in failure.value.got
     assert "InterpreterBuilder.create_dot" in failure.value.got  # it is gone
-    assert "_patch_lang," in failure.value.got  # its parameter has another name
+    assert "_patch_lang," in failure.value.got  # the parameter has another name
     assert "GridExecutor.__call__" not in failure.value.got
     assert set(vars(strange)) == {"GridExecutor", "_patch_lang"}
 

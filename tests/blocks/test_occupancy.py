@@ -1,4 +1,4 @@
-"""How many programs an SM holds, by the vendor's own arithmetic, and laws of the model that orders configurations."""
+"""The number of programs on an SM, by the vendor's arithmetic, and laws of the model of configurations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def compiled(arch: str, warps: int, registers: int, shared: int, columns: int = 
     ("found", "programs"),
     [
         (compiled("sm_80", 8, 128, 0), 2),  # 2 × 256 threads × 128 registers are all 65,536
-        (compiled("sm_80", 8, 129, 0), 1),  # registers come in eights: 136
+        (compiled("sm_80", 8, 129, 0), 1),  # registers are allocated in eights: 136
         (compiled("sm_80", 4, 32, 0), 16),  # 64 warps
-        (compiled("sm_80", 4, 32, 81 * 1024), 2),  # 164 KiB, of which a program takes one more
+        (compiled("sm_80", 4, 32, 81 * 1024), 2),  # 2 × (81 + 1) KiB fit into 164 KiB
         (compiled("sm_80", 4, 32, 82 * 1024), 1),
-        (compiled("sm_90", 8, 255, 113 * 1024), 1),  # 228 KiB hold two, the registers one
+        (compiled("sm_90", 8, 255, 113 * 1024), 1),  # room for two in shared memory, for one in registers
         (compiled("sm_90", 4, 255, 113 * 1024), 2),
         (compiled("sm_90", 4, 128, 227 * 1024), 1),
         (compiled("sm_90", 4, 128, 228 * 1024), 0),

@@ -1,4 +1,4 @@
-"""Compiling without a GPU: the figures are read right, and a kernel that exceeds a budget is recognised."""
+"""Compiling without a GPU: the figures are read correctly, and a kernel beyond a budget is recognised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlab.blocks.triton.configs import COMPILED, Config
 from ringlab.blocks.triton.offline import Compiled, Job, compile_all
 from ringlab.errors import BackendError
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 TOYS = "tests.blocks.access_kernels"
 FITS = Config(block_m=128, block_n=64, num_warps=4, num_stages=2)
@@ -33,7 +33,7 @@ def toy(
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Compiled]:
-    """Toys that fit, and the mutants: each breaks one budget or the compiler itself."""
+    """Return toy kernels that fit, and mutants that each break one budget or crash the compiler."""
     jobs = {arch: toy(arch) for arch in COMPILED}
     jobs["too large"] = toy(head_dim=256, config=Config(128, 128, 8, 4))
     jobs["spills"] = toy(head_dim=128, config=Config(128, 128, 4, 1))
@@ -42,7 +42,7 @@ def compiled() -> dict[str, Compiled]:
     jobs["after the crash"] = toy(head_dim=32)
     jobs["no matrix instructions"] = toy(dtype="float32", config=Config(16, 16, 4, 1))
     jobs["tf32x3"] = toy("sm_80", 32, "float32", Config(32, 32, 4, 1, "tf32x3"))
-    # One process: what comes after the crash needs a new one.
+    # There is one process, so the job after the crash needs a new one.
     return dict(zip(jobs, compile_all(list(jobs.values()), processes=1), strict=True))
 
 
@@ -53,7 +53,7 @@ def test_a_kernel_that_fits_keeps_every_budget(compiled: dict[str, Compiled], ar
     assert found.tensor_core == {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}[arch]
     assert found.tensor_core_count > 0 and found.spill_bytes == 0
     assert 0 < found.registers <= 255
-    # K and V, two stages, 64 keys of 64 bf16 numbers; wgmma and tcgen05 read Q from shared memory too.
+    # K and V, two stages, 64 keys of 64 bf16 numbers; wgmma and tcgen05 also read Q from shared memory.
     assert found.shared_bytes >= 2 * 2 * 64 * 64 * 2
     assert (found.tensor_memory_columns > 0) == (arch == "sm_100")
 

@@ -1,4 +1,4 @@
-"""Every shipped configuration of every kernel, compiled for three architectures without a GPU: the budgets hold."""
+"""Every shipped configuration of every kernel, compiled for three architectures, is within its budgets."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jo
 from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CONSUMER_SHARED_LIMIT = 99 * 1024  # of 8.6, 8.9 and 12.0, which use sm_80's rows
+CONSUMER_SHARED_LIMIT = 99 * 1024  # limit of capabilities 8.6, 8.9 and 12.0, which use the rows of sm_80
 
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[Job, Compiled]:
-    """Every kernel as it was compiled: by the file where it is of these sources and this Triton, else now."""
+    """Return all compiled kernels: from the file if its sources and Triton are these, else compiled now."""
     return as_compiled(known() or compile_now())
 
 
 def test_a_sample_compiles_to_what_the_file_says(shipped: dict[Job, Compiled]) -> None:
-    """One kernel for each architecture; with another Triton the others have just been compiled too."""
+    """One kernel for each architecture, compiled now, gives the numbers that the file records."""
     sample = [
         next(job for job in shipped if (job.arch, job.kernel, job.dtype) == (arch, kernel, "bfloat16"))
         for arch, kernel in zip(COMPILED, KERNELS, strict=True)
@@ -42,7 +42,7 @@ def test_a_sample_compiles_to_what_the_file_says(shipped: dict[Job, Compiled]) -
 
 
 def test_latent_attention_keeps_to_the_budgets() -> None:
-    """192 dims of q and k, 128 of v, as DeepSeek-V3 has them: one kernel for each architecture."""
+    """Kernels with 192 dims of q and k and 128 of v, as in DeepSeek-V3, are within the budgets."""
     jobs = [
         Job(kernel, arch, 192, "bfloat16", choose(kernel, arch, 192, "bfloat16"), value_dim=128)
         for arch, kernel in zip(COMPILED, KERNELS, strict=True)
@@ -52,7 +52,7 @@ def test_latent_attention_keeps_to_the_budgets() -> None:
 
 
 def test_the_file_is_of_these_kernels() -> None:
-    """Where it is not, every test of this file takes minutes more: python -m tests.blocks.compiled"""
+    """The file was made from the present sources; `python -m tests.blocks.compiled` makes it again."""
     made = json.loads(FILE.read_text(encoding="utf-8"))["made_from"]
     assert made["sources"] == made_from()["sources"]
 
@@ -71,7 +71,7 @@ def test_the_budgets_hold(shipped: dict[Job, Compiled], arch: str) -> None:
 
 
 def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Kernels of their own, with rows of their own where those without a rule would spill."""
+    """Softcaps and dropout have compiled kernels everywhere, and none of them spills registers."""
     scored = [job for job in shipped if job.scores]
     assert {(job.arch, job.kernel, job.head_dim, job.scores) for job in scored} == set(
         itertools.product(COMPILED, KERNELS, (64, 128), ("softcap", "dropout", "softcap dropout"))
@@ -80,7 +80,7 @@ def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compile
 
 
 def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Kernels of their own, whose left edge takes no registers that are not there."""
+    """Windows have compiled kernels everywhere, and none of them spills registers."""
     windows = [job for job in shipped if job.window]
     assert {(job.arch, job.kernel, job.head_dim) for job in windows} == set(
         itertools.product(COMPILED, KERNELS, (64, 128))
@@ -110,7 +110,7 @@ def test_the_numbers_beside_the_rows_are_those_of_the_compiler(
         configs.compiler_of(configs.TABLES / f"{arch}.toml"),
         importlib.metadata.version("triton"),
     )
-    if recorded != here:  # it allocates otherwise; the budgets above are what counts there
+    if recorded != here:  # another Triton may allocate registers differently
         pytest.skip(
             f"the numbers are those of Triton {recorded}, here is {here}: pip install triton=={recorded}"
         )
@@ -124,7 +124,7 @@ def test_the_numbers_beside_the_rows_are_those_of_the_compiler(
 
 @pytest.mark.parametrize("arch", COMPILED)
 def test_the_numbers_are_those_of_the_locked_version(arch: str) -> None:
-    """So that the test above is not skipped where the locked versions are installed."""
+    """The locked Triton is the one that made the numbers, so the test above runs with the locked versions."""
     locked = f"triton=={configs.compiler_of(configs.TABLES / f'{arch}.toml')}"
     assert locked in (CHECKOUT / "requirements.lock").read_text(encoding="utf-8").splitlines()
 
@@ -142,7 +142,7 @@ Launch = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def launches(scores: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """What the launcher passes to the kernels, forward and backward, noted down instead of run."""
+    """Return the arguments that the launcher passes to the kernels, without running the kernels."""
     noted: list[Launch] = []
 
     def launch(self, kernel, config, programs, heads, arguments, **constants) -> None:
@@ -170,7 +170,7 @@ def launches(scores: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> list[La
 def test_what_is_compiled_is_what_is_launched(
     scores: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parameter that offline compilation takes for another type would be compiled to another kernel."""
+    """Offline compilation gives each parameter the type of the launch, since types select the kernel."""
     from ringlab.blocks.triton.compiling import source
 
     names = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}

@@ -1,4 +1,4 @@
-"""What the case table does not say of the Triton block: strides, signs, refusals, NaN; and kernels that are wrong on purpose."""
+"""Properties of the Triton block beyond the case table: strides, signs, refusals, NaN and wrong kernels."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ pytestmark = pytest.mark.needs_triton
 def one_block(block: TritonBlock, x: tuple[Tensor, ...], causal: bool, scale: float) -> Results:
     q, k, v, dout = x
     partial = block.forward(q, k, v, causal=causal, scale=scale)
-    delta = (dout.contiguous().float() * partial.out.float()).sum(-1)  # torch's order follows strides
+    delta = (dout.contiguous().float() * partial.out.float()).sum(
+        -1
+    )  # contiguous: strides change torch's sums
     rows = BackwardRows(dout, q, partial.out, partial.lse, delta)
     gradients = block.backward(rows, k, v, causal=causal, scale=scale)
     return Results(partial.out, partial.lse, *gradients)
 
 
 def beyond(results: Results, x: tuple[Tensor, ...], causal: bool, scale: float) -> dict[str, float]:
-    """The results whose error is beyond its bound."""
+    """Return the results whose error is beyond its bound, with the ratio of error and bound."""
     true = truth(*x, causal=causal, scale=scale)
     allowed, found = bounds(*x, causal=causal, scale=scale, true=true), errors(results, true)
     return {name: found[name] / (allowed[name] or 1.0) for name in NAMES if not found[name] <= allowed[name]}
@@ -159,7 +161,7 @@ def test_an_unknown_kernel_is_refused() -> None:
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is launched wrongly may write beyond its tensors, so nothing may be."""
+    """Forbid all launches, because a wrong launch may write beyond its tensors."""
 
     def launch(self: Launcher, kernel: str, *_: object, **__: object) -> None:
         raise AssertionError(f"{kernel} was launched")
@@ -172,7 +174,7 @@ def like(L: int = 8, H: int = 2, D: int = 8, B: int = 1, dtype: torch.dtype = to
 
 
 def steps_of(count: int) -> list[Callable[..., object]]:
-    """The forward and the backward of rows of 8 tokens over `count` blocks, as functions that take the next block."""
+    """Return the forward and the backward of 8-token rows, as functions that take the next K/V block."""
     state = torch.zeros(1, 2, 8)
     rows = BackwardRows(like(), like(), like(), state, state)
     forward = TritonBlock().begin_forward(like(), count, scale=0.3)
@@ -181,7 +183,7 @@ def steps_of(count: int) -> list[Callable[..., object]]:
 
 WHOLE = (Tile(0, 8, 0, 8, True),)
 
-# k, v, tiles, the error and what it says, for rows of 8 tokens, 2 heads and a head dim of 8.
+# k, v, tiles, the error and its message, for rows of 8 tokens, 2 heads and a head dim of 8.
 UNFIT: dict[str, tuple[Tensor, Tensor, tuple[Tile, ...], type[RinglabError], str]] = {
     "another batch": (like(B=2), like(B=2), WHOLE, ShapeError, r"k \(2, 2, 8, 8\)"),
     "another head dim": (like(D=4), like(D=4), WHOLE, ShapeError, r"k \(1, 2, 8, 4\)"),

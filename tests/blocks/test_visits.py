@@ -1,4 +1,4 @@
-"""Programs × segments are the position mask: every visible pair once, no other pair, and every row has its writer."""
+"""Programs × segments equal the position mask: each visible pair once, no other pair, one writer per row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keys(plan: Tiles, n_rows: int, n_keys: int, block_m: int, block_n: int) -> t
 
 
 def plans(layout: Layout, mask: Mask) -> Iterable[tuple[Tiles, np.ndarray]]:
-    """Every pair of ranks: its tiles, and the pairs by global positions that they stand for."""
+    """Yield the tiles of every pair of ranks, and the mask of the same pair by global positions."""
     for rank in range(layout.P):
         for origin in range(layout.P):
             visible = mask.visible(layout.positions(rank), layout.positions(origin))
@@ -64,7 +64,7 @@ def plans(layout: Layout, mask: Mask) -> Iterable[tuple[Tiles, np.ndarray]]:
 
 
 def painted(programs: tuple[Program, ...], mask: np.ndarray, block: int, over_keys: bool) -> np.ndarray:
-    """How often the programs visit each pair (row, key), read as the kernels read the tables."""
+    """Return how often the programs visit each pair (row, key), read like the kernels read the tables."""
     counts = np.zeros(mask.shape, int)
     row, key = np.indices(mask.shape)
     own, other = (row, key) if over_keys else (key, row)
@@ -90,7 +90,7 @@ def law_keys_are_seen_where_they_may(make: Maker, layout: Layout, mask: Mask, m:
 
 
 def law_each_has_one_writer(make: Maker, layout: Layout, mask: Mask, m: int, n: int) -> None:
-    """Programs of at most a block, that own every row (every key for dK/dV) exactly once."""
+    """Programs are at most a block long and together own every row (every key for dK/dV) exactly once."""
     for plan, visible in plans(layout, mask):
         for programs, length, block in (
             (make(plan, *visible.shape, m, n), visible.shape[0], m),
@@ -146,7 +146,7 @@ def shifted(change: Callable[[Segment], Segment], of: Maker) -> Maker:
 
 
 def one_key_less(segment: Segment) -> Segment:
-    """A tail that is masked ends a key too early."""
+    """Return the segment with a masked tail that ends one key too early."""
     return (*segment[:3], segment[3] if segment[3] == ALL else segment[3] - 1, segment[4])
 
 
@@ -167,8 +167,8 @@ def test_an_unwritten_row_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("layout", "rank", "origin", "programs", "segments"),
     [
-        (striped(4096, 2), 1, 0, 16, 16),  # one staircase: no row is left over at the edge
-        (striped(4096, 2), 0, 1, 16, 16),  # the same, but the first row sees nothing
+        (striped(4096, 2), 1, 0, 16, 16),  # one staircase; no row is left over at the edge
+        (striped(4096, 2), 0, 1, 16, 16),  # one staircase; the first row sees nothing
         (zigzag(4096, 2), 0, 1, 8, 8),  # the later half of the rows sees one half of the keys
         (dealt(4096, 2, chunk=1, folded=True), 1, 0, 16, 32),  # two runs of keys for each run of rows
     ],
@@ -177,14 +177,14 @@ def test_an_unwritten_row_is_noticed() -> None:
 def test_few_programs_and_full_ones(
     layout: Layout, rank: int, origin: int, programs: int, segments: int
 ) -> None:
-    """Bands that a staircase describes are one band: programs own whole blocks of 128 rows."""
+    """Bands that form a staircase become one band, so programs own whole blocks of 128 rows."""
     made = row_programs(tiles(layout, rank, origin), layout.length(rank), 128, 64, every_row=False)
     assert sum(len(p.segments) for p in made) == pytest.approx(segments, abs=1)
     assert len(made) == pytest.approx(programs, abs=1)
 
 
 def test_tiles_that_all_rows_see_are_not_masked() -> None:
-    """Two of eight tiles of 64 keys touch the diagonal of 128 rows; zig-zag's full tiles have no mask at all."""
+    """Two of eight tiles of 64 keys touch the diagonal of 128 rows; zig-zag's full tiles have no mask."""
     made = {p.start: p for p in row_programs((Tile(0, 512, 0, 512, True),), 512, 128, 64, every_row=True)}
     assert made[384].segments == ((0, 384, 512, 0, -ALL),)
     assert made[0].segments == ((0, 0, 128, 0, -ALL),)
@@ -193,7 +193,7 @@ def test_tiles_that_all_rows_see_are_not_masked() -> None:
 
 
 def test_a_window_has_masked_tiles_at_its_edges_alone() -> None:
-    """Of 512 keys at 128 rows: the left edge is a segment of two masked tiles, then six are free, and two at the diagonal."""
+    """A window of 512 keys at 128 rows has two masked tiles at each edge and six free tiles between."""
     plan = tiles(contiguous(1024, 1), 0, 0, Mask(window=512))
     made = {p.start: p for p in row_programs(plan, 1024, 128, 64, every_row=True)}
     assert len(made) == 8, "one band: its programs own whole blocks of rows"
@@ -228,7 +228,7 @@ def test_tables_on_a_device_are_made_once() -> None:
 
 
 def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: tables that say that they are on one."""
+    """A stream that reads a table is registered with the allocator; fake tables stand in for a GPU's."""
     registered: list[tuple[str, object]] = []
 
     class Table(NamedTuple):

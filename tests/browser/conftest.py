@@ -13,14 +13,14 @@ from tests.browser.window import Window, window
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab on a copy of the course."""
+    """Serve a copy of the course in JupyterLab."""
     with serve(tmp_path_factory.mktemp("lab")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def browser(lab: Lab) -> Iterator[Window]:
-    """A window in which that JupyterLab is open."""
+    """Open a window with the JupyterLab of the `lab` fixture."""
     with window() as opened:
         enter(opened.page, lab)
         yield opened

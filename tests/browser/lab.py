@@ -22,7 +22,7 @@ STARTUP = 120.0
 
 @dataclass(frozen=True)
 class Lab:
-    """A running server: the folder it serves, the URL it printed, the progress file of its learner."""
+    """A running server: its folder, the URL that it printed, and the progress file of its learner."""
 
     folder: Path
     url: str
@@ -50,7 +50,7 @@ def serve(scratch: Path, arguments: Sequence[str] = ()) -> Iterator[Lab]:
     folder = copy_course(scratch / "ring course")
     log = scratch / "server.log"
     command = [sys.executable, str(folder / "tools" / "lab.py"), "--no-browser"]
-    command += ["--LabApp.expose_app_in_browser=True", *arguments]  # window.jupyterapp, for tests only
+    command += ["--LabApp.expose_app_in_browser=True", *arguments]  # shows window.jupyterapp to the tests
     with log.open("w") as sink:
         process = subprocess.Popen(
             command, cwd=folder, env=_environment(scratch), stdout=sink, stderr=sink, start_new_session=True
@@ -88,7 +88,7 @@ def _printed_url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server as `kill` would, which ends its kernels too; by force if it does not listen."""
+    """End the server and its kernels as `kill` would, and by force if it does not react."""
     process.terminate()
     try:
         process.wait(timeout=30)

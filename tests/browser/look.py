@@ -1,7 +1,7 @@
 """Look at a notebook as a learner would: `python -m tests.browser.look NOTEBOOK OUT.png`.
 
-Runs it top to bottom in JupyterLab, writes OUT-1.png, OUT-2.png, … down its length, and prints
-what is wrong at first sight: errors, warnings, pictures without words, output that is cut off.
+The command runs the notebook top to bottom in JupyterLab, writes OUT-1.png, OUT-2.png, … down its length, and
+prints visible problems: errors, warnings, pictures without alternative text, output that is cut off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.browser.notebook_page import NotebookPage, enter, open_notebook
 from tests.browser.window import window
 
 HEIGHT = 2000
-# Every cell has its element, so that scrolling by pixels meets them all.
+# Every cell gets a DOM element, so that scrolling by pixels reaches all cells.
 DRAW_ALL = """async () => {
     const panel = window.jupyterapp.shell.currentWidget;
     panel.content.notebookConfig = {...panel.content.notebookConfig, windowingMode: 'none'};
@@ -40,7 +40,7 @@ WIDER_THAN_ROOM = """() => [...window.jupyterapp.shell.currentWidget.node.queryS
 
 
 def findings(notebook: NotebookPage) -> list[str]:
-    """Return what a person should look into, with the cell's number."""
+    """Return the problems that a person should look at, each with the number of its cell."""
     page = notebook.page
     found = [f"cell {cell.index}: {error}" for cell in notebook.cells for error in cell.errors]
     found += [f"cell {cell.index} on stderr: {cell.warnings}" for cell in notebook.cells if cell.warnings]
@@ -55,7 +55,7 @@ def findings(notebook: NotebookPage) -> list[str]:
 
 
 def photograph(page: Page, out: Path) -> list[Path]:
-    """Write screenshots down the length of the notebook in front, and return their paths."""
+    """Write screenshots down the length of the visible notebook, and return their paths."""
     page.evaluate(DRAW_ALL)
     paths: list[Path] = []
     top, step, whole = page.evaluate(SCROLL, 0)
@@ -69,7 +69,7 @@ def photograph(page: Page, out: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Run, photograph and report one notebook; the status is 1 where a cell failed."""
+    """Run, photograph and report one notebook; return 1 if a cell failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebook", type=Path)
     parser.add_argument("out", type=Path)

@@ -15,13 +15,13 @@ RUNNING = 300_000
 """Milliseconds for a whole notebook on a loaded machine."""
 
 OPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {path}).then(() => null)"""
-# A notebook is there, with one empty cell, before its file has been read.
+# JupyterLab shows the notebook, with one empty cell, before it has read the file.
 IS_OPEN = """path => {
     const opened = window.jupyterapp?.shell?.currentWidget;
     return opened?.context?.path === path && opened.context.isReady
         && opened.content.widgets.length === opened.content.model.cells.length;
 }"""
-# JupyterLab shows "Idle" before the kernel is connected; what is run then is dropped.
+# JupyterLab shows "Idle" before the kernel is connected; cells that are run before that are dropped.
 KERNEL_READY = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel;
     return kernel?.status === 'idle' && kernel?.connectionStatus === 'connected';
@@ -35,7 +35,7 @@ READ_CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(
 }))"""
 FORGET = """([first, last]) => window.jupyterapp.shell.currentWidget.content.widgets
     .slice(first, last).forEach(cell => cell.model.type === 'code' && cell.model.clearExecution())"""
-# All cells of the range have run, or one has failed and the rest will not.
+# All cells of the range have run, or one has failed and the later ones will not run.
 FINISHED = """([first, last]) => {
     const cells = window.jupyterapp.shell.currentWidget.content.widgets.slice(first, last)
         .filter(cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());
@@ -57,7 +57,7 @@ SELECT = """async index => {
 COMMAND = """name => { window.jupyterapp.commands.execute(name); }"""
 SET_SOURCE = """([index, source]) =>
     window.jupyterapp.shell.currentWidget.content.widgets[index].model.sharedModel.setSource(source)"""
-# The outputs of the cells from first to last of which something can be seen in the window now.
+# The outputs of cells `first` to `last` that are at least partly visible in the window now.
 VISIBLE = """([first, last]) => window.jupyterapp.shell.currentWidget.content.widgets.slice(first, last + 1)
     .flatMap(cell => [...cell.node.querySelectorAll('.jp-OutputArea-output')])
     .filter(node => node.checkVisibility({visibilityProperty: true, opacityProperty: true}))
@@ -83,7 +83,7 @@ SAVED = """() => !window.jupyterapp.shell.currentWidget.context.model.dirty"""
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell as it stands in the browser's model."""
+    """One cell, with the contents that it has in the browser's model."""
 
     index: int
     kind: str
@@ -93,37 +93,37 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return what the cell printed and the text of its results."""
+        """Return the printed text and the text of the results of the cell."""
         return "".join(map(_text, self.outputs))
 
     @property
     def errors(self) -> list[str]:
-        """Return the tracebacks' last lines."""
+        """Return the last line of each traceback."""
         return [f"{o['ename']}: {o['evalue']}" for o in self.outputs if o["output_type"] == "error"]
 
     @property
     def warnings(self) -> str:
-        """Return what the cell wrote on stderr."""
+        """Return the text that the cell wrote on stderr."""
         return "".join(_text(o) for o in self.outputs if o.get("name") == "stderr")
 
 
 class NotebookPage:
-    """The notebook at `path`, in front."""
+    """The notebook at `path`, shown in the foreground."""
 
     def __init__(self, page: Page, path: str) -> None:
         self.page, self.path = page, path
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells as they are now."""
+        """Return all cells with their present contents."""
         return [Cell(**{**c, "outputs": tuple(c["outputs"])}) for c in self.page.evaluate(READ_CELLS)]
 
     def find(self, text: str) -> Cell:
-        """Return the first code cell whose source holds `text`."""
+        """Return the first code cell whose source contains `text`."""
         return next(cell for cell in self.cells if cell.kind == "code" and text in cell.source)
 
     def graded(self, stage: str) -> Cell:
-        """Return the cell that is graded as `stage`."""
+        """Return the cell that the grader assigns to `stage`."""
         return next(cell for cell in self.cells if cell.grade == stage)
 
     def run_all(self) -> None:
@@ -168,7 +168,7 @@ class NotebookPage:
         self.page.evaluate(SET_SOURCE, [index, source])
 
     def keep_busy(self, seconds: float) -> None:
-        """Let the kernel hear of nothing for so long: what is typed and clicked meanwhile queues up."""
+        """Keep the kernel from receiving messages for `seconds`, so that typing and clicks queue up."""
         self.page.evaluate(KEEP_BUSY, seconds)
 
     def save(self) -> None:
@@ -192,13 +192,13 @@ class NotebookPage:
 
 
 def enter(page: Page, lab: Lab) -> None:
-    """Go to the URL that the server printed."""
+    """Open the URL that the server printed."""
     page.goto(lab.url)
     page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
 
 
 def open_notebook(page: Page, path: str, *, kernel: bool = True) -> NotebookPage:
-    """Open the notebook at `path` below the served folder; with `kernel` wait until its kernel listens."""
+    """Open the notebook at `path` below the served folder; with `kernel`, wait until it has a kernel."""
     page.evaluate(OPEN, path)
     page.wait_for_function(IS_OPEN, arg=path, timeout=PATIENCE)
     if kernel:

@@ -1,4 +1,4 @@
-"""Lesson 05 in JupyterLab in a browser, as a learner without a mouse goes through it."""
+"""Lesson 05 in JupyterLab in a browser, used by a learner without a mouse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlab_course.notebook import predictions
 from tests.browser.notebook_page import NotebookPage, open_notebook
 from tests.browser.window import arrow, press_button, type_number
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 
 PATH = "notebooks/05_emulated_ring.ipynb"
 PICTURE = "img[alt^='Step']"
@@ -24,11 +24,11 @@ ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex
 
 @pytest.fixture(scope="module", name="lesson")
 def lesson_05(browser, lab) -> NotebookPage:
-    """The lesson, run top to bottom, with two predictions made on the way."""
+    """Run the lesson top to bottom, with two predictions made on the way."""
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
     notebook.run_above(number.index + 1)
-    notebook.keep_busy(3)  # a fast typist's keystrokes and click must arrive in their order even so
+    notebook.keep_busy(3)  # keystrokes and a click must arrive in order while the kernel is busy
     type_number(notebook.select(number.index), "18", told="you predicted: 18 values")
     for index in range(number.index + 1, choice.index + 1):
         notebook.run(index)
@@ -37,7 +37,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     return notebook
 
 
-# First, as a question that has been answered gives up its room.
+# This test is the first one, since an answered question takes less room on the page.
 @pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
 def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
     browser.page.set_viewport_size({"width": 1400, "height": 900})
@@ -62,7 +62,7 @@ def test_after_a_click_on_a_prediction_shift_enter_goes_on(browser, lesson_id):
     notebook = open_notebook(browser.page, f"notebooks/{lesson(lesson_id).slug}.ipynb")
     notebook.run(notebook.find("import").index)
     questions = [cell for cell in notebook.cells if "predict(" in cell.source and "choices=" in cell.source]
-    asked = questions[-1]  # a guess is given once, and the lesson's test gives the first
+    asked = questions[-1]  # the fixture has already answered the first question
     notebook.run(asked.index)
     cell = notebook.select(asked.index)
     cell.locator("button.jupyter-button").last.click()
@@ -131,7 +131,7 @@ def test_every_picture_that_the_lesson_draws_has_its_words(lesson):
         assert len(picture.get_attribute("alt") or "") > 60
 
 
-# Last, so that all that was asked for above is counted.
+# This test is the last one, so that it counts the addresses of all tests above.
 def test_nothing_is_asked_of_another_machine(lesson, browser):
     assert any("/api/kernels" in url for url in browser.asked)
     assert browser.strangers() == []

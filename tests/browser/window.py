@@ -1,6 +1,6 @@
-"""Chromium, headless, with one page; every address that it asks for is kept.
+"""Chromium, headless, with one page; every address that it requests is recorded.
 
-Moving a cell's widgets as someone without a mouse does: focus and keys.
+The helpers use a cell's widgets by focus and keys, as someone without a mouse does.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ PATIENCE = 120_000
 
 @dataclass
 class Window:
-    """A browser window: its page, the addresses asked for, what the page complained about."""
+    """A browser window: its page, the addresses that it requested, and the errors that the page reported."""
 
     page: Page
     asked: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def strangers(self) -> list[str]:
-        """Return the addresses asked for that are not on this machine's loopback."""
+        """Return the requested addresses that are not on this machine's loopback."""
         return [url for url in self.asked if not _stays_here(url)]
 
 
 @contextmanager
 def window(width: int = 1280, height: int = 900) -> Iterator[Window]:
-    """Open a browser with a user profile of its own, and close it at the end."""
+    """Open a browser with a user profile of its own, and close the browser at the end."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium_path(), headless=True, args=list(QUIET), timeout=PATIENCE
@@ -64,7 +64,7 @@ def _stays_here(url: str) -> bool:
 
 
 def press_button(cell: Locator, name: str, told: str) -> None:
-    """Press the button `name` by the space bar and wait until the cell says `told`."""
+    """Press the button `name` by the space bar and wait until the cell shows `told`."""
     button = cell.get_by_role("button", name=name, exact=True)
     button.focus()
     button.press(" ")
@@ -72,7 +72,7 @@ def press_button(cell: Locator, name: str, told: str) -> None:
 
 
 def type_number(cell: Locator, number: str, told: str) -> None:
-    """Type a number into the cell's field, go on to its button, press it, and wait for `told`."""
+    """Type a number into the cell's field, tab to its button, press it, and wait for the text `told`."""
     field = cell.get_by_placeholder("a number")
     field.focus()
     field.press_sequentially(number)

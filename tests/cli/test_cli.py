@@ -40,6 +40,7 @@ def test_doctor_prints_one_object_and_knows_this_machine() -> None:
     assert all(check["remedy"] for check in found["checks"] if check["state"] != "ok")
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_is_broken_and_exits_with_1(monkeypatch) -> None:
     def crash(name: str):
         raise ImportError("libtorch is gone")
@@ -53,7 +54,7 @@ def test_doctor_says_what_is_broken_and_exits_with_1(monkeypatch) -> None:
 
 def test_doctor_says_what_is_skipped_in_the_words_of_the_tests(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # as on a machine without Triton
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # simulates a machine without Triton
     checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
     assert checks["GPUs"]["found"] == needs.missing_cuda.__wrapped__()
     assert (
@@ -66,6 +67,7 @@ def test_doctor_says_what_is_skipped_in_the_words_of_the_tests(monkeypatch) -> N
         )
 
 
+@pytest.mark.thorough
 def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
     checks = {check["name"]: check for check in json.loads(call("doctor", "--json")[1])["checks"]}
     if needs.missing_triton() is None:
@@ -75,6 +77,7 @@ def test_doctor_tries_the_interpreter_and_the_assemblers() -> None:
         )
 
 
+@pytest.mark.thorough
 def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
     from ringlab.comm.processes import connect
 
@@ -173,7 +176,7 @@ def test_a_bench_of_gpus_without_one_is_an_error_with_the_remedy_and_status_1(wo
     ("words", "cases"), [(("kernels", "--mask", "full"), 2), (("ring", "--emulated", "2"), 2)], ids=str
 )
 def test_a_bench_of_gpus_reports_and_writes_its_cases(words, cases: int, monkeypatch, tmp_path: Path) -> None:
-    """On this CPU in place of a GPU."""
+    """The benches of GPUs print and write one report; the CPU stands in for the GPU."""
     for room in ("kernels", "emulated_ring"):
         monkeypatch.setattr(f"ringlab.bench.{room}.Cuda", Cpu)
     sizes = ("--tokens", "64", "--heads", "2", "--head-dim", "16", "--rounds", "1", "--blocks", "native")
@@ -219,7 +222,7 @@ ODD = "a[hf][/red][bold]b:smile:"
 
 
 def flat(printed: str) -> str:
-    """Return what was printed without the space and the lines by which tables and panels break a text."""
+    """Return the printed text without spaces, line ends and the frames of tables and panels."""
     return re.sub(r"[\s│┃╭╮╰╯─━]+", "", printed)
 
 

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are needed: listed without their options, and those of other packages beside ours."""
+"""Commands imported only when needed: listed without their options, also beside those of other packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ hid, old, sho = apps.values()
 
 
 class Backport:
-    """An entry point as `importlib_metadata` finds it, which takes the standard library's place once something imports it."""
+    """An entry point of the package `importlib_metadata`, which can replace the standard library's."""
 
     def __init__(self, name: str, value: str, group: str) -> None:
         self.name, self.module, self.group, self.dist = name, value.partition(":")[0], group, None
@@ -42,7 +42,7 @@ class Backport:
 
 @pytest.fixture(params=[EntryPoint, Backport])
 def added(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
-    """Entry points of another package; the number of times that they were looked for."""
+    """Add entry points of another package; return a list with one element per look-up of entry points."""
     names = {name: f"{__name__}:{name}" for name in ("one", *apps)} | {"gone": "no_such_package:main"}
     theirs = [
         request.param(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()

@@ -23,7 +23,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
 
 
 def scripted(spills: int = 0):
-    """Stand in for the compiler, which has tests of its own: the forward step spills as told."""
+    """Return a stand-in for the compiler whose forward step spills `spills` bytes."""
 
     def compile_all(jobs: list[Job], processes: int = 2, on_done=None) -> list[Compiled]:
         found = []
@@ -38,7 +38,7 @@ def scripted(spills: int = 0):
 
 
 def test_offline_prints_one_list_with_a_row_per_configuration(monkeypatch) -> None:
-    """81 rows, three more steps of a ring for the 12 that must not spill, soft caps and dropout for 18."""
+    """The list has a row for each shipped job: 81 plain ones, and jobs of ring steps, windows and scores."""
     monkeypatch.setattr(offline, "compile_all", scripted())
     status, out, _ = call("kernels", "--offline", "--json")
     rows = json.loads(out)
@@ -57,7 +57,7 @@ def test_a_broken_budget_is_told_and_the_status_is_1(monkeypatch) -> None:
     assert status == 1 and {row["config"]["block_m"] for row in broken}
     assert len(broken) == 2 * (
         4 + 1 + 3
-    )  # of two head dims: the steps of a ring, a window, and the sets of score rules
+    )  # for two head dims: the steps of a ring, a window, and the sets of score rules
 
 
 def test_one_architecture_and_one_kernel_can_be_chosen(monkeypatch) -> None:

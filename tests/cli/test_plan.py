@@ -1,4 +1,4 @@
-"""`ringlab plan`: the answer first, everything in JSON, bad input told, nothing heavy imported."""
+"""`ringlab plan`: the answer comes first, JSON is complete, bad input is explained, no heavy import."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_answer_comes_first_and_details_say_why() -> None:
     assert not any(part in out for part in tables) and "--details" in out.splitlines()[-2]
     _, detailed, _ = call(f"{FITS} --details")
     assert all(part in detailed for part in tables)
-    assert "arXiv" in detailed  # the source of the fractions of peak
+    assert "arXiv" in detailed  # cites the source of the fractions of peak
     assert detailed.splitlines()[0] == out.splitlines()[0]
     assert detailed.count("ringlab plan") == len(told(FITS)["suggestions"]) > out.count("ringlab plan") == 3
 
@@ -124,7 +124,7 @@ def test_json_has_everything_and_nothing_else_is_printed() -> None:
 )
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_stays_within_the_width_of_the_terminal(width: int, words: str) -> None:
-    """In a process of its own, which takes its width from the environment."""
+    """No printed line is wider than the terminal; each run is a new process with a console of that width."""
     code = (
         "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan as p; "
         f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
@@ -231,7 +231,7 @@ def test_a_plan_to_serve_more_than_fits_names_the_sequences_that_do() -> None:
 
 
 def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
-    """Llama 3 405B is 101 GB a GPU over the 8 of a node, and half of that over two nodes."""
+    """Feeding prompts on 8 GPUs takes 101 GB of weights a GPU, so the plan for one node suggests tp 16."""
     found = told("--model llama3-405b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --tp 8")
     assert not found["fits"] and found["memory"]["entries"][0]["note"].startswith(
         "of a GPU that feeds prompts"
@@ -241,7 +241,7 @@ def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
 
 
 def test_who_travels_is_told() -> None:
-    """Burst sends less where all query heads have K/V heads of their own; a plan without a ring says nothing."""
+    """Burst sends least if each query head has its own K/V head; without a ring no schedule is reported."""
     every = "--model llama2-7b --tokens 1Mi --hardware h100 --nodes 8 --tp 1 --ulysses 1 --logits-chunk 4Ki"
     _, out, _ = call(f"{every} --details")
     assert re.search("Who travels: burst sends least, .* a layer on each GPU", " ".join(out.split()))
@@ -349,7 +349,7 @@ BAD = {
 
 @pytest.mark.parametrize("words", list(BAD))
 def test_bad_input_is_told_with_its_constraint_and_a_way_out(words: str) -> None:
-    """The error of a request, in JSON and for people."""
+    """The error names the constraint and a remedy, in JSON and for people."""
     needed, remedy = BAD[words]
     status, out, err = call(words + " --json")
     error = json.loads(out)["error"]
@@ -393,7 +393,7 @@ def test_files_of_ones_own_are_read_and_refused_with_the_line(tmp_path: Path) ->
 
 
 def test_striped_bound_as_published() -> None:
-    """Table 3 of arXiv 2311.09431: 1B, four A100, 262144 tokens: 1.72."""
+    """The bound equals 1.72, as in table 3 of arXiv 2311.09431 for 1B, four A100 and 262144 tokens."""
     found = told("--bound striped --model striped-1b --ranks 4 --tokens 262144 --attention-weight 2")
     assert found["max_speedup"] == pytest.approx(1.72, abs=0.005)
     tiled = told(
@@ -406,7 +406,7 @@ def test_striped_bound_as_published() -> None:
     "bandwidth, block, sequence", [("300 GB/s", 1040, 6240), ("12.5 GB/s", 24960, 149_760)]
 )
 def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> None:
-    """Table 2 of arXiv 2310.01889, in thousands: A100 over NVLink 1.0 and 6.2, over InfiniBand 24.5 and 149.5."""
+    """The block and sequence bounds equal table 2 of arXiv 2310.01889 for NVLink and for InfiniBand."""
     found = told(f"--bound ring --hardware a100 --bandwidth '{bandwidth}'")
     assert found["min_block_tokens"] == pytest.approx(block)
     assert found["min_sequence_tokens"] == pytest.approx(sequence)
@@ -415,7 +415,7 @@ def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> N
 
 
 def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> None:
-    """The paper's TPU v4 has 268 GB/s: 1.0 and 6.2 thousand. The project's table has another link."""
+    """With the paper's 268 GB/s for TPU v4 the bounds are the paper's; the project's table differs."""
     asked = "--bound ring --hardware tpu-v4"
     own, paper = told(asked), told(f"{asked} --bandwidth '268 GB/s'")
     assert "formula of arXiv 2310.01889" in own["source"] and "this project's table" in own["source"]
@@ -458,7 +458,7 @@ def test_the_list_has_every_name_with_its_source() -> None:
     "words", [f"{ASKED} --nodes 4", f"{ASKED} --inference serve", "--list", "--bound ring --hardware a100"]
 )
 def test_torch_is_not_imported(words: str) -> None:
-    """Importing it takes longer than a plan may take; asked of a fresh interpreter, so no clock is needed."""
+    """A plan imports no heavy package: torch alone takes longer to import than a plan may take."""
     code = "import sys\nfrom ringlab.cli import app\ntry:\n    app()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, "plan", *shlex.split(words)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -227,7 +227,7 @@ def test_ranks_that_serve_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_strip_tells_some_computing_from_none() -> None:
-    """Two nodes: between hops each rank computes less than half of the time, in every part of it."""
+    """A strip of the picture marks parts in which a rank is partly busy, as on two slow nodes."""
     result = call("--tokens", "32Ki", "--nodes", "2")
     rows = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
     busy = float(re.search(r"compute ([0-9.]+)%", result.stdout)[1])  # type: ignore[index]
@@ -238,7 +238,7 @@ def test_a_strip_tells_some_computing_from_none() -> None:
 
 @pytest.mark.parametrize(("busy", "mark"), [(0.0, "·"), (0.01, "·"), (0.3, "▒"), (0.7, "█"), (1.0, "█")])
 def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -> None:
-    """Ten pairs of a computation and a wait in each of four cells."""
+    """A cell's mark depends on its busy share, here of ten pairs of computation and wait per cell."""
 
     class Pairs:
         makespan_s = 4.0
@@ -252,7 +252,7 @@ def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -
 
 
 def served(words: str) -> dict[str, Any]:
-    """What a step of serving prints as JSON."""
+    """Return the JSON that a simulated step of serving prints."""
     result = call(*shlex.split(words), "--json")
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     found: dict[str, Any] = json.loads(result.stdout)

@@ -173,8 +173,9 @@ def test_other_ranks_than_torchrun_started_are_refused_on_every_rank(asked: int,
     assert VirtualCluster(2).run(program).results == [True, True]
 
 
+@pytest.mark.thorough
 def test_torchrun_is_told_which_ranks_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command hands `--ranks` on, where it was dropped."""
+    """The command passes `--ranks` on to the run under torchrun."""
     asked: list[int | None] = []
 
     def refuse(request: Request) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:
     for arguments, said in (
         (SMALL, "--resume to go on, or another --folder"),
         (["--resume", "--width", 32], "model.width=16, now 32"),
-        (["--resume", "--steps", 4], "steps=2, now 4"),  # they decide the rates of a cosine
+        (["--resume", "--steps", 4], "steps=2, now 4"),  # the number of steps shapes the cosine
         (["--resume", "--clip", 2.0], "clip=0.5, now 2.0"),
     ):
         status, _, err = call(*arguments, "--folder", tmp_path)
@@ -219,12 +220,13 @@ def under_torchrun(processes: int, *arguments: object) -> subprocess.CompletedPr
         try:
             out, err = agent.communicate(timeout=300)
         finally:
-            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+            agent.terminate()  # torchrun then ends its ranks; if killed, it would leave them running
     return subprocess.CompletedProcess(command, agent.returncode, out, err)
 
 
+@pytest.mark.thorough
 def test_torchrun_stops_and_goes_on_on_other_processes(tmp_path: Path) -> None:
-    """Two processes stop after step 4. Three go on to step 8, and so do two virtual ranks, bit for bit as without a stop."""
+    """A run of two processes continues on three processes, or on two virtual ranks with equal losses."""
     first, copy = tmp_path / "first", tmp_path / "copy"
     done = under_torchrun(2, *SMALL, "--folder", first, "--until", 4)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What virtual time must obey, as functions that a test calls with the clock as it is and with broken ones."""
+"""Laws of virtual time, as functions that tests call with the right clock and with broken ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlab.comm.virtual.turns import Turns
 
 @dataclass(frozen=True)
 class Uniform:
-    """Links that are all alike, but for those that leave a node of `per_node` ranks."""
+    """Links that are all alike, except those that leave a node of `per_node` ranks."""
 
     bytes_s: float = float("inf")
     latency: float = 0.0
@@ -37,7 +37,7 @@ class Uniform:
 
 
 class Given(Costs):
-    """Each computation takes the seconds that its label names; a message its bytes and a latency."""
+    """A computation takes the seconds in its label, and a message takes bytes / rate + latency."""
 
     def __init__(self, bytes_s: float = float("inf"), latency: float = 0.0) -> None:
         self.bytes_s, self.latency = bytes_s, latency
@@ -58,7 +58,7 @@ def record(P: int, program: Any, *args: Any) -> Recording:
 
 
 def rounds(ring: Ring, plan: list[tuple[int, list[float], int]], held: int) -> float:
-    """Post to the rank at a distance, compute, and wait for the oldest exchange while more than `held` are open."""
+    """Post to a rank at a distance, compute, and wait for old exchanges while more than `held` are open."""
     pending: list[Any] = []
     for number, (distance, seconds, nbytes) in enumerate(plan):
         to, source = (ring.rank + distance) % ring.world_size, (ring.rank - distance) % ring.world_size
@@ -88,10 +88,10 @@ def random_rounds(seed: int) -> tuple[int, list[tuple[int, list[float], int]]]:
 
 
 def law_as_on_the_virtual_cluster() -> None:
-    """The same events at the same times, where no two messages want one port.
+    """The clock gives the events and times of the virtual cluster if no two messages need the same port.
 
-    That is: one exchange at a time over slow links, or several with one neighbour over links that
-    have a latency only.
+    This is so for one exchange at a time over slow links, and for several exchanges with one neighbour over
+    links that have only a latency.
     """
     for seed in range(12):
         P, rounds_of = random_rounds(seed)
@@ -108,7 +108,7 @@ def law_as_on_the_virtual_cluster() -> None:
 
 
 def law_a_port_sends_one_message_at_a_time() -> None:
-    """Two messages of 8 bytes at 8 bytes/s: the second goes when the first has gone, unless by the other port."""
+    """One port sends two messages of 8 bytes at 8 bytes/s in turn; two ports send both at once."""
 
     def program(ring: Ring) -> None:
         if ring.rank == 0:
@@ -125,7 +125,7 @@ def law_a_port_sends_one_message_at_a_time() -> None:
 
 
 def law_both_ends_must_be_there() -> None:
-    """Sender and receiver wait for each other, whoever is late, and both for the message."""
+    """Sender and receiver wait for each other, whichever is late, and then both wait for the message."""
     for late in (0, 1):
 
         def program(ring: Ring, late: int = late) -> None:
@@ -141,7 +141,7 @@ def law_both_ends_must_be_there() -> None:
 
 
 def law_the_order_of_threads_does_not_matter() -> None:
-    """Whichever rank runs first, the recording and its times are the same."""
+    """The recording and its times are the same, whichever rank runs first."""
 
     class Shuffled(Turns):
         def pass_on(self) -> None:

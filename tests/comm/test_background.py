@@ -1,6 +1,6 @@
 """Lanes, and how messages are cut into pieces.
 
-How `launch` ends its ranks: each that fails gives those who have not yet heard of it as long again.
+How `launch` ends its ranks: each failure gives the ranks that have not yet noticed it a new time limit.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_lane_does_not_hold_the_tensors_of_its_last_job() -> None:
 
 
 def test_a_job_that_is_over_holds_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a rank that goes on at once would count what it has given away as alive, now and then."""
+    """A finished job drops its tensors before it signals its end, so that memory counts are repeatable."""
     lane, tensor, gate, held = Lane("test"), torch.zeros(3), threading.Event(), []
     seen = weakref.ref(tensor)
 
@@ -134,7 +134,7 @@ NEVER = float("inf")
 
 
 class Scripted:
-    """A rank that reports an error at a second of the clock, or goes on for ever."""
+    """A rank that reports an error at a given second of the clock, or runs for ever."""
 
     def __init__(self, clock: SimpleNamespace, rank: int, fails_at: float) -> None:
         self.clock, self.rank, self.fails_at = clock, rank, fails_at
@@ -157,7 +157,7 @@ class Scripted:
 def stopped(
     monkeypatch: pytest.MonkeyPatch, *fails_at: float, stands_still: float | None = None
 ) -> list[int]:
-    """Return which of the ranks that fail at these seconds are stopped before; for 30 s nothing moves at `stands_still`."""
+    """Return the ranks stopped before their failure at `fails_at`; at `stands_still` the clock jumps 30 s."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
     board: Any = SimpleNamespace(first_failure=lambda: "rank 0 failed first")
@@ -174,7 +174,7 @@ def stopped(
 
 
 def test_news_that_travel_from_rank_to_rank_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 dies; the others hear of it two seconds after the rank before, as on a ring of many."""
+    """No rank is stopped while the failure of rank 0 spreads from rank to rank, even in a long ring."""
     assert stopped(monkeypatch, 1.0, 3.0, 5.0, 7.0, 9.0, 11.0) == []
     assert stopped(monkeypatch, 1.0, 1.0 + 0.9 * GRACE, 1.0 + 1.8 * GRACE) == []
 
@@ -185,7 +185,7 @@ def test_who_hears_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_while_the_machine_stands_still_nobodys_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks could not move either: who was about to speak does so after it."""
+    """A standstill of the machine costs the ranks no time, because they could not run during it either."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
     ours = children.Clock()

@@ -1,4 +1,4 @@
-"""The clocked cluster: strict like the virtual one, and its times follow from messages alone."""
+"""The clocked cluster is as strict as the virtual one, and its times follow from messages alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_clock(law: str) -> None:
     LAWS[law]()
 
 
-# Clocks that are wrong, and the law that says so.
+# Wrong clocks, and the law that each of them breaks.
 
 
 class ForgetsLatency(timeline._Clock):
@@ -47,7 +47,7 @@ class StartsWithoutTheReceiver(timeline._Clock):
 
 
 class ChargesByTurn(clocked._ClockedComm):
-    """A computation takes longer the later its thread had its turn."""
+    """A computation takes longer if its thread had its turn later."""
 
     def compute(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.run.turn = getattr(self.run, "turn", 0) + 1  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_the_law_notices(
         LAWS[law]()
 
 
-# What a recording says, and what it refuses.
+# The contents of a recording, and the programs that a recording refuses.
 
 
 def test_a_slow_rank_computes_longer_and_no_other_does() -> None:
@@ -102,12 +102,12 @@ def test_jitter_neither_adds_nor_takes_time_on_the_average() -> None:
 
     sigma, n = 0.1, 20_000
     busy = record(2, program).clock(Uniform(), jitter=sigma).busy_s.sum() / n
-    # The factor's standard deviation is sqrt(exp(σ²) − 1); five standard errors of the mean.
+    # The factor's standard deviation is sqrt(exp(σ²) − 1); the tolerance is five standard errors of the mean.
     assert busy == pytest.approx(1.0, abs=5 * np.sqrt(np.expm1(sigma**2) / n))
 
 
 def test_a_message_that_is_ready_overtakes_where_all_would_wait_for_ever() -> None:
-    """Rank 1 takes rank 0's first message after rank 2 has had the second."""
+    """Rank 0's second message overtakes the first one, which rank 1 receives only after rank 2's message."""
 
     def program(ring: Ring) -> None:
         comm = ring.comm
@@ -190,13 +190,13 @@ def test_collectives_and_results() -> None:
     recording = record(3, program)
     assert recording.results == [3, 3, 3]
     trace = recording.clock(Uniform()).trace()
-    assert trace.bytes_sent() == 2 * (1 + 2 + 3)  # the barrier is control and does not count
+    assert trace.bytes_sent() == 2 * (1 + 2 + 3)  # the bytes of the barrier are not counted
 
 
 def test_a_rank_blocks_twice_in_a_whole_ring_and_the_clock_sweeps_once_per_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So the cost of a simulation grows as ranks × steps, and no faster."""
+    """Ranks block twice and the clock sweeps once per step, so the cost grows only as ranks × steps."""
     blocks, sweeps = [0], [0]
 
     class Counting(clocked.Turns):

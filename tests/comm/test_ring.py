@@ -1,10 +1,10 @@
-"""The neighbour view of a transport, for what every transport has in common.
+"""The neighbour view of a transport: the properties that all transports have in common.
 
 A subgroup is a transport like any other: rings, collectives, traces and errors.
 
-The memory meter: live bytes, peak and largest, per rank.
+The memory meter: live bytes, peak and largest tensor, per rank.
 
-What a learner's ring program may do with tensors on their way, in the notebook; the judge's tests hold the rest.
+Tensors in transfer: what a learner's ring program may do with them. The judge's tests cover the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_posting_what_shift_returned_without_unpacking_it_says_so():
 
 
 def rows_and_columns(ring: Ring) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
-    """On 2 rows: who came before in the row and in the column, all of the row, the sum of the column."""
+    """Return the previous ranks in row and column, all ranks of the row, and the sum of the column."""
     width = ring.world_size // 2
     row, place = divmod(ring.rank, width)
     of_row = Ring(SubGroup(ring.comm, range(row * width, (row + 1) * width)))
@@ -166,7 +166,7 @@ def test_each_rank_is_accounted_on_its_own() -> None:
 
 
 def test_a_materialised_score_matrix_is_seen() -> None:
-    """The mutant that the meter exists for: S × S numbers where the ring needs far fewer."""
+    """The meter finds the mutant that it exists for: S × S scores, where the ring needs far fewer numbers."""
 
     def program(ring, q):
         return (q @ q.mT).softmax(-1) @ q
@@ -176,7 +176,7 @@ def test_a_materialised_score_matrix_is_seen() -> None:
 
 
 def test_a_computation_that_is_over_holds_no_tensors() -> None:
-    """Neither what went in nor, once its rank has it, what came out: a worker may be slow to go to its next one."""
+    """A finished job holds neither its inputs nor its result, once the rank has fetched the result."""
     given, held = torch.ones(3), []
     seen = weakref.ref(given)
     job = _Job(lambda given=given: given + 1)

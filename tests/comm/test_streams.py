@@ -1,7 +1,7 @@
-"""What is launched on which stream, and what waits for what; no GPU is needed.
+"""The stream of each launch, and the order in which launches wait for each other; no GPU is needed.
 
-A stand-in for torch.cuda writes down what waits for what; no work is done. It cannot show that a GPU does as it is told, only
-that it is told the right things in the right order.
+A stand-in for torch.cuda records which launch waits for which, and nothing is computed. The tests cannot show
+that a GPU obeys, only that it gets the right commands in the right order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringlab.comm.virtual.streams import RankStreams, Stall, stall_of
 
 
 class FakeCuda:
-    """Streams are names; `log` has a line for everything that is launched or recorded."""
+    """A stand-in for torch.cuda: streams are names, and `log` has a line for each launch and each record."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
@@ -90,7 +90,7 @@ class FakeEvent:
 
 
 class FakeTensor:
-    """As much of a CUDA tensor as ordering needs."""
+    """A stand-in for a CUDA tensor, with the few attributes that the order of launches depends on."""
 
     is_cuda = True
     device = torch.device("cuda", 0)
@@ -160,7 +160,7 @@ def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda:
 
 
 def test_the_real_symmetric_memory_takes_these_arguments() -> None:
-    """Without a GPU it can only refuse the device; wrong arguments would be a TypeError."""
+    """The real symmetric memory accepts the arguments: without a GPU it refuses only the device."""
     from torch._C._distributed_c10d import _SymmetricMemory
 
     for name, words in {

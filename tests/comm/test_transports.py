@@ -1,6 +1,6 @@
-"""Which transports a machine has, and what is said of those that it has not.
+"""The transports that a machine has, and the messages about transports that it lacks.
 
-The parent of a launch hears of every event while the ranks run, once, in order, and whole.
+The parent of a launch gets every event while the ranks run, once, in order, and complete.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_symmetric_memory_is_that_of_one_machine(monkeypatch: pytest.MonkeyPatch
 
 
 class OnTheGpu:
-    """A stall; whoever reads it waits."""
+    """A stall whose length is on the GPU, so that any reader of the length would wait for the GPU."""
 
     def __float__(self) -> float:
         raise AssertionError("read while the run goes on")
@@ -128,7 +128,7 @@ def test_events_are_read_whole_wherever_the_file_ends_just_now(
         events_path(folder, 0).write_bytes(content[:end])
         watch.look_now()
     assert watch.trace.events == events
-    assert seen == sorted(set(seen)) and seen[-1] == len(events)  # told only of what is new
+    assert seen == sorted(set(seen)) and seen[-1] == len(events)  # each call has at least one new event
 
 
 def test_a_stall_on_a_gpu_is_not_read_and_a_report_carries_a_plain_list(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_stall_on_a_gpu_is_not_read_and_a_report_carries_a_plain_list(tmp_path
 
 
 def _waits_to_be_seen(ring, sign: str) -> int:  # type: ignore[no-untyped-def]
-    """Go on once the parent has seen what was done first: a run that nobody watches ends by its timeout."""
+    """Run in two parts, the second of which waits until the parent has seen an event of the first."""
     ring.compute("first", lambda: None)
     while not Path(sign).exists():
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The virtual cluster: deterministic, strict, and clear about what went wrong; the clocked one is as strict."""
+"""The virtual cluster is deterministic, strict, and clear about errors; the clocked cluster is as strict."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_rank_that_dies_is_named_and_its_peers_are_told(cluster: Any) -> None:
     with pytest.raises(RankFailedError, match="rank 2 raised KeyError") as caught:
         cluster(4).run(program)
     assert isinstance(caught.value.__cause__, KeyError)
-    # Both ends of rank 0 were with living ranks; on the clocked cluster a send does not wait.
+    # Rank 0 exchanged with living ranks only; on the clocked cluster a send does not wait.
     assert set(told) == ({1, 3} if cluster is VirtualCluster else {3})
     assert all("rank 2" in text and "KeyError" in text for text in told.values())
 
@@ -167,7 +167,7 @@ def test_a_message_nobody_takes_is_an_error(cluster: Any) -> None:
 
 
 def test_no_thread_is_left_behind() -> None:
-    before = set(threading.enumerate())  # one of another test's may end meanwhile
+    before = set(threading.enumerate())  # a thread of another test may end meanwhile
     VirtualCluster(8).run(go_round)
     with pytest.raises(DeadlockError):
         VirtualCluster(8).run(send_first)
@@ -179,7 +179,7 @@ def test_computations_run_beside_each_other_and_keep_the_ranks_grad_mode() -> No
 
     @thread_safe
     def met() -> tuple[bool, bool]:
-        meeting.wait()  # breaks unless both ranks compute at the same time
+        meeting.wait()  # the barrier breaks unless both ranks compute at the same time
         return torch.get_num_threads() == 1, torch.is_grad_enabled()
 
     def program(ring: Ring) -> tuple[bool, bool]:
@@ -234,7 +234,7 @@ def test_backward_after_the_run_is_an_error_not_a_hang() -> None:
 
 @pytest.mark.parametrize("loop", ["while True: pass", "ring.barrier()\nwhile True: ring.compute('x', int)"])
 def test_an_interrupt_ends_a_run_and_its_threads(loop: str) -> None:
-    """As Ctrl-C does in a notebook whose rank never ends."""
+    """Ctrl-C in a notebook ends a run whose rank never ends, and ends its threads."""
     script = f"""
 import signal, threading, torch
 from ringlab import VirtualCluster
@@ -252,7 +252,7 @@ except KeyboardInterrupt:
 
 
 def test_a_rank_that_is_slow_to_end_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its program is over; an exception now would be printed as that of a thread."""
+    """A rank whose program has ended gets no exception, since Python would print it as the thread's."""
     printed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", printed.append)
     thread = RankThread(0, lambda rank: rank, lambda thread: time.sleep(0.5))
@@ -318,8 +318,8 @@ def test_virtual_time_follows_the_messages() -> None:
         ring.shift(torch.zeros(4))
         return ring.comm.now()
 
-    # Rank 1 is ready at 3, ranks 0 and 2 at 1; 16 bytes take 2. Rank 2 waits for rank 1's block, and
-    # rank 0's send is complete when rank 1 takes it; rank 1 itself waits for nobody.
+    # Rank 1 is ready at 3, and ranks 0 and 2 are ready at 1; 16 bytes take 2. Rank 2 waits for rank 1's
+    # block. Rank 0's send is complete when rank 1 receives it. Rank 1 itself waits for no rank.
     assert VirtualCluster(3, costs=SlowRankOne()).run(program).results == [5.0, 5.0, 5.0]
 
 

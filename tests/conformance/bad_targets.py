@@ -1,12 +1,14 @@
-"""Targets that hang, crash, print without end, or return something else than attention.
+"""Targets that hang, crash, print without end, or return something other than attention.
 
-Targets that do the wrong thing when a neighbour is gone, or that send nothing; and one that leaves a process.
+Targets that do the wrong thing when a neighbour is gone, or that send nothing, and one that leaves a process
+behind.
 
 Targets over torch.distributed that go wrong on rank 1, or go on without it.
 
-A wrong attention over torch.distributed: it gathers, averages, and takes any error for zeros.
+A wrong attention over torch.distributed, which gathers, averages, and takes zeros in place of any error.
 
-The plain ring whose hops are all-to-alls with split sizes: all of a block to the next rank, nothing to any other.
+The plain ring whose hops are all-to-alls with split sizes: a rank sends its whole block to the next rank
+only.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ def _contiguous(ring: Ring, q: Tensor) -> Any:
 
 
 def _guarded(instead: Callable[[Tensor], Any]) -> Target:
-    """The plain ring, with `instead` of an error."""
+    """Return the plain ring, which on an error returns `instead(q)`."""
 
     def attend(
         ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
@@ -188,7 +190,7 @@ def leaves_a_process(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Any:
-    """All-gather attention, in which rank 1 goes wrong in a way of its own for each kind of input."""
+    """Compute all-gather attention in which rank 1 goes wrong differently for each kind of input."""
     if dist.get_rank() == 1:
         if not q.is_contiguous():
             _hang()
@@ -255,10 +257,10 @@ def gather_and_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class ByAllToAll(Neighbours):
-    """A shift in the words of a collective."""
+    """A neighbour exchange that makes its shift by a collective."""
 
     def post(self, *tensors: Tensor, length: int, tag: str) -> Transfer:
-        """Send to the next rank and receive from the previous one."""
+        """Send to the next rank and receive from the previous rank by an all-to-all."""
         sends = [x.contiguous() for x in tensors]
         buffers = tuple(x.new_empty((*x.shape[:2], length, x.shape[3])) for x in tensors)
         works = []
@@ -271,7 +273,7 @@ class ByAllToAll(Neighbours):
 
 
 def ring(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
-    """A right ring."""
+    """Compute ring attention correctly."""
     return plain_ring.attend(ByAllToAll(), q, k, v, causal=causal, positions=positions)  # type: ignore[arg-type]
 
 
@@ -281,7 +283,7 @@ by_all_to_all = Target(ring, over="torch.distributed", layouts=("contiguous",))
 def takes_ranks_of_the_group_for_ranks_of_the_world(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any, group: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """As ms-swift 9509: rank 0 of a group of ranks 1 and 3 sends to rank 1 of the world, which is itself rank 0 of that group."""
+    """Send to rank 1 of the world instead of rank 1 of the group, the mistake of ms-swift 9509."""
     neighbours = Neighbours()
     neighbours.rank, neighbours.world_size = dist.get_rank(group), dist.get_world_size(group)
     return plain_ring.attend(neighbours, q, k, v, causal=causal, positions=positions)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the tests of this folder read in a report."""
+"""Helpers that read the parts of a report that the tests of this folder use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ quick = partial(check, quick=True, isolate=False)
 
 
 def failed(report: Report) -> dict[str, str]:
-    """Return the evidence of each check that failed, by its name."""
+    """Return the evidence of each failed check, by the check's name."""
     return {finding.name: finding.evidence for finding in report.findings if not finding.ok}
 
 
 def evidence(report: Report, name: str) -> str:
-    """Return the evidence of one check."""
+    """Return the evidence of the check `name`."""
     return next(finding.evidence for finding in report.findings if finding.name == name)

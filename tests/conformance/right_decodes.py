@@ -1,4 +1,4 @@
-"""Decode of one rank's part of a cache, and over torch.distributed."""
+"""Right decodes: of one rank's part of a cache, and over torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Local: TypeAlias = Callable[[Tensor, Tensor, Tensor, int, Tensor], tuple[Tensor,
 
 
 def local(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the partial (out, lse) over these keys, in the state's dtype; queries are the last of `total` tokens."""
+    """Return the partial (out, lse) of the last of `total` tokens over these keys, in the state's dtype."""
     k, v = (x.to(state_dtype(q.dtype)).repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q.to(k.dtype) @ k.mT / math.sqrt(q.shape[-1])
     rows = torch.arange(total - q.shape[2], total)
@@ -26,7 +26,7 @@ def local(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tup
 
 
 def reduced(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
-    """Two all-reduces: the largest lse of all ranks, then the sums that are scaled by it."""
+    """Decode by two all-reduces: the largest lse of all ranks, then sums scaled by that lse."""
     n = len(positions)
     out, lse = local(q, k[:, :, :n], v[:, :, :n], sum(lengths), positions)
     top = lse.clone()

@@ -1,4 +1,4 @@
-"""Training steps that are right, over torch.distributed and of a model of transformers; and some that fail on processes."""
+"""Right training steps, over torch.distributed and of transformers, and steps that fail on processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringlab.plain_step import IGNORE, Model, next_tokens
 
 
 class _Whole(torch.autograd.Function):
-    """The shards of all ranks, side by side; in backward each rank gets the sum of the gradients of its own."""
+    """The shards of all ranks side by side; backward gives each rank its shard's summed gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class _Whole(torch.autograd.Function):
 
 
 def gathered(tokens: Tensor, labels: Tensor, rank: int, world_size: int) -> tuple[Tensor, nn.Module]:
-    """Keys and values of all ranks are gathered, stretch by stretch; gradients are reduced by torch.distributed."""
+    """Run a step that gathers the keys and values of all ranks; torch.distributed reduces the gradients."""
     mine = torch.arange(tokens.shape[1]).chunk(world_size)[rank]
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def gathered(tokens: Tensor, labels: Tensor, rank: int, world_size: int) -> tupl
 
 
 def fails_on_three(tokens: Tensor, rank: int, world_size: int) -> float:
-    """Fail on rank 1 of three, while the others wait for it."""
+    """Fail on rank 1 of three, while the other ranks wait for rank 1."""
     if world_size == 3 and rank == 1:
         raise ValueError("three is one too many")
     total = torch.tensor(float(tokens.sum()))
@@ -79,7 +79,7 @@ def dies_on_two(tokens: Tensor, rank: int, world_size: int) -> float:
 def of_transformers(
     ring: Ring, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, evaluate: bool = False
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """The script of docs/huggingface.md, for a small Llama. Rotary angles are made in float32 in any model."""
+    """Run the script of docs/huggingface.md on a small Llama, whose rotary angles are always float32."""
     from transformers import LlamaForCausalLM
 
     from ringlab import hf, per_document, zigzag

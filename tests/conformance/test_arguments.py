@@ -1,4 +1,4 @@
-"""Arguments that a target honours, refuses, or gets wrong; a wrong ring whose fault is mended passes."""
+"""Arguments that a target honours, refuses, or gets wrong; a wrong ring whose fault is repaired passes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MENDED = {
 
 
 def mended(name: str) -> Any:
-    """The wrong ring's function without its fault."""
+    """Return the function of a wrong ring with its fault repaired."""
     wrong, right = MENDED[name]
     source = MUTANTS[name].source()
     assert source.count(wrong) == 1
@@ -72,7 +72,7 @@ def test_an_argument_that_is_honoured_passes(name: str) -> None:
 
 
 def dropping(change: str = "", seeded: bool = True) -> Any:
-    """ringlab's ring, with one fault in how it drops."""
+    """Return ringlab's ring with one fault in its dropout."""
 
     def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
         seed = {"one seed": 5, "": seed}.get(change, seed)
@@ -131,7 +131,7 @@ def test_backward_with_other_dropped_pairs_is_found() -> None:
 
 
 def gathers(q, k, v, *, ring, positions, sliding_window=None, **others):
-    """Full attention over everybody's keys, however many each rank has."""
+    """Compute full attention over the gathered keys of all ranks, however many keys each rank has."""
     k, v = (ring.all_gather(x) for x in (k, v))
     k, v = (torch.cat(x, dim=2).repeat_interleave(q.shape[1] // x[0].shape[1], 1) for x in (k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -153,7 +153,7 @@ def test_a_ring_that_refuses_other_lengths_and_dims_passes() -> None:
 
 
 def test_a_layout_may_cut_each_document_by_itself() -> None:
-    """As kernels for packed sequences have it: every document, with its padding, is dealt to the ranks as zig-zag."""
+    """A layout may deal every padded document to the ranks as zig-zag, as kernels for packed sequences do."""
     asked: list[tuple[int, ...]] = []
 
     def by_document(S: int, P: int, documents: tuple[int, ...]) -> list[Any]:
@@ -200,7 +200,7 @@ def test_options_that_fix_an_argument_are_no_argument() -> None:
 
 
 def test_an_argument_is_asked_with_every_mask() -> None:
-    """Sinks are counted under the causal mask only, and dropped without it."""
+    """An argument is checked with every mask: this target uses sinks only under the causal mask."""
     attend = mended("sinks_once_a_block")
 
     def causal_only(ring, q, k, v, *, causal, positions, sinks=None):
@@ -320,7 +320,7 @@ def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() 
 
 
 def test_packed_documents_come_under_every_name_of_the_field() -> None:
-    """Each function below makes the mask of the documents from another argument."""
+    """Packed documents are found under every common name; each function takes them from another argument."""
 
     def masked(ring: Any, layout: Any, documents: tuple[int, ...], qkv: tuple[Tensor, ...]) -> Any:
         mask = Mask(documents=documents)

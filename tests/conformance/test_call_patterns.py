@@ -27,12 +27,12 @@ from tests.conformance.reports import failed, quick
 
 
 def through_lse() -> Any:
-    """The plain ring with the right gradient of lse: a wrong ring whose only fault, a sign, is mended."""
+    """Return the plain ring with the right gradient of lse: a wrong ring whose one wrong sign is repaired."""
     source = MUTANTS["gradient_of_lse_added"].source()
     right = source.replace(".sum(-1) + dlse", ".sum(-1) - dlse")
     assert right != source
     space: dict[str, Any] = {"__name__": "ringlab_mutant_gradient_of_lse_added"}
-    MUTANTS["gradient_of_lse_added"].module()  # its dataclass looks its module up
+    MUTANTS["gradient_of_lse_added"].module()  # loads the module, in which the dataclass looks up its types
     exec(compile(right, "<right>", "exec"), space)
     return space["attend"]
 
@@ -50,7 +50,7 @@ def test_an_lse_that_autograd_knows_has_no_gradient_is_no_failure() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_the_bounds_know_a_gradient_of_lse(dtype: str) -> None:
-    """The truth is that of autograd in float64, and the plainest implementation keeps within the bounds of its dtype."""
+    """The true gradients are autograd's in float64, and the plainest implementation is within the bounds."""
     run = Run(1, 12, "contiguous", True, H=2, K=1, D=8, dtype=dtype, dlse=True, seed=3)
     with_dlse, without = expected(run.plain)[0], expected(Run(**{**run.__dict__, "dlse": False}).plain)[0]
     assert np.array_equal(with_dlse.dv, without.dv) and not np.allclose(with_dlse.dq, without.dq)
@@ -100,6 +100,7 @@ def test_axes_there_and_back(axes: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("axes", ["BLHD", "LBHD", "LHD"])
 def test_a_target_with_its_axes_in_another_order_passes(axes: str) -> None:
     def attend(q, k, v, *, ring, positions, causal, scale=None):
@@ -126,9 +127,10 @@ def test_packed_inputs_are_stacked_and_their_gradients_found(form: str) -> None:
     target = {"qkv": qkv_packed, "kv": kv_packed}[form]
     report = quick(target, only=("forward", "dq", "dk", "dv", "masks", "grouped heads"), axes="BLHD")
     assert failed(report) == {}
-    assert report.findings[-1].applies == (form == "kv")  # q and k that are stacked have the same heads
+    assert report.findings[-1].applies == (form == "kv")  # stacked q and k have the same heads
 
 
+@pytest.mark.thorough
 def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     target = as_target(MUTANTS["gathers_under_a_mask"].target(), allow={"gather": "the mask needs every key"})
     report = quick(target, only=("gather", "forward"))
@@ -140,12 +142,14 @@ def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     assert quick(other, only=("gather", "forward")).failed == ["forward"]
 
 
+@pytest.mark.thorough
 def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skipped() -> None:
     whole = quick(plain_ring.attend, only=("masks",)).runs
     wrong = quick(MUTANTS["no_mask"].target(), only=("masks",))
     assert wrong.failed == ["masks"] and wrong.runs < whole
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "found"),

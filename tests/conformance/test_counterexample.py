@@ -24,7 +24,7 @@ HALF_OF_DK = "tests.conformance.wrong_values:half_of_dk"
 
 
 def shown(mutant: str, name: str, counter: Run) -> dict[str, Any]:
-    """Where the values of the first of the wide runs are wrong."""
+    """Return where the values of the first wide run are wrong."""
     run = wide_runs(counter, (name,), (2, 3, 4))[0]
     where: Any = located(on_virtual_ranks(MUTANTS[mutant].target(), run))
     return dict(where)
@@ -99,7 +99,7 @@ def test_a_block_that_counts_twice_is_told_from_one_that_is_halved() -> None:
 
 
 def test_a_block_counts_twice_only_where_all_of_its_pairs_do() -> None:
-    """Five of eight rows of each rank miss all keys of the other one: those of their own have twice the weight."""
+    """A block counts twice only if all its pairs do, not if five of its eight rows have doubled weights."""
     run = Run(2, 16, "contiguous", False, H=1, K=1, D=16)
     positions = [np.arange(8), np.arange(8, 16)]
     true = np.full((16, 16), 1 / 16)
@@ -113,7 +113,7 @@ def test_a_block_counts_twice_only_where_all_of_its_pairs_do() -> None:
 
 
 def test_no_block_is_missing_where_a_scale_is() -> None:
-    """Backward without the scale: all weights of dv are wrong, and some are 0."""
+    """A missing scale in backward is not reported as a missing block, though some weights of dv are 0."""
 
     class Unscaled(torch.autograd.Function):
         @staticmethod
@@ -152,7 +152,7 @@ def test_a_fault_of_some_heads_is_shown_on_one_rank_with_these_heads() -> None:
 @pytest.mark.parametrize("name", ONE_HOT)
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 def test_a_one_hot_input_shows_each_pair(name: str, layout: str) -> None:
-    """No contribution comes from a pair that a causal mask hides."""
+    """A one-hot input shows each visible pair, and pairs that a causal mask hides contribute nothing."""
     run = wide_runs(Run(2, 24, layout, True), (name,), (2, 3, 4))[0]
     assert run.one_hot == ONE_HOT[name] and run.D >= run.S and run.P == 4
     right = getattr(expected(run.plain)[0], name)[0, 0, :, : run.S]
@@ -163,7 +163,7 @@ def test_a_one_hot_input_shows_each_pair(name: str, layout: str) -> None:
 
 def test_a_headline_prefers_values_that_are_wrong_by_more_than_rounding() -> None:
     def attend(q, k, v, *, ring, positions, causal):
-        """In float32 whatever the inputs are; and dk is twice what it should be."""
+        """Compute in float32 for all inputs, and give twice the right dk."""
         doubled = 2 * k - k.detach()
         out, lse = plain_ring.attend(
             ring, *(x.float() for x in (q, doubled, v)), causal=causal, positions=positions
@@ -199,7 +199,7 @@ def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
 
 
 def test_smaller_runs_stay_within_the_claims() -> None:
-    """Ranks that it claims; whole halves of a zig-zag for a ring without ragged lengths; all heads if ranks share them out."""
+    """Smaller runs keep the claimed ranks, whole zig-zag halves if not ragged, and all heads if split."""
     run = Run(4, 24, "zigzag", True, H=4, K=4)
     some = smaller_runs(run, as_target(plain_ring.attend, ranks=(2, 4), ragged=False).claims())
     assert {each.P for each in some} == {2} and all(each.S % 4 == 0 for each in some)

@@ -1,4 +1,4 @@
-"""Decode against a sharded cache: right ones of three styles pass, wrong ones fall to the check that they name."""
+"""Decode against a sharded cache: right ones of three styles pass, and named checks find the wrong ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def by_softmax(outs: Tensor, lses: Tensor) -> Tensor:
 
 
 def over_a_ring(merged: Merged = by_softmax, part: Local = local) -> Callable[..., Any]:
-    """A decode whose ranks gather all partials and merge them."""
+    """Return a decode whose ranks gather all partials and merge them."""
 
     def decode(
         ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
@@ -46,6 +46,7 @@ def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
     return state.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("merged", [by_softmax, one_by_one])
 def test_right_decodes_pass(merged: Merged) -> None:
     for seed in range(5):
@@ -53,6 +54,7 @@ def test_right_decodes_pass(merged: Merged) -> None:
         assert failed(report) == {} and all(each.applies for each in report.findings)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_decode_over_torch_distributed_passes_on_processes() -> None:
     report = check_decode("tests.conformance.right_decodes:reduced", ranks=(2, 3))
@@ -88,7 +90,7 @@ def folded_groups(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor
     groups = H // k.shape[1]
     rows = q.reshape(
         B, k.shape[1], groups * n, D
-    )  # the last token of each group stands n tokens before the next one's
+    )  # the last token of each group is n tokens before that of the next group
     out, lse = local(rows, k, v, total, positions)
     return out.reshape(B, H, n, D), lse.reshape(B, H, n)
 
@@ -113,7 +115,7 @@ def all_slots_if_several(
 
 def all_slots(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     P = ring.world_size
-    positions = torch.arange(k.shape[2]) * P + ring.rank  # of the whole cache: as if every slot were in use
+    positions = torch.arange(k.shape[2]) * P + ring.rank  # counts empty slots as tokens
     out, lse = local(q, k, v, max(sum(lengths), P * k.shape[2]), positions)
     return by_softmax(torch.stack(ring.all_gather(out)), torch.stack(ring.all_gather(lse))).to(q.dtype)
 

@@ -1,4 +1,4 @@
-"""A neighbour is gone: who takes it for a result, waits without end, or says so; and what never sends."""
+"""Targets whose neighbour is gone (they return a result, wait for ever or report it), and silent rings."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def on_neighbours(name: str, *only: str, isolate: bool = True, limit: float = LI
 
 @pytest.mark.parametrize("name", ["zeros_instead", "nothing_instead", "text_instead"])
 def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> None:
-    """A ring that swallows the error is found, whether it gives zeros back, nothing, or text."""
+    """A ring that hides the error of a dead rank is found, whether it returns zeros, None or text."""
     report = on_neighbours(name, "rank dies", isolate=False)
     assert report.failed == ["rank dies"]
     assert re.search("rank [02] returns a result all the same", evidence(report, "rank dies"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -49,9 +50,10 @@ def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> No
 def test_who_never_ends_without_the_dead_rank_is_told_the_limit(name: str, says: str) -> None:
     report = on_neighbours(name, "rank dies", "strided")
     assert says in evidence(report, "rank dies")
-    assert report.failed == ["rank dies"]  # the other check was made
+    assert report.failed == ["rank dies"]  # the other check was also made
 
 
+@pytest.mark.thorough
 def test_who_ends_its_process_without_the_dead_rank_returns_no_result() -> None:
     report = on_neighbours("ends_instead", "rank dies")
     assert report.failed == []
@@ -79,6 +81,7 @@ def test_a_signal_is_named() -> None:
     assert "crashed: the process ended with signal SIGSEGV" in evidence(report, "strided")
 
 
+@pytest.mark.thorough
 def test_a_process_that_a_target_left_behind_is_ended() -> None:
     report = on_neighbours("leaves_a_process", "strided")
     found = re.search(r"left behind: (\d+)\.", evidence(report, "strided"))
@@ -97,12 +100,13 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
-    return not told.strip().startswith("Z")  # ended, and nobody has asked for its status yet
+    return not told.strip().startswith("Z")  # a zombie: ended, but its parent has not read its status
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is_made() -> None:
-    """Over torch.distributed: rank 1 hangs, crashes, prints, lacks a package, returns None; and is right."""
+    """Rank 1 hangs, crashes, prints, lacks a package and returns None in turn, and then passes a check."""
     says = {
         "types": "a package is missing: No module named 'a_package_that_is_not_there'",
         "grouped heads": "wrong result: a tensor, or a tuple that begins with one, is needed; got None",
@@ -125,9 +129,10 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
-    """It would wait for ever; that its launch stops it is no merit of its own."""
+    """A process that would wait for a dead rank for ever is found, even though the launch would stop it."""
     report = check(
         f"{DISTRIBUTED}:waits_for_the_dead",
         only=("rank dies",),
@@ -144,7 +149,7 @@ def test_a_process_that_goes_on_without_the_dead_rank_is_found() -> None:
 
 @pytest.mark.parametrize(("busy", "failed"), [(1, []), (2, []), (3, ["rank dies"])])
 def test_a_rank_that_goes_on_may_be_slow_twice(busy: int, failed: list[str]) -> None:
-    """On a busy machine a rank may notice too late: the runs are made again, and the last verdict counts."""
+    """A rank may notice too late on a busy machine, so the runs are repeated and the last verdict counts."""
 
     class Source:
         made_so_far: ClassVar[list[Run]] = []

@@ -1,4 +1,4 @@
-"""The report as a page: nothing in it is taken for HTML, it asks for nothing, and its pictures show the fault."""
+"""The report as a page: its texts are escaped, it loads nothing, and its pictures show the fault."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of(mutant: str, *only: str) -> Report:
 
 
 def shown(mutant: str, name: str, counter: Run) -> dict[str, Any]:
-    """Where the values of the first of the wide runs are wrong."""
+    """Return where the values of the first wide run are wrong."""
     run = wide_runs(counter, (name,), (2, 3, 4))[0]
     where: Any = located(on_virtual_ranks(MUTANTS[mutant].target(), run))
     return dict(where)
@@ -129,6 +129,7 @@ def test_nan_has_a_colour_of_its_own_and_reads_as_such() -> None:
     assert html(Report("a:b", "ring", "virtual", True, 0, 30.0, [finding])).count('class="nan"') == 2
 
 
+@pytest.mark.thorough
 def test_the_first_sentence_comes_before_the_table(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     asked = ["check", HALF_OF_DK, "--quick", "--only", "dk", "--ranks", "2,3", "--html", str(file)]

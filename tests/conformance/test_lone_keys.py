@@ -1,4 +1,4 @@
-"""Where a query sees one key dq and dk are 0, and what is computed is roundings: no right attention is refused for them."""
+"""For queries that see one key, dq and dk are 0 up to rounding, and no right attention is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONE: dict[str, Callable[[int], Mask]] = {
 
 
 def one_by_one(products: Tensor) -> Tensor:
-    """The sum over the last axis, one number after the other: no order rounds more."""
+    """Return the sum over the last axis, one number after the other; no order has larger rounding errors."""
     total = torch.zeros_like(products[..., 0])
     for part in products.unbind(-1):
         total = total + part
@@ -42,9 +42,9 @@ def one_by_one(products: Tensor) -> Tensor:
 def by_hand(
     whole: Whole, mask: Mask, of_delta: Callable[[Tensor], Tensor] = Tensor.clone, digits: int = 24
 ) -> Results:
-    """Attention in the state's dtype: delta is summed from the out that is stored, dO·v from its other end.
+    """Return attention in the state's dtype, with delta summed from the stored out and dO·v in reverse order.
 
-    `of_delta` may spoil delta; dO·v takes so many binary digits of v.
+    `of_delta` may spoil delta, and v is rounded to `digits` binary digits for dO·v.
     """
     q, k, v, dout = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in whole)
     groups, S, scale = k.shape[1], q.shape[-2], q.shape[-1] ** -0.5
@@ -73,7 +73,7 @@ def program(ring: Ring, whole: Whole, mask: Mask, block: str) -> Whole:
 
 
 def on_a_ring(block: str, one_token_each: bool) -> Attention:
-    """Ringlab's own, on one rank, or on as many as there are tokens."""
+    """Return ringlab's attention on one rank, or on one rank per token."""
 
     def attention(whole: Whole, mask: Mask) -> Results:
         layout = contiguous(whole[0].shape[-2], whole[0].shape[-2] if one_token_each else 1)
@@ -94,7 +94,8 @@ RIGHT: dict[str, Attention] = {"by hand": by_hand} | {
 def law_is_within_bounds(attention: Attention, whole: Whole, mask: Mask) -> None:
     true = truth(*whole, mask=mask)
     allowed, measured = bounds(*whole, mask=mask, true=true), errors(attention(whole, mask), true)
-    # Not dv: that is no zero, and a search finds inputs on which the plainest implementation has it exact by luck.
+    # dv is left out: it is not zero, and a search would find inputs whose dv is exact by luck in the plainest
+    # implementation.
     beyond = {n: (measured[n], allowed[n]) for n in ("dq", "dk") if not measured[n] <= allowed[n]}
     assert not beyond, f"(error, allowed) {beyond}"
 
@@ -120,7 +121,7 @@ def test_a_right_attention_is_within_its_bounds(
     one_sign: bool,
     seed: int,
 ) -> None:
-    """Of one sign, the D products add up instead of cancelling: partial sums, and roundings, are √D times as large."""
+    """Right attentions are within their bounds, even if products of one sign enlarge the rounding errors."""
     q, k, v, dout = tensors(Shape(1, *heads, S, S, D), seed, dtype)
     whole = (q, k, v.abs(), dout.abs()) if one_sign else (q, k, v, dout)
     mask = LONE[kind](S)

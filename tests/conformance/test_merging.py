@@ -1,4 +1,4 @@
-"""Merges of partials: right ones of several styles pass for many seeds, wrong ones fall to the check that they name."""
+"""Merges of partials: right ones of several styles pass for many seeds, named checks find the wrong ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_pairs(outs: Tensor, lses: Tensor) -> Merged:
 
 
 def by_differences(outs: Tensor, lses: Tensor) -> Merged:
-    """As rings over flash-attn do: out − σ(new − lse) · (out − new)."""
+    """Merge as rings over flash-attn do: out − σ(new − lse) · (out − new)."""
     out, lse = (
         torch.zeros(outs[0].shape, dtype=lses.dtype),
         torch.full(lses[0].shape, -math.inf, dtype=lses.dtype),

@@ -1,6 +1,6 @@
-"""Every wrong ring is found by the check that is named for it; the plain rings pass them all.
+"""The check that is named for a wrong ring finds it, and the plain rings pass all checks.
 
-ringlab's own ring passes its own checks: every layout, schedule and block; and on every transport.
+ringlab's own ring passes these checks with every layout, schedule and block, and on every transport.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from ringlab.conformance.suite import check
 from ringlab.conformance.target.claims import Target
 from ringlab.errors import EditError
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str) -> None:
     mutant = MUTANTS[name]
-    few = mutant.found_by == "peak memory" and name != "keeps_every_block"  # that one runs on 16 ranks, too
+    few = mutant.found_by == "peak memory" and name != "keeps_every_block"  # that ring also needs 16 ranks
     claims: dict[str, Any] = {"ranks": (1, 2, 3, 4, 8)} if few else {}
     report = check(mutant.target(), quick=True, only=(mutant.found_by,), isolate=False, **claims)
     assert report.failed == [mutant.found_by], report.findings[-1].evidence
 
 
 def test_the_plain_ring_passes() -> None:
-    """With one seed; the committed sweep has it pass fifty. It takes no arguments, and says that lse has no gradient."""
+    """The plain ring passes with one seed; it takes no arguments and declares that lse has no gradient."""
     report = check(plain_ring.attend, quick=True, isolate=False)
     assert report.failed == []
     left_out = {finding.name for finding in report.findings if not finding.applies}
@@ -72,7 +74,7 @@ def test_our_ring_passes_on_virtual_ranks(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "seed"), [("dv", 6), ("ragged", 36)])
 def test_our_ring_is_not_blamed_for_bad_luck(name: str, seed: int) -> None:
-    """Here it errs by a little more than twice the plainest implementation, which is lucky."""
+    """A run in which the plainest implementation is lucky does not make our ring fail."""
     assert check(self_targets.ring, quick=True, seed=seed, only=(name,), isolate=False).failed == []
 
 
@@ -104,7 +106,7 @@ def test_a_ring_over_torch_distributed_passes_in_gloo_processes() -> None:
 
 @pytest.mark.slow
 def test_an_all_to_all_that_sends_to_one_rank_is_a_hop() -> None:
-    """Its split sizes say so; one that sends to several, as the wrong ring below does, is a collective."""
+    """An all-to-all whose split sizes name one receiver is a hop; with several, it is a collective."""
     report = check(
         "tests.conformance.bad_targets:by_all_to_all",
         quick=True,
@@ -117,7 +119,7 @@ def test_an_all_to_all_that_sends_to_one_rank_is_a_hop() -> None:
 
 @pytest.mark.slow
 def test_a_wrong_ring_over_torch_distributed_is_found() -> None:
-    """It adds the blocks' outputs, sends its whole shard to everybody, and goes on when a rank is gone."""
+    """The wrong ring adds the blocks' outputs, sends its shard to all ranks, and goes on without a rank."""
     report = check(
         "tests.conformance.bad_targets:gather_and_average",
         quick=True,

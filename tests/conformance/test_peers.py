@@ -1,6 +1,7 @@
-"""Known packages as targets: the parts that need none of them.
+"""Known packages as targets: the parts that need no such package.
 
-Known packages as they are: what the suite finds about them without being told. Each needs its package.
+Known packages as they are: the faults that the suite finds in them without a hint. Each of these tests needs
+its package.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def kernel(request: pytest.FixtureRequest) -> Any:
 def attention_by_the_stand_in(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool, scale: float
 ) -> Results:
-    """All results, (B, H, L, D), from the two functions that packages call with (B, L, H, D)."""
+    """Return all results in (B, H, L, D) from the two functions that packages call with (B, L, H, D)."""
     q, k, v, dout = (x.transpose(1, 2).contiguous() for x in (q, k, v, dout))
     out, lse, *_ = _flash_attn_forward(q, k, v, 0.0, scale, causal)
     gradients = [torch.full_like(x, torch.nan) for x in (q, k, v)]
@@ -70,7 +71,7 @@ def test_the_stand_in_is_attention(kernel: Kernel, causal: bool, dtype: torch.dt
 
 @pytest.mark.parametrize(("rows", "keys"), [(3, 7), (7, 3)])
 def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int, keys: int) -> None:
-    """The last row sees all keys; of more rows than keys the first see none: out 0, lse +∞, no gradient."""
+    """The last row sees all keys; if rows outnumber keys, first rows have out 0, lse +∞ and no gradient."""
     random = torch.Generator().manual_seed(rows)
     q, dout = torch.randn(2, 1, 1, rows, 8, generator=random)
     k, v = torch.randn(2, 1, 1, keys, 8, generator=random)
@@ -95,7 +96,7 @@ def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int,
 
 
 def test_packed_documents_of_the_stand_in_do_not_see_each_other() -> None:
-    """One of them is empty."""
+    """Packed documents, one of which is empty, do not see each other."""
     documents, scale = (5, 0, 7), 8**-0.5
     random = torch.Generator().manual_seed(0)
     q, k, v, dout = (torch.randn(12, heads, 8, generator=random) for heads in (4, 2, 2, 4))
@@ -149,7 +150,7 @@ def test_a_missing_package_is_told_with_the_command(name: str, monkeypatch: pyte
 
 
 def test_a_report_says_what_to_install() -> None:
-    """Through the whole suite: the first finding says it, and nothing is run."""
+    """The first finding of a report says what to install, and nothing is run."""
     report = check("tests.conformance.bad_targets:of_an_absent_package", quick=True, only=("forward",))
     assert report.failed == ["loads", "forward"] and report.runs == 0
     assert "pip install 'ringlab-no-such-package==1.0'" in report.findings[0].evidence
@@ -194,7 +195,7 @@ def test_functions_like_flash_attns_are_called_by_name() -> None:
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_heads_are_put_in_the_packages_order_and_back(kv_heads: int) -> None:
-    """A made-up package whose query head h reads key/value head h mod K gives what the oracle gives."""
+    """Heads are put into a package's order and back, for a package that pairs heads in turn."""
     given: dict[str, Any] = {}
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
@@ -267,7 +268,7 @@ def test_the_page_is_made_of_the_committed_file() -> None:
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skip where the peer's package is not installed, with the command as the reason."""
+    """Skip if the peer's package is not installed, with the install command as the reason."""
     try:
         version = peers.peer(name).version
     except BackendError as error:
@@ -279,11 +280,12 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def report(name: str, **claims: Any) -> Report:
-    """The checks that say most, on two processes."""
+    """Return the report of the most informative checks, on two processes."""
     only = ("forward", "dq", "dk", "dv", "precision")
     return check(f"peer:{name}", quick=True, limit=60.0, ranks=(2,), only=only, **claims)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @needs("ring-attention-pytorch")
 def test_wrong_gradients_of_k_and_v_are_found() -> None:
@@ -293,13 +295,14 @@ def test_wrong_gradients_of_k_and_v_are_found() -> None:
     assert evidence(found, "dk").startswith("dk wrong in 1 of 1 runs")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @needs("ring-flash-attn")
 def test_dq_rounded_to_bfloat16_and_a_sum_in_a_scratch_buffer_are_found() -> None:
-    """The first in float16. The second in float32, where `.to(float32)` copies nothing: dq is summed wrongly.
+    """The rounding is found in float16, and the scratch buffer in float32, where dq is summed wrongly.
 
-    The sums of dK and dV alias the scratch buffer, too. Whether they come out wrong depends on whether
-    they were sent before the buffer was written again.
+    In float32, `.to(float32)` copies nothing. The sums of dK and dV also alias the scratch buffer. Whether
+    they are wrong depends on whether they were sent before the buffer was written again.
     """
     found = report("ring-flash-attn", dtypes=("float16", "float32"))
     assert {"dq", "precision"} <= set(found.failed) <= {"dq", "dk", "dv", "precision"}
@@ -308,6 +311,7 @@ def test_dq_rounded_to_bfloat16_and_a_sum_in_a_scratch_buffer_are_found() -> Non
     assert "kernel: a stand-in" in evidence(found, "loads")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_own_ring_is_right() -> None:
     assert report("torch-context-parallel").failed == []
@@ -323,6 +327,7 @@ def _public(ring: Ring) -> str:
     return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_public_function_does_not_run_on_a_cpu() -> None:
     told = launch(_public, 1, timeout=60.0, memory=False).results

@@ -187,7 +187,7 @@ def test_a_target_that_is_called_wrongly_is_asked_no_more() -> None:
 
 
 def rounds_float64(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
-    """In float32 whatever the inputs are; dv is twice what it should be, and a window is ignored."""
+    """Compute in float32 for all inputs, give twice the right dv, and ignore a window."""
     doubled = 2 * v - v.detach()
     floats = (x.float() for x in (q, k, doubled))
     out, lse = plain_ring.attend(ring, *floats, causal=causal, positions=positions)
@@ -239,6 +239,7 @@ def test_a_wrong_ring_gets_a_small_counterexample() -> None:
     assert "(P=1 S=2 " in report.findings[1].counterexample
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -288,6 +289,7 @@ def pytest_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
     done = pytest_of(
         tmp_path, "--ringlab-target", WRONG, "-k", "strided or causality or (scale and not loss)"
@@ -299,6 +301,7 @@ def test_the_plugin_makes_a_test_of_each_check(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_plugin_skips_what_does_not_apply_and_stays_out_of_other_runs(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     assert "1 passed" in pytest_of(tmp_path).stdout
@@ -333,7 +336,7 @@ def test_a_test_of_ones_own_ring_is_written_once(tmp_path: Path, monkeypatch: py
     with pytest.raises(AssertionError, match="dq: dq is wrong"):
         space["test_it_is_attention"]()
     again = CliRunner().invoke(app, asked)
-    assert again.exit_code == 2 and str(file) in "".join(again.stderr.split())  # a terminal breaks long lines
+    assert again.exit_code == 2 and str(file) in "".join(again.stderr.split())  # without line breaks
     for target in ("peer:ring-flash-attn", "ringlab.conformance.mutants:no_scale"):
         assert CliRunner().invoke(app, ["check", target, "--init", str(tmp_path / "no.py")]).exit_code == 2
     assert not (tmp_path / "no.py").exists()

@@ -1,4 +1,4 @@
-"""The counterexample as a script: the same error as the report's, with other rings, settings and ways of calling."""
+"""The counterexample as a script: the error of the report, with other rings, settings and ways of calling."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def printed(text: str) -> dict[tuple[int, str], float]:
 
 
 def compare(text: str, where: dict[str, Any]) -> None:
-    """Every wrong result of the report has the same error in the script, rank by rank."""
+    """Check that every result of the report has the same error in the script, rank by rank."""
     errors = printed(text)
     for result in where["results"]:
         for rank, error in enumerate(result["by_rank"]):
@@ -62,7 +62,7 @@ def compare(text: str, where: dict[str, Any]) -> None:
 
 
 def reported(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
-    """The report on mine:attend, whose script is written to counterexample.py."""
+    """Return the report on mine:attend, whose script is written to counterexample.py."""
     (folder / "mine.py").write_text(source)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
@@ -85,6 +85,7 @@ def reported(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, *option
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "only"),
     [("sees_one_too_many", "masks"), ("gradients_stay", "dk"), ("mask_as_if_contiguous", "masks")],
@@ -116,6 +117,7 @@ def attend(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_wrong_ring_over_torch_distributed_fails_in_gloo_processes_of_its_own(
     assert mended.returncode == 0 and "WRONG" not in mended.stdout, mended.stdout + mended.stderr
 
 
+@pytest.mark.thorough
 def test_a_right_ring_has_no_script_and_the_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +143,7 @@ def test_a_right_ring_has_no_script_and_the_report_says_so(
 
 
 def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
-    """A report whose script is for this very run, and where its values are wrong."""
+    """Return a report whose script makes exactly this run, and where the run's values are wrong."""
     ran = on_virtual_ranks(load(reference), run)
     assert ran.trouble is None, ran.trouble
     where: Any = located(ran)
@@ -191,7 +194,7 @@ def test_the_script_makes_the_same_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(script, "_lacks", lambda text: "")  # it is run below, in this process
+    monkeypatch.setattr(script, "_lacks", lambda text: "")  # the test runs the script itself, below
     run = Run(**{**asdict(PLAIN), **changes})
     report, where = made(f"{HERE}:{name}", run)
     assert report.no_script == "" and any(not each["ok"] for each in where["results"])
@@ -237,7 +240,7 @@ def test_a_script_has_an_expression_for_each_argument_that_the_suite_passes() ->
 
 
 def test_a_script_that_shows_nothing_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault comes with the second call of a process."""
+    """No script is offered if it shows no wrong value: this fault appears only in a process's second call."""
     again = (
         "\n\n_first = attend\n_calls = []\n\n\ndef attend(ring, q, k, v, *, causal, positions, scale=None):\n"
     )

@@ -1,4 +1,4 @@
-"""Whole training steps: right ones of three styles pass every check, wrong ones fall to the check that they name."""
+"""Whole training steps: right ones of three styles pass, and named checks find the wrong ones."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def test_the_plain_step_passes() -> None:
     assert failed(report) == {} and does_not_apply(report) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STEPS)
 def test_a_wrong_step_is_found(name: str) -> None:
     wrong = STEPS[name]
@@ -76,7 +77,7 @@ def test_the_evidence_says_where(name: str, check: str, says: str) -> None:
 
 
 def test_a_mean_over_sequences_is_named_as_such() -> None:
-    """As GRPO and DPO have it: for them the law of token means is the wrong one."""
+    """The report names a mean over sequences, as in GRPO and DPO, which the law of token means forbids."""
 
     def by_sequence(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         rows = [row for row in range(len(tokens)) if (labels[row, 1:] != IGNORE).any()]
@@ -112,7 +113,7 @@ def test_numbers_of_a_failure_never_look_alike() -> None:
 
 
 def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
-    """The message has another dtype on each rank, and nothing is ragged."""
+    """A failed call is reported as such and not as a broken law, here with messages of unequal dtypes."""
 
     def mismatched(ring: Any, tokens: Tensor, labels: Tensor) -> float:
         if ring.world_size > 1:
@@ -125,6 +126,7 @@ def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
     assert "ragged" not in first and "must post the same tensors" in first
 
 
+@pytest.mark.thorough
 def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failed(report) == {}
@@ -133,6 +135,7 @@ def test_a_model_of_transformers_passes() -> None:
     assert does_not_apply(report) == options
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     report = check_step("tests.conformance.right_steps:gathered", ranks=(2, 4), ragged=False)
@@ -143,6 +146,7 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_rank_that_failed_is_quoted_and_the_other_runs_are_made() -> None:
     report = check_step("tests.conformance.right_steps:fails_on_three", only=["loss", "ragged"], ranks=(2, 3))
@@ -233,6 +237,7 @@ def test_a_step_that_takes_packed_batches_only_passes() -> None:
     assert failed(report) == {}
 
 
+@pytest.mark.thorough
 def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
     def even(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Any:
         ends = [tokens.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
@@ -264,6 +269,7 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
@@ -347,7 +353,7 @@ def test_the_command_checks_a_step() -> None:
 
 
 class _States(torch.autograd.Function):
-    """The states of all ranks; the gradient of each rank's own is the sum of those that all ranks have for it."""
+    """The states of all ranks; backward gives each rank the sum of all ranks' gradients of its state."""
 
     @staticmethod
     def forward(ctx: Any, ring: Any, state: Tensor) -> Tensor:
@@ -360,7 +366,7 @@ class _States(torch.autograd.Function):
 
 
 def test_linear_attention_whose_states_have_gradients_passes() -> None:
-    """The wrong step without its fault: what the suite blames is the gradient that goes back to no earlier rank."""
+    """The wrong step passes once gradients of states reach earlier ranks, the fault that is reported."""
     wrong = STEPS["state_without_its_gradient"]
     source = wrong.source()
     for fault, right in (

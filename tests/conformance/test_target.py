@@ -93,7 +93,7 @@ def test_a_reference_names_a_module_and_something_in_it(reference: str) -> None:
 
 
 def swapped(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, layout: Any) -> Tensor:
-    """Takes and gives (B, L, H, D)."""
+    """Run ringlab's ring on tensors of shape (B, L, H, D)."""
     assert q.shape[1] == layout.length(ring.rank)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return ring_attention(q, k, v, ring=ring, layout=layout, causal=causal).transpose(1, 2)
@@ -196,7 +196,7 @@ def test_a_rank_that_failed_leaves_no_result() -> None:
 
 @pytest.mark.parametrize(("apart", "failed"), [(True, []), (False, ["aliasing"])])
 def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: bool, failed: list[str]) -> None:
-    """dK and dV as two halves of a tensor, which some rings return, disturb each other in nothing."""
+    """dK and dV may be two halves of one tensor, as in some rings, but must not be the same memory."""
 
     def gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         both = torch.zeros(2, *k.shape)
@@ -230,7 +230,7 @@ class Layer(nn.Module):
 
 
 class Ringer:
-    """A ring as an object, and as its method."""
+    """A ring as a callable object, and as the object's method."""
 
     def __call__(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
@@ -261,7 +261,7 @@ PARAMETERS = ("ring", "q", "k", "v", "causal", "positions")
 )
 def test_a_callable_of_any_shape_is_called_by_its_own_parameters(function: Any, name: str) -> None:
     assert written(function) == PARAMETERS and as_target(function).name == name
-    if isinstance(function, nn.DataParallel):  # it copies its inputs to devices of its own
+    if isinstance(function, nn.DataParallel):  # DataParallel copies its inputs to devices of its own
         return
     for each in (function, Target(function, dtypes=("float32",))):
         report = check(each, quick=True, isolate=False, only=("dq", "masks"), ranks=(2,))
@@ -311,7 +311,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_any_run(target: Any, got: 
 
 
 def test_a_call_that_python_refuses_ends_the_check_with_one_error() -> None:
-    """functools.wraps promises a parameter that nothing takes: only the call can tell."""
+    """A call that Python refuses is reported once; functools.wraps had promised a missing parameter."""
 
     def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         return q
@@ -344,7 +344,7 @@ def test_a_merge_that_requires_more_is_refused() -> None:
 
 
 def test_interleaved_gradients_of_one_buffer_are_no_aliases() -> None:
-    """Those of a tensor that K and V were joined in: no element belongs to both."""
+    """Gradients of a tensor that joined K and V are no aliases, because they share no element."""
 
     def joined(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
@@ -363,7 +363,7 @@ def test_interleaved_gradients_of_one_buffer_are_no_aliases() -> None:
 
 
 def test_a_ring_that_learns_its_lengths_from_its_ranks_passes() -> None:
-    """A shard that is a token short is another sequence to it; the few numbers that it sends count as no message."""
+    """A ring that gathers the ranks' lengths passes, since so few numbers do not count as a message."""
 
     def learns(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Any:
         ends = torch.cat(ring.all_gather(torch.tensor([q.shape[2]]))).cumsum(0).tolist()
@@ -392,7 +392,7 @@ SUMMED_BY_RANK = """
 
 
 def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
-    """Virtual ranks of one number in two rings share it as threads; processes would not."""
+    """Memory kept per rank number does not make a ring fail, as virtual ranks of two rings share memory."""
     module = edits.as_module(edits.apply(SUMMED_BY_RANK, SOURCE), "ringlab_test_summed_by_rank")
     assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
@@ -403,7 +403,7 @@ def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
         S = sum(map(len, positions))
         far = [torch.cat([each, torch.arange(S, S + -len(each) % 128)]) for each in positions]
-        if not causal and pad:  # keys of padding are hidden by the mask alone
+        if not causal and pad:  # only the causal mask hides keys of padding
             raise ValueError("tiles are padded under a causal mask only")
         out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=far)
         return out[:, :, :L], lse[:, :, :L]

@@ -1,4 +1,4 @@
-"""`ringlab check` under torchrun, over gloo: its processes are the ranks, and rank 0 reports for all of them."""
+"""`ringlab check` under torchrun, over gloo: the processes are the ranks, and rank 0 reports for all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GUARD = 400
 
 
 def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return torchrun's status, and the one thing that its processes print: rank 0's report."""
+    """Return torchrun's status, and the only output of its processes: rank 0's report."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     command = [sys.executable, *launcher, "-m", "ringlab", "check", *arguments, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -41,7 +41,7 @@ def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
         try:
             out, err = agent.communicate(timeout=GUARD)
         finally:
-            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+            agent.terminate()  # torchrun then ends its ranks; if killed, it would leave them running
     assert out, err
     found: dict[str, Any] = json.loads(out)
     return agent.returncode, found
@@ -64,6 +64,7 @@ def test_an_error_ends_the_job_where_a_shard_has_a_wrong_shape_but_not_where_a_r
     assert returned_in(replace(run, fault="wrong shape"), [RankResult(), None, RankResult()]) == (0, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> None:
     names = ("dq", "two rings", "rank stalls", "wrong shape", "rank dies")
@@ -78,6 +79,7 @@ def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> No
     assert "rank 1: ValueError: rank 1 owns 12 tokens, got 11" in found["wrong shape"]["evidence"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
@@ -90,6 +92,7 @@ def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
     assert "| dq |" in path.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
     names = ("forward", "dq", "gather", "strided")
@@ -102,9 +105,10 @@ def test_a_wrong_ring_fails_the_same_checks_as_without_torchrun() -> None:
     assert {name: each["counterexample"] for name, each in findings(report).items()} == smallest
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
-    """Rank 1 lacks a package, returns None, ends its process, prints without end, and hangs; and is right."""
+    """Rank 1 lacks a package, returns None, dies, prints without end and hangs, and then passes a check."""
     says = {
         "types": "a package is missing: rank 1: No module named 'a_package_that_is_not_there'; rank 0: raised: ",
         "grouped heads": "wrong result: rank 1: a tensor, or a tuple that begins with one, is needed; got None",
@@ -122,6 +126,7 @@ def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
     assert told["strided"].startswith("hung: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_rank_that_raises_is_named() -> None:
     status, report = torchrun(
@@ -134,6 +139,7 @@ def test_every_rank_that_raises_is_named() -> None:
         assert f"rank {rank}: ValueError: rank {rank} has no keys" in evidence
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -147,11 +153,12 @@ def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
     arguments: tuple[str, ...], says: str
 ) -> None:
     status, report = torchrun(2, *arguments)
-    assert status == 1  # torchrun's own, for any status of its ranks but 0
+    assert status == 1  # torchrun's own status, if a rank exits with any other than 0
     assert not report["ok"]
     assert says in " ".join(report["error"].values())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_merge_is_checked_on_rank_0_alone() -> None:
     status, report = torchrun(2, "tests.conformance.test_merging:in_pairs", "--kind", "merge")
@@ -173,7 +180,7 @@ def test_a_value_larger_than_the_store_takes_arrives_whole(monkeypatch: pytest.M
 
 
 def test_a_rank_that_does_not_answer_costs_one_wait_only() -> None:
-    """Rank 0 puts its own part, and rank 1 never does: the next run is not even asked for."""
+    """A rank that does not answer costs one wait, because the next run is not requested any more."""
     post, asked = letters(), list[Any]()
 
     def make(order: rendezvous.Order) -> None:
@@ -205,7 +212,7 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
-    """Three of four ranks, two on each machine: the second machine has one of them, and gloo must leave the loopback."""
+    """The environment of a smaller world counts its ranks: of three, one is on the second machine."""
     from ringlab.conformance.run.torchrun.rank import Seat
 
     seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)
@@ -219,7 +226,7 @@ def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
 
 
 def test_without_torchrun_there_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job script may set RANK and the like without torchrun."""
+    """Without torchrun there are no ranks, even if a job script sets RANK and similar variables."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("MASTER_ADDR", "localhost")

@@ -1,4 +1,4 @@
-"""Wrong attentions whose errors depend on all inputs and settings: a script that makes other inputs shows another error."""
+"""Wrong attentions whose errors depend on all inputs and settings, so another input shows another error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _through_lse = MUTANTS["gradient_of_lse_added"].module().attend
 
 
 class _ScaledBack(torch.autograd.Function):
-    """A tensor whose gradient is halved unless `right`."""
+    """The identity, whose gradient is halved unless `right`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, right: bool) -> Tensor:
@@ -29,13 +29,13 @@ class _ScaledBack(torch.autograd.Function):
 
 
 def half_of_dk(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]) -> Any:
-    """dk is wrong on all ranks but the last; all else is right."""
+    """Run the plain ring with a wrong dk on all ranks but the last."""
     k = _ScaledBack.apply(k, ring.rank == ring.world_size - 1)
     return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
 
 class _SentBack(torch.autograd.Function):
-    """The identity; its gradient goes to the next rank, as if a backward left out the hop that brings it home."""
+    """The identity, whose gradient goes to the next rank, as if backward left out its last hop."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ring: Ring) -> Tensor:
@@ -50,7 +50,7 @@ class _SentBack(torch.autograd.Function):
 def keeps_gradients_of_the_rank_before(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
 ) -> Any:
-    """Each rank gets the dk of the rank before it; all else is right."""
+    """Run the plain ring, but give each rank the dk of the rank before it."""
     k = _SentBack.apply(k, ring) if ring.world_size > 1 else k
     return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
@@ -70,7 +70,7 @@ class _Swapped(torch.autograd.Function):
 def returns_dv_as_dk(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
 ) -> Any:
-    """dk and dv have each other's place; all else is right."""
+    """Run the plain ring, but exchange dk and dv."""
     k, v = _Swapped.apply(k, v)
     return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
@@ -79,7 +79,7 @@ def values_with_keys(
     q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, layout: Any, causal: bool, mask: Any = None,
     scale: float | None = None, softcap: float | None = None, return_lse: bool = True,
 ) -> Any:  # fmt: skip
-    """ringlab's ring, whose values have a tenth of the keys in them."""
+    """Run ringlab's ring with a tenth of the keys added to the values."""
     masked: dict[str, Any] = {"causal": causal} if mask is None else {"mask": mask}
     return ring_attention(
         q,
@@ -101,7 +101,7 @@ def _turned(x: Tensor) -> Tensor:
 def tokens_first(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
 ) -> Any:
-    """(B, L, H, D) in and out, and lse (B, L, H)."""
+    """Run a wrong ring whose inputs and output are (B, L, H, D) and whose lse is (B, L, H)."""
     out, lse = plain_ring.attend(
         ring, _turned(q), _turned(k), _turned(v + 0.1 * k), causal=causal, positions=positions
     )
@@ -109,7 +109,7 @@ def tokens_first(
 
 
 def no_batch(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]) -> Any:
-    """(L, H, D) in and out."""
+    """Run a wrong ring whose inputs and output are (L, H, D)."""
     out, lse = tokens_first(ring, q[None], k[None], v[None], causal=causal, positions=positions)
     return out[0], lse[0]
 
@@ -117,13 +117,13 @@ def no_batch(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, posit
 def tokens_before_batch(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
 ) -> Any:
-    """(L, B, H, D) in and out."""
+    """Run a wrong ring whose inputs and output are (L, B, H, D)."""
     out, lse = tokens_first(ring, *(x.transpose(0, 1) for x in (q, k, v)), causal=causal, positions=positions)
     return out.transpose(0, 1), lse
 
 
 def packed(ring: Ring, qkv: Tensor, *, causal: bool, positions: list[Tensor]) -> Any:
-    """Takes (B, 3, H, L, D)."""
+    """Run a wrong ring whose one input is (B, 3, H, L, D)."""
     q, k, v = qkv.unbind(1)
     return plain_ring.attend(ring, q, k, v + 0.1 * k, causal=causal, positions=positions)
 
@@ -139,7 +139,7 @@ def _own_gradients(
 def documents(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any, segment_ids: Any = None
 ) -> Any:
-    """Ignores where documents begin."""
+    """Run the plain ring and ignore the boundaries of documents."""
     return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
 

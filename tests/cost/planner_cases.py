@@ -31,7 +31,7 @@ def ideal(
 
 
 def small_model(H: int = 32, K: int = 32, layers: int = 1, **changes: int) -> Model:
-    """Return a model with heads of 128."""
+    """Return a model of the given sizes whose heads have 128 dims."""
     sizes = {"d_model": H * 128, "d_ff": 4 * H * 128, "vocabulary": 1000} | changes
     return replace(model("llama3-8b"), name="small", H=H, K=K, D=128, layers=layers, **sizes)
 
@@ -52,7 +52,7 @@ def forget() -> None:
 
 
 def failures(checks: Iterable[Callable[[], object]], mutant: tuple[object, str, object]) -> tuple[str, ...]:
-    """Return the names of the checks that fail while an attribute of something is replaced: (thing, name, mutant)."""
+    """Return the names of the checks that fail with one mutant: (object, attribute name, replacement)."""
     forget()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(*mutant)
@@ -64,6 +64,6 @@ def failures(checks: Iterable[Callable[[], object]], mutant: tuple[object, str, 
 def _fails(check: Callable[[], object]) -> bool:
     try:
         check()
-    except Exception:  # a mutant may also fall over its own figures
+    except Exception:  # a mutant may also raise an error in its own arithmetic
         return True
     return False

@@ -1,8 +1,8 @@
-"""The Striped Attention paper's tables 3, 4, 5 and appendix A (arXiv 2311.09431), typed off a public transcription.
+"""Tables 3 to 5 and appendix A of the Striped Attention paper (arXiv 2311.09431), from a transcription.
 
-Each line: hardware, model, mesh (model parallel x sequence parallel); then tokens, theoretical maximum speed-up, measured
-speed-up. Tables 3 to 5 repeat rows of the appendix. Of all 137 rows the measured columns of 1B and 3B on TPU v3
-are the same, figure for figure.
+A line has hardware, model and mesh (model parallel x sequence parallel), then triples of tokens, theoretical
+maximum speed-up and measured speed-up. Tables 3 to 5 repeat rows of the appendix. Among the 137 rows, the
+measured columns of 1B and 3B on TPU v3 are identical.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules weighed: bytes of `traffic`, room of `memory`, seconds as in a simulation, and an order that these make."""
+"""The choice of a schedule: its bytes, memory and seconds agree with formulas and simulations."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_ends_are_the_ring_of_overlap_and_the_all_gather_of_the_closed_forms
 
 @given(LAYERS, RANKS, RATES)
 def test_a_hybrid_by_formulas_of_the_tests_own(sizes: Attention, P: int, rates) -> None:
-    """A row of U ranks trades q, k, v and out; a ring of P/U takes U times the tokens, for a U-th of the heads."""
+    """A hybrid takes the time of the test's own formula for its exchanges in rows and its ring of rows."""
     tokens, F, B, latency = rates
     e = 2 if sizes.dtype == "bfloat16" else 4
     for it in choose.ways(sizes, P):
@@ -118,7 +118,7 @@ def test_the_order_and_the_reasons(sizes: Attention, P: int, rates, memory: floa
 
 
 def test_grouped_heads_turn_ring_and_ulysses_around() -> None:
-    """Ring over Ulysses is P·K/(H + K): P/2 of all heads, P/9 at 8:1."""
+    """Ring bytes over Ulysses bytes are P·K/(H + K), which is P/2 if K = H and P/9 if H = 8·K."""
     for K, P, ratio in ((64, 8, 4), (8, 8, 8 / 9), (8, 4, 4 / 9), (16, 16, 16 / 5)):
         ring, ulysses = (choose.way(Attention(H=64, K=K), P, *key) for key in (("ring", 1), ("ulysses", P)))
         assert ring.sent_bytes / ulysses.sent_bytes == pytest.approx(ratio)
@@ -149,7 +149,7 @@ def test_what_makes_no_sense_is_refused(call, needed: str) -> None:
 
 
 class Whole:
-    """The seconds of every visible pair, at 1e14 FLOP/s."""
+    """A block time that charges every visible pair at 1e14 FLOP/s."""
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
         pairs = sum(tile.scores for tile in tiles)
@@ -162,9 +162,9 @@ FULL = Attention(H=8, K=8, D=64, causal=False)
 @pytest.mark.parametrize("links", [1, 2, 4])
 @pytest.mark.parametrize("schedule", RINGS)
 def test_exposed_seconds_are_those_of_a_simulation(schedule: str, links: int) -> None:
-    """The formula matches the simulation exactly for schedules that send in one direction at a time.
+    """The exposed seconds are exactly the simulation's if a schedule sends in one direction at a time.
 
-    For those that send in several, where most of each hop is exposed, it is within 1/8.
+    For schedules that send in several directions and expose most of each hop, they are within 1/8.
     """
     for P, backward in ((4, False), (5, False), (5, True)):
         how: Any = {"block_time": Whole(), "network": FullMesh(P, 2e9, 0.0, links)}
@@ -181,7 +181,11 @@ def test_exposed_seconds_are_those_of_a_simulation(schedule: str, links: int) ->
 
 
 def test_the_choice() -> None:
-    """One port: burst for all heads, the ring for grouped ones; two links: both ways; a full mesh: many rings; none: the ring."""
+    """Grouped heads and the number of links decide which schedule is best.
+
+    With one port, burst is best for all heads and the ring for grouped heads. With two links both directions
+    are best, and with a full mesh many rings. If every hop is hidden, the ring is chosen.
+    """
     grouped, slow, rates = replace(FULL, K=1), (1e14, 2e9, 0.0), (1e14, 1e15, 0.0)
     assert weigh_rings(FULL, 64, 7, slow)[0].schedule == "burst"
     assert weigh_rings(grouped, 64, 7, slow)[0].schedule == "ring"
@@ -195,7 +199,7 @@ def test_the_choice() -> None:
 
 
 def test_a_latent_of_deepseek() -> None:
-    """Its latent is so small that a ring of it is hidden where K and V are not."""
+    """DeepSeek's latent is so small that computation hides a ring of it, but not a ring of K and V."""
     sizes = Attention(H=128, K=128, D=192, Dv=128)
     shown = {
         latent: weigh_rings(sizes, 256, 8, (4e14, 5e10, 0.0), training=False, latent=latent)[0].reason
@@ -205,7 +209,7 @@ def test_a_latent_of_deepseek() -> None:
 
 
 def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
-    """Seven links would make many rings the best way for K and V, but a latent has no heads to deal."""
+    """Multi-ring is not offered for a latent, which has no heads, though it is best for K and V here."""
     sizes, rates = Attention(H=128, K=128, D=192, Dv=128), (4e14, 25e9, 0.0)
     plain, latent = (
         [it.schedule for it in weigh_rings(sizes, 1024, 8, rates, links=7, latent=numbers)]

@@ -1,6 +1,7 @@
-"""Ranks that the simulator does not run have the operations, and to the last bit the times, of ranks that run themselves.
+"""Ranks that the simulator does not run get exactly the operations and times of ranks that run themselves.
 
-Some ranks repeat another one's operations (`equal_ranks.models_of`); in `Lockstep` rank 0 stands for all.
+Some ranks repeat the operations of another rank (`equal_ranks.models_of`). In `Lockstep`, rank 0 is the model
+of all ranks.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def sent_forms(found: Any, rank: int) -> list[Any]:
 
 
 def differences_of_recordings(repeated: Any, own: Any) -> list[str]:
-    """Return what differs between two recordings: the arrays of their programs, their seconds, their memory."""
+    """Return the parts that differ between two recordings: arrays of the programs, seconds, memory."""
     found = [
         name
         for name in PROGRAM
@@ -85,7 +86,7 @@ def test_repeated_operations_are_those_of_ranks_that_run_themselves(run: dict[st
 
 
 def test_a_rank_whose_blocks_have_other_lengths_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant takes all ranks for equal: messages do not fit, or bytes differ."""
+    """Ranks with shards of other lengths run themselves; a mutant that treats all as equal is noticed."""
     run = {"layout": get_layout("contiguous", 11, 4), "mask": Mask(), "schedule": "ring", "backward": False}
     run["sizes"] = Attention(H=1, K=1, D=4)
     assert len(set(equal_ranks.models_of(run["layout"], "ring", run["mask"], False))) == 4
@@ -99,7 +100,7 @@ def test_a_rank_whose_blocks_have_other_lengths_runs_itself(monkeypatch: pytest.
 
 
 def test_few_ranks_run_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a causal mask contiguous shards give no two ranks the same work, and yet one program."""
+    """One rank runs for all in a contiguous causal ring, whose ranks differ in work but not in program."""
     ran = []
     real = ClockedCluster.run_alike
     monkeypatch.setattr(
@@ -152,7 +153,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 def simulated(
     monkeypatch: pytest.MonkeyPatch, fewest: int, layout: Any, sizes: Any, **how: Any
 ) -> Simulation:
-    """Several ranks that are drawn are kept."""
+    """Return a simulation in which lockstep starts at `fewest` ranks and three ranks are shown."""
     with monkeypatch.context() as patched:
         patched.setattr(simulate, "FEWEST_IN_LOCKSTEP", fewest)
         patched.setattr(simulate, "shown_ranks", lambda P: [0, P // 2, P - 1])
@@ -222,7 +223,7 @@ def test_a_rank_that_is_not_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _late(ring: Ring) -> None:
-    """It sends in one exchange, and receives in the next one."""
+    """Send in one exchange, and receive in the next one."""
     x = torch.empty(3, device="meta")
     to, source = (ring.rank + 1) % 4, (ring.rank - 1) % 4
     sent = ring.comm.exchange(send=(x,), to=to)
@@ -255,7 +256,7 @@ def test_messages_that_are_received_by_another_exchange_are_left_to_the_clock() 
 
 
 def repeated(program: Any) -> None:
-    """Rank 0 as the model of all."""
+    """Run `program` with rank 0 as the model of all ranks."""
     ClockedCluster(4).run_alike(program, [0, 0, 0, 0], lambda rank, labels: np.zeros(len(labels)))
 
 
@@ -266,7 +267,7 @@ def repeated(program: Any) -> None:
 def test_messages_that_do_not_fit_are_refused(
     program: Callable[[Ring], None], says: str, run: Callable[[Any], Any]
 ) -> None:
-    """Rank 0 sends three numbers and receives two; or sends to nobody who receives, or receives from nobody who sends."""
+    """Messages without a fitting partner are refused: unequal sizes, or only a send or only a receive."""
     with pytest.raises(CommError, match=says):
         run(program)
 
@@ -275,5 +276,5 @@ def test_eight_thousand_ranks_are_simulated_without_their_operations() -> None:
     P = 8192
     done = simulate.simulate(Attention(H=1, K=1, D=4), zigzag(2 * P, P), H100)
     assert done.P == P and len(done.busy_s) == P and len(done.recording.logs[1].codes) == 0
-    hop_bytes = 2 * 2 * 4 * 2  # K and V, two tokens, D, bfloat16
+    hop_bytes = 2 * 2 * 4 * 2  # K and V × two tokens × D × bytes of bfloat16
     assert done.bytes_sent == P * (P - 1) * hop_bytes

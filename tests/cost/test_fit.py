@@ -1,4 +1,4 @@
-"""What is fitted from timings is what made them."""
+"""A fit to timings recovers the numbers that the timings were made from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_kernels_own_tiles_are_known_by_the_times_of_causal_ones(
 
 
 def test_small_tiles_weigh_as_much_as_large_ones() -> None:
-    """Absolute errors would leave the launch out: it is a thousandth of the largest tile's time."""
+    """The fit finds the launch time of small tiles, because it minimises relative errors."""
     random = np.random.default_rng(0)
     times = {n: s * random.uniform(0.97, 1.03) for n, s in tile_times(1e-4, 4e-9, 0.0, 8).items()}
     assert fit_tiles(times, 8)[0] == pytest.approx(1e-4, rel=0.5)

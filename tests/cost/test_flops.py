@@ -1,4 +1,4 @@
-"""Work by layout is what a mask over global positions says; FLOPs are counted product by product."""
+"""Work by layout equals the count of a mask over global positions; FLOPs are counted product by product."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ tiles = st.none() | st.tuples(st.integers(1, 9), st.integers(1, 9))
 def brute(
     layout: Layout, tile: tuple[int, int] | None, causal: bool = True, ascending: bool = False
 ) -> np.ndarray:
-    """Position against position, tile by tile."""
+    """Return the work of each rank and step, counted over all pairs of positions, tile by tile."""
     rows, keys = tile or (1, 1)
     work = np.zeros((layout.P, layout.P), dtype=np.int64)
     for rank in range(layout.P):
@@ -130,7 +130,7 @@ def test_the_last_rank_of_contiguous_works_almost_2p_minus_1_times_the_first() -
 
 
 def test_a_million_tokens_on_64_ranks() -> None:
-    """Not per element: 2^40 of them."""
+    """The work of a million tokens is computed without a loop over all 2^40 elements."""
     for layout in (contiguous(1 << 20, 64), striped(1 << 20, 64), zigzag(1 << 20, 64)):
         assert layout_work(layout).sum() == (1 << 20) * ((1 << 20) + 1) // 2
         assert layout_work(layout, tile=(128, 128)).sum() >= layout_work(layout).sum()
@@ -145,7 +145,7 @@ def test_a_million_tokens_on_64_ranks() -> None:
     keys=st.integers(1, 5),
 )
 def test_attention_flops_are_those_of_its_products(H: int, D: int, Dv: int, rows: int, keys: int) -> None:
-    """2·m·n·k for every product of a dense block: two forward, five backward."""
+    """Attention takes 2·m·n·k FLOPs for each product of a block: two products forward, five backward."""
     sizes = Attention(B=3, H=H, K=1, D=D, Dv=Dv)
     forward = [(rows, D, keys), (rows, keys, Dv)]
     backward = [(rows, D, keys), (rows, Dv, keys), (keys, rows, Dv), (rows, keys, D), (keys, rows, D)]
@@ -157,16 +157,16 @@ def test_attention_flops_are_those_of_its_products(H: int, D: int, Dv: int, rows
 
 
 def test_published_flops() -> None:
-    """S=131072, P=8, D=128, 32 heads: 14.1 ms a step on an A100; a worked example of 1024 FLOPs."""
+    """FLOPs match published figures: 14.1 ms a step for S=131072, P=8 on an A100, and a worked example."""
     step = attention_flops(Attention(H=32, K=32, D=128), 16384 * 16384)
     assert round(step / 312e12 * 1e3, 1) == 14.1
     assert attention_flops(Attention(H=1, K=1, D=4), 8 * 8) == 1024
-    # 4·S²·d per head on one device, half of it causal
+    # one device without a mask: 4·S²·d per head
     assert attention_flops(Attention(H=1, K=1, D=128), 1000**2) == 4 * 1000**2 * 128
 
 
 def test_linear_layers_by_hand() -> None:
-    """Llama 3 8B: 6 FLOPs a weight and token to train, embeddings apart."""
+    """Training Llama 3 8B takes 6 FLOPs per weight and token, without the input embeddings."""
     eight = model("llama3-8b")
     attention = 4096 * 4096 * 2 + 4096 * 1024 * 2
     feed_forward = 3 * 4096 * 14336
@@ -174,7 +174,7 @@ def test_linear_layers_by_hand() -> None:
     assert vocabulary_flops(eight, 10) == 10 * 2 * 4096 * 128256
     assert linear_backward_flops(linear_flops(eight, 10)) == 2 * linear_flops(eight, 10)
     forward = linear_flops(eight, 1) + vocabulary_flops(eight, 1)
-    used = eight.parameters - 128256 * 4096  # the input embeddings multiply nothing
+    used = eight.parameters - 128256 * 4096  # input embeddings are looked up, not multiplied
     assert forward + linear_backward_flops(forward) == pytest.approx(6 * used, rel=1e-4)
 
 
@@ -185,7 +185,7 @@ def test_tiles_below_one_are_refused(tile: tuple[int, int]) -> None:
 
 
 def _strict(layout: Layout, tile: tuple[int, int]) -> np.ndarray:
-    """Masks the diagonal too."""
+    """Return the work of a wrong mask that also hides the diagonal."""
     shifted = brute(layout, (1, 1)) - np.eye(1, layout.P, dtype=np.int64) * layout.length(0)
     return shifted if tile == (1, 1) else layout_work(layout, tile=tile)
 

@@ -1,4 +1,4 @@
-"""Hardware tables: every value has its source; users' files are read, written back, or refused with the line."""
+"""Hardware tables: every value has its source; users' files are read, written back, or refused by line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_value_has_a_source_and_a_plausible_size(name: str) -> None:
 
 
 def test_what_write_ups_get_wrong() -> None:
-    """312 TFLOP/s is the A100's; NVLink's figures count both directions; sparsity doubles."""
+    """Peaks and bandwidths are the right GPU's, per direction, and without sparsity."""
     assert hardware("a100").peak("bfloat16") == 312e12
     assert hardware("h100").peak("bfloat16") == 989.4e12
     assert hardware("a100").inside.bytes_per_s * 2 == 600e9
@@ -127,7 +127,7 @@ def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
     assert hardware(tmp_path / "x.toml").inside.bytes_per_s == 25e9
 
 
-REFUSED = {  # what is replaced by what; the line and the key that are named; what else is said
+REFUSED = {  # old text, new text; then line, key and further words of the error
     "bare number": ('"24 GB"', "24", 5, "mine.memory", "with a unit"),
     "no unit": ('"24 GB"', '"24"', 5, "mine.memory", "add the unit"),
     "wrong dimension": ('"24 GB"', '"24 GB/s"', 5, "mine.memory", "unit of bytes/s"),
@@ -294,7 +294,7 @@ def test_what_could_not_be_read_back_is_not_written_in_silence(tmp_path: Path) -
         for file in (tmp_path / "x.toml", precious):
             with pytest.raises(CostError):
                 write_hardware(file, replace(hardware("h100"), **change))  # type: ignore[arg-type]
-    assert [path.name for path in tmp_path.iterdir()] == ["precious.toml"]  # nor anything left beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.toml"]  # no other file is left beside it
     assert hardware(precious) == hardware("a100")
 
 
@@ -388,7 +388,7 @@ def test_lines_of_keys() -> None:
 
 @pytest.mark.parametrize("file", sorted(TABLES.glob("*.toml")), ids=lambda path: path.name)
 def test_lines_of_the_built_in_tables(file: Path) -> None:
-    """Each key stands on the line that is given for it, and all keys have one."""
+    """Each key is on its reported line, and all keys have a reported line."""
     text = file.read_text()
     found, written = toml_file.lines(text), text.splitlines()
     for place, line in found.items():
@@ -403,7 +403,7 @@ def test_lines_of_the_built_in_tables(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "a100-40gb", "h100", "h200", "b200"])
 def test_the_source_says_whether_memory_is_the_drivers_or_the_sheets(name: str) -> None:
-    """What a driver reports is a whole number of MiB; the sheet's decimal GB is less, and is called so."""
+    """The source of a memory size names the driver for a whole number of MiB, else decimal GB."""
     it = hardware(name)
     reported = f"driver reports it, {it.memory_bytes / 2**20:.0f} MiB" in it.source
     assert reported != ("decimal GB, which is conservative" in it.source)

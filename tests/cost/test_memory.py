@@ -1,6 +1,6 @@
-"""Bytes counted a second time, tensor by tensor, and published ones.
+"""Bytes of the memory formulas, counted again tensor by tensor, and published bytes.
 
-What the planner counts for attention, against the bytes that the ring program itself takes.
+The planner's bytes of attention, compared with the bytes that the ring program itself uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ some_model = st.sampled_from(model_names()).map(model)
 
 
 def test_published_kv_cache() -> None:
-    """70B, 80 layers, 8 K/V heads of 128, 1M tokens, bf16: 327.68 GB (a published 163 GB drops V)."""
+    """The K/V cache of 70B at 1M tokens is 327.68 GB in bf16; a published 163 GB leaves out V."""
     assert memory.kv_cache_bytes(SEVENTY, 10**6, "bfloat16") == 327_680_000_000
 
 
@@ -64,7 +64,7 @@ def test_attention_bytes_tensor_by_tensor(
 
 
 def test_the_ring_holds_six_blocks_whatever_the_sequence() -> None:
-    """6·b·c·h elements with K = H; independent of S = P·c. The others grow with S."""
+    """A ring holds 6·b·c·h elements if K = H, whatever S = P·c; all-gather and score matrices grow with S."""
     sizes = Attention(B=2, H=32, K=32, D=128)
     six = 6 * 2 * 4096 * 4096 * 2
     assert {memory.attention_bytes(sizes, 4096, P) for P in (2, 8, 1024)} == {six}
@@ -73,11 +73,11 @@ def test_the_ring_holds_six_blocks_whatever_the_sequence() -> None:
             memory.attention_bytes(sizes, 4096, 64, kind) > memory.attention_bytes(sizes, 4096, 8, kind) > six
         )
     grouped = Attention(B=2, H=32, K=8, D=128)
-    assert memory.attention_bytes(grouped, 4096, 8) == six / 2  # 2h + 4h/4 of 6h
+    assert memory.attention_bytes(grouped, 4096, 8) == six / 2  # 2h + 4·h/4 = 3h, half of 6h
 
 
 def test_saved_bytes_tensor_by_tensor() -> None:
-    """Llama 3 8B, one layer, one token, bfloat16."""
+    """The saved bytes of a layer of Llama 3 8B are the sum of its tensors, for one token in bfloat16."""
     d, heads, kv, ff = 4096, 4096, 1024, 14336
     inputs_and_norms = 4 * d
     flash = heads + 2 * kv + heads
@@ -101,7 +101,7 @@ def test_what_is_computed_again_is_not_kept(it: Model, tokens: int, dtype: str) 
 
 
 def test_gradients_of_a_layer_tensor_by_tensor() -> None:
-    """Llama 3 8B: of gate, up and their product 14336 each, of the residual stream 4096; tp shares out the former."""
+    """A layer's gradients hold gate, up and their product, divided by tp, and the residual stream."""
     assert memory.layer_gradient_bytes(EIGHT, 10) == 10 * 2 * (3 * 14336 + 4096)
     assert memory.layer_gradient_bytes(EIGHT, 10, "float32", tp=4) == 10 * 4 * (3 * 14336 // 4 + 4096)
     # with this d_ff, the gradients of q, out, k and v are larger than those of gate, up and their product
@@ -124,7 +124,7 @@ def test_attention_at_work_does_not_grow_with_the_ring(H: int, K: int, dtype: st
 
 
 def test_training_state_is_16_bytes_a_weight_and_shared_out() -> None:
-    """bf16 weights with float32 gradients: 2 + 4 + 12 = 18; all in float32: 4 + 4 + 8 = 16."""
+    """The training state takes 18 bytes a weight (2 + 4 + 12) with bf16 weights, and 16 in float32."""
     weights = EIGHT.parameters
     assert memory.optimizer_bytes(EIGHT) == 12 * weights
     assert memory.optimizer_bytes(EIGHT, "float32") == 8 * weights
@@ -148,7 +148,7 @@ def test_logits() -> None:
 
 
 def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:
-    """The peak of this package's own loss, its gradient included, from logits that the caller holds."""
+    """Return the peak bytes of this package's loss with its gradient, from logits that the caller holds."""
     hidden = torch.randn(1, tokens, 8, dtype=getattr(torch, dtype), requires_grad=True)
     head = torch.randn(words, 8, dtype=hidden.dtype)
     labels = torch.randint(words, (1, tokens))
@@ -161,7 +161,7 @@ def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:
 
 @pytest.mark.parametrize(("dtype", "each"), [("bfloat16", 14), ("float16", 14), ("float32", 16)])
 def test_the_loss_holds_what_is_counted(dtype: str, each: int) -> None:
-    """Within the scalars beside it. Logits alone in float32, which a plan may take for all, are far from it."""
+    """The loss uses the counted bytes and a few scalars more, which float32 logits alone would not cover."""
     sizes = small_model(vocabulary=2000)
     for tokens in (256, 500):
         counted = memory.loss_bytes(sizes, tokens, dtype)
@@ -195,14 +195,14 @@ OF_ATTENTION = ("K/V in flight", "dK and dV in float32", "float32 accumulators")
 
 @pytest.fixture(autouse=True, scope="module")
 def first_backward() -> None:
-    """Torch keeps some tensors of a process's first backward for a while: that one is measured too large."""
+    """Run one backward first, since torch keeps some tensors of a process's first backward for a while."""
     simulate(Attention(1, 2, 2, 8), zigzag(16, 2), hardware("h100"), backward=True)
 
 
 def measured_bytes(
     H: int, K: int, P: int, backward: bool, tokens: int = 256, dtype: str = "bfloat16", Dv: int = 128
 ) -> int:
-    """The peak of the rank that needs most, and its own q, k and v."""
+    """Return the peak bytes of the rank that needs most, plus its own q, k and v."""
     sizes = Attention(1, H, K, 128, dtype, Dv=Dv)
     peak = simulate(sizes, zigzag(tokens * P, P), hardware("h100"), backward=backward).peak_bytes
     return int(peak.max()) + own_bytes(sizes, tokens)
@@ -214,7 +214,7 @@ def own_bytes(sizes: Attention, tokens: int) -> int:
 
 
 def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> int:
-    """Attention's part of the memory table: its entries, and q, k, v, out and lse of what the layer holds."""
+    """Return attention's bytes in the memory table, with q, k, v, out and lse that the layer holds."""
     request = Request(
         small_model(H=H, K=K), tokens * P, replace(hardware("h100"), ranks_per_node=P), tp=1, ring=P, ulysses=1,
         fsdp=1, purpose="training" if backward else "prefill",
@@ -226,7 +226,7 @@ def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> 
 
 
 def misses(counted: Callable[[int, int, int, bool], int]) -> list[tuple[int, int, int, bool]]:
-    """The cases that the count does not hold, or exceeds by more than it may."""
+    """Return the cases whose count is below the measured bytes or more than 1.3 times as large."""
     return [
         (H, K, P, backward)
         for H, K in HEADS
@@ -241,7 +241,7 @@ def test_the_memory_table_holds_what_the_ring_takes_and_little_more() -> None:
 
 
 def test_the_memory_of_64000_tokens_on_8_ranks() -> None:
-    """32 query heads, 4 K/V heads, backward: 494 MB and 82 MB of its own."""
+    """A backward of 32 query and 4 K/V heads takes 494 MB, besides 82 MB of the rank's own tensors."""
     measured = measured_bytes(32, 4, 8, True, tokens=8000)
     assert measured == pytest.approx(494e6 + 82e6, rel=0.005)
     assert measured <= counted_bytes(32, 4, 8, True, tokens=8000) <= 1.05 * measured
@@ -264,7 +264,7 @@ def test_work_of_either_dtype_is_counted(dtype: str, P: int) -> None:
 
 
 def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
-    """As the docstring of `attention_bytes` says: 7.05 blocks, and q, k and v."""
+    """The paper counts six blocks; our forward takes 7.05 blocks, and three more for q, k and v."""
     block = 32 * 128 * 256 * 2
     for P in (3, 4, 8):
         assert (measured_bytes(32, 32, P, False) / block - 3) == pytest.approx(7.05, abs=0.005)
@@ -272,7 +272,7 @@ def test_six_blocks_are_the_papers_and_ten_are_ours() -> None:
 
 
 def test_a_backward_sums_dq_in_float32_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peak of bfloat16 with K = H on three ranks, in blocks: dq 2, out 1, two slots 4, dK and dV three times 4."""
+    """A backward on three ranks peaks at 19 blocks: dq 2, out 1, slots 4, and three pairs dK/dV of 4 each."""
     block, rows = 32 * 128 * 256 * 2, 2 * 32 * 256 * 4
     own = 3 * block
     assert measured_bytes(32, 32, 3, True) == own + 19 * block + rows
@@ -281,7 +281,7 @@ def test_a_backward_sums_dq_in_float32_between_steps(monkeypatch: pytest.MonkeyP
 
 
 def in_dtype_of_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mistake: dq added up in bfloat16."""
+    """Make the mistake that dq is summed in the dtype of q."""
     right = shape_block.ShapeBackward.differentiate
 
     def differentiate(self, *block):  # type: ignore[no-untyped-def]
@@ -294,7 +294,7 @@ def in_dtype_of_q(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without(*names: str) -> Callable[[int, int, int, bool], int]:
-    """Attention's part, entries of these names left out."""
+    """Return a count of attention's bytes that leaves out the entries of these names."""
 
     def counted(H: int, K: int, P: int, backward: bool) -> int:
         kept = [name for name in OF_ATTENTION if name not in names]
@@ -305,6 +305,7 @@ def without(*names: str) -> Callable[[int, int, int, bool], int]:
     return counted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_ATTENTION)
 def test_a_forgotten_entry_is_noticed(name: str) -> None:
     assert misses(without(name))

@@ -1,4 +1,4 @@
-"""Models: as many weights as published, from the sizes alone; users' files; refusals."""
+"""Models: published numbers of weights follow from the sizes; users' files; refusals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ringlab.cost import models
 from ringlab.cost.models import model, model_names, read_models
 from ringlab.errors import CostError
 
-PRINTED = 2e-3  # relative: the least exact of them is 65.2 for 65.286
-PUBLISHED = {  # billions of weights, and where they are published
+PRINTED = 2e-3  # relative; the coarsest figure is 65.2 for 65.286
+PUBLISHED = {  # billions of weights, and their source
     "llama2-7b": (6.738, "safetensors index of meta-llama/Llama-2-7b-hf"),
     "llama2-13b": (13.016, "safetensors index of meta-llama/Llama-2-13b-hf"),
     "llama2-70b": (68.977, "safetensors index of meta-llama/Llama-2-70b-hf"),
@@ -38,7 +38,7 @@ def test_weights_as_published(name: str) -> None:
 
 
 def test_weights_to_the_last_one() -> None:
-    """Models without biases: nothing is left out, so the published totals are met exactly."""
+    """Weights of models without biases equal the published totals exactly, because nothing is left out."""
     exact = {
         "llama2-7b": 6_738_415_616,
         "llama3-8b": 8_030_261_248,
@@ -47,7 +47,7 @@ def test_weights_to_the_last_one() -> None:
         "mistral-7b": 7_241_732_096,
     }
     assert {name: model(name).parameters for name in exact} == exact
-    # biases of Q, K and V, and norms of Q and K, are not counted
+    # The count leaves out biases of Q, K and V, and norms of Q and K.
     assert 7_615_616_512 - model("qwen2.5-7b").parameters == 28 * (28 + 4 + 4) * 128
     assert 8_190_735_360 - model("qwen3-8b").parameters == 36 * 2 * 128
 
@@ -70,7 +70,7 @@ def test_published_totals_catch(mutant: str) -> None:
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
     assert it.name == name and it.title and len(it.source) > 10
-    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # whose heads are wider than the model
+    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # Qwen3's heads are wider than the model
     sizes = it.attention(B=2, dtype="float32", causal=False)
     assert (sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, sizes.causal) == (
         2, it.H, it.K, it.D, "float32", False,
@@ -78,7 +78,7 @@ def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
 
 
 def test_striped_models_are_those_of_the_paper() -> None:
-    """arXiv 2311.09431, table 1: vocabulary, d_model, d_ff, layers, heads."""
+    """The striped models have the sizes of table 1 of arXiv 2311.09431."""
     table = {
         "1b": (32000, 2048, 5504, 22, 16),
         "3b": (32000, 3200, 8640, 26, 32),

@@ -1,4 +1,4 @@
-"""Every published figure that was found, computed; and the ways to compute it wrongly, caught."""
+"""All published figures that were found are computed, and wrong ways to compute them are detected."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ def rows() -> Iterator[tuple[str, str, int, int, float, float]]:
 def striped_bracket(
     it: Model, ranks: int, tokens: int, weight: float, tile: tuple[int, int]
 ) -> tuple[float, float]:
-    """Return (lower, upper), the speed-ups between which a run that skips entirely masked tiles should lie.
+    """Return (lower, upper), the speed-ups between which a run that skips entirely masked tiles should be.
 
-    Upper: a skipped tile is free in every pass: `striped_speedup` with the tile.
-    Lower: it is free in the forward and in its recomputation, but costs a whole tile in the
-    backward. That is the worst that the published code allows: its backward visits skipped tiles
-    too, writes zeros for their dK and dV and adds those up over all query tiles. The step is a
-    training step with full recomputation, as in the paper: linear layers forward, again, and
-    backward; attention two products, two again, and five. No parameter is taken from a measurement.
+    Upper: a skipped tile costs nothing in any pass, as in `striped_speedup` with the tile. Lower: a skipped
+    tile costs nothing in the forward and in its recomputation, but costs a whole tile in the backward. That
+    is the worst case of the published code, whose backward visits skipped tiles too, writes zeros for their
+    dK and dV and adds the zeros up over all query tiles.
+
+    The step is a training step with full recomputation, as in the paper. Linear layers run forward, again,
+    and backward. Attention takes two products, two again, and five. No parameter is taken from a measurement.
     """
     own = -(-tokens // ranks)
     layers, vocabulary = linear_flops(it, own), vocabulary_flops(it, own)
@@ -78,7 +79,7 @@ def striped_bracket(
 
 
 def test_all_rows_are_here() -> None:
-    """arXiv 2311.09431, appendix A: 80 on A100, 16 on TPU v3, 41 on TPU v4."""
+    """All rows of appendix A of arXiv 2311.09431 are here: 80 of A100, 16 of TPU v3, 41 of TPU v4."""
     assert len(list(rows())) == 137
     table_3 = [maximum for _, maximum, _ in ROWS["A100", "striped-1b", (2, 4)]]
     assert table_3 == [1.46, 1.57, 1.65, 1.68, 1.70, 1.71, 1.72]
@@ -86,7 +87,7 @@ def test_all_rows_are_here() -> None:
 
 @pytest.mark.parametrize(("device", "name", "mesh"), ROWS)
 def test_theoretical_maximum_speedups(device: str, name: str, mesh: tuple[int, int]) -> None:
-    """Source: arXiv 2311.09431, tables 3 to 5 and appendix A."""
+    """The maxima equal tables 3 to 5 and appendix A of arXiv 2311.09431, up to their printed digits."""
     for tokens, published, _ in ROWS[device, name, mesh]:
         assert abs(striped_speedup(model(name), mesh[1], tokens, weight(device)) - published) <= PRINTED
 
@@ -95,10 +96,12 @@ def test_theoretical_maximum_speedups(device: str, name: str, mesh: tuple[int, i
 def test_measured_speedups_lie_in_the_tile_granular_bracket(
     device: str, name: str, mesh: tuple[int, int]
 ) -> None:
-    """91 of the 137 rows. From 16384 tokens per rank on; with fewer, what no model of FLOPs holds weighs.
+    """Measured speed-ups with at least 16384 tokens per rank, 91 of the 137 rows, are in the bracket.
 
-    Source: arXiv 2311.09431, table 2 (262144 tokens) and appendix A. On TPU v3 the measured columns
-    of two models are identical in print and partly above what tiles of 2048 allow, so they prove nothing.
+    With fewer tokens, costs other than FLOPs matter. Source: arXiv 2311.09431, table 2 (262144 tokens) and
+    appendix A. On TPU v3 the measured columns of two models are identical in print and partly above the limit
+    for tiles of 2048, so they prove nothing.
+    for tiles of 2048, so they prove nothing.
     """
     tile = STRIPED_TILE_GPU if device == "A100" else STRIPED_TILE_TPU
     for tokens, maximum, measured in ROWS[device, name, mesh]:
@@ -109,7 +112,7 @@ def test_measured_speedups_lie_in_the_tile_granular_bracket(
 
 
 def test_the_bracket_says_something() -> None:
-    """At 262144 tokens on four A100: measured 1.41, 1.45, 1.43, all below what the paper's own maximum says."""
+    """The bracket is narrow enough to exclude the paper's own maxima for 262144 tokens on four A100."""
     for name, measured in (("striped-1b", 1.41), ("striped-3b", 1.45), ("striped-7b", 1.43)):
         lower, upper = striped_bracket(model(name), 4, 262144, 2.0, STRIPED_TILE_GPU)
         assert lower < measured < upper < striped_speedup(model(name), 4, 262144, 2.0)
@@ -154,7 +157,7 @@ def test_the_tables_catch(mutant: str) -> None:
     assert _misses(SPEEDUP_MUTANTS[mutant]) > 20
 
 
-MINIMA = {  # arXiv 2310.01889, table 2: TFLOP/s, GB/s; thousands of tokens in a block, in a sequence
+MINIMA = {  # arXiv 2310.01889, table 2: TFLOP/s, GB/s; thousands of tokens in a block and in a sequence
     "A100 NVLink": (312, 300, 1.0, 6.2),
     "A100 InfiniBand": (312, 12.5, 24.5, 149.5),
     "TPU v3": (123, 112, 1.1, 6.6),
@@ -165,7 +168,7 @@ MINIMA = {  # arXiv 2310.01889, table 2: TFLOP/s, GB/s; thousands of tokens in a
 
 @pytest.mark.parametrize("machine", MINIMA)
 def test_minimum_block_and_sequence(machine: str) -> None:
-    """To 2 %; a block printed with one digit (1.0, 1.1) as far as that digit says."""
+    """Minima match the table to 2 %, or to the printed digit of a block if that is coarser."""
     flops, bandwidth, block, sequence = MINIMA[machine]
     got = ring_minimum(flops * 1e12, bandwidth * 1e9)
     assert got[1] / 1e3 == pytest.approx(sequence, rel=0.02)
@@ -179,7 +182,7 @@ def test_minimum_block_and_sequence(machine: str) -> None:
         lambda F, B: ring_minimum(F, 2 * B),  # both directions of the link
         lambda F, B: ring_minimum(2 * F, B),  # 2 FLOPs a pair instead of 4
         lambda F, B: ring_minimum(F, B / 2),  # K and V counted twice
-        lambda F, B: (ring_minimum(F, B)[0], 5 * F / B),  # the output's block forgotten
+        lambda F, B: (ring_minimum(F, B)[0], 5 * F / B),  # the output's block is left out
         lambda F, B: ring_minimum(B, F),
     ],
 )
@@ -188,7 +191,7 @@ def test_table_2_catches(mutant: Callable[[float, float], tuple[float, float]]) 
         assert mutant(flops * 1e12, bandwidth * 1e9)[1] / 1e3 != pytest.approx(sequence, rel=0.02)
 
 
-CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES; devices, bytes of each
+CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES; devices, bytes of each device
     ("8x A100", "ring-3b", 8, 80e9): (4, 32, 64, 512),
     ("8x A100", "ring-7b", 8, 80e9): (2, 16, 32, 256),
     ("8x A100", "ring-13b", 8, 80e9): (2, 4, 16, 128),
@@ -199,7 +202,7 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
         4,
         8,
         2048,
-    ),  # named by cores, two to a chip; memory as table 2 has it
+    ),  # named by cores, two on a chip; memory as in table 2
     ("TPUv3-512", "ring-13b", 256, 16e9): (1, 2, 8, 1024),
     ("TPUv4-1024", "ring-3b", 512, 32e9): (8, 16, 32, 16384),
     ("TPUv4-1024", "ring-7b", 512, 32e9): (4, 8, 16, 8192),
@@ -208,7 +211,8 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
     ("TPUv5e-256", "ring-3b", 256, 16e9): (4, 8, 32, 4096),
     ("TPUv5e-256", "ring-7b", 256, 16e9): (2, 8, 16, 2048),
 }
-# Longer on 32 GB of a TPU than on 80 GB of an A100: not to be had by counting bytes in one way for both.
+# These contexts are longer on 32 GB of a TPU than on 80 GB of an A100. No single way of counting bytes gives
+# both.
 OFF_BY_FOUR = {
     ("TPUv4-1024", "ring-3b", "vanilla"),
     ("TPUv4-1024", "ring-13b", "vanilla"),
@@ -279,7 +283,7 @@ def test_other_refusals() -> None:
 
 
 def test_costing_needs_no_torch() -> None:
-    """Else no plan would come within two seconds."""
+    """The cost modules do not import torch, so that a plan can be ready within two seconds."""
     parts = ["choose", "flops", "hardware", "memory", "models", "papers", "toml_file", "traffic", "units"]
     code = f"import sys; from ringlab.cost import {', '.join(parts)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

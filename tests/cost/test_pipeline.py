@@ -1,4 +1,4 @@
-"""Stages of a pipeline: what the formulas say of bubble and memory, against a schedule that is followed step by step."""
+"""Stages of a pipeline: formulas of bubble and memory against a schedule that is followed task by task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Task = tuple[str, int, int]
 
 
 def order(stage: int, pp: int, interleave: int, micro_batches: int) -> Iterator[Task]:
-    """The tasks of one stage: some forwards, then one forward and one backward in turn, then the other backwards.
+    """Yield the tasks of one stage: some forwards, then forwards and backwards in turn, then backwards.
 
     Chunks take turns after every pp micro-batches. Source: arXiv 2104.04473, figure 4.
     """
@@ -45,7 +45,7 @@ def order(stage: int, pp: int, interleave: int, micro_batches: int) -> Iterator[
 
 
 def before_it(task: Task, stage: int, pp: int, interleave: int) -> tuple[int, Task] | None:
-    """The stage and task whose result `task` waits for."""
+    """Return the stage and the task whose result `task` waits for, or None."""
     kind, micro_batch, chunk = task
     if kind == "forward":
         if stage > 0:
@@ -61,7 +61,7 @@ def before_it(task: Task, stage: int, pp: int, interleave: int) -> tuple[int, Ta
 def followed(
     pp: int, interleave: int, micro_batches: int, forward: int, backward: int
 ) -> tuple[int, list[int]]:
-    """The makespan, and the most chunks whose activations each stage holds, of chunks that all take equally long."""
+    """Return the makespan, and the most chunks held by each stage, if all chunks take equally long."""
     queues = [list(order(stage, pp, interleave, micro_batches)) for stage in range(pp)]
     done: dict[tuple[int, Task], int] = {}
     now, held, most = [0] * pp, [0] * pp, [0] * pp
@@ -82,7 +82,7 @@ def followed(
 
 
 def formula(pp: int, interleave: int, micro_batches: int, forward: int, backward: int) -> float:
-    """The same makespan from `StepTime`, of one layer in each chunk."""
+    """Return the makespan of the same schedule by `StepTime`, with one layer in each chunk."""
     nothing = {name: 0.0 for name in Pass.__dataclass_fields__ if name.endswith("_s")}
     passes = tuple(
         Pass(name, **nothing | {"linear_s": seconds})
@@ -99,7 +99,7 @@ cases = st.tuples(
 
 @given(cases)
 def test_the_bubble_and_what_is_held_are_those_of_the_schedule(case: tuple[int, int, int, int, int]) -> None:
-    """With chunks, micro-batches come in multiples of pp, as the planner demands."""
+    """The formulas give the schedule's makespan and its held chunks, for every kind of pipeline."""
     pp, interleave, groups, forward, backward = case
     micro_batches = groups * pp if interleave > 1 else groups
     makespan, most = followed(pp, interleave, micro_batches, forward, backward)
@@ -115,6 +115,7 @@ WRONG: dict[str, Callable[[int, int, int, int, int], float]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(WRONG))
 def test_the_schedule_catches(name: str) -> None:
     assert any(followed(*case)[0] != WRONG[name](*case) for case in ((4, 1, 8, 1, 2), (4, 2, 8, 1, 2)))
@@ -122,7 +123,7 @@ def test_the_schedule_catches(name: str) -> None:
 
 @given(some_model, st.integers(1, 16))
 def test_stages_share_out_the_model(it, pp: int) -> None:  # type: ignore[no-untyped-def]
-    """Together they have its layers and weights; a tied embedding stands on the first and on the last."""
+    """The stages together have all layers and weights; a tied embedding is on the first and on the last."""
     pp = min(pp, it.layers)
     found = {stage.name: stage for stage in stages(it, pp)}
     if pp == 1:
@@ -141,7 +142,7 @@ def test_stages_share_out_the_model(it, pp: int) -> None:  # type: ignore[no-unt
 
 
 def test_405_billion_on_16_stages_as_published() -> None:
-    """arXiv 2407.21783, section 3.3.2: a layer less on the first and on the last stage; so eight on the others."""
+    """As in arXiv 2407.21783, section 3.3.2, the first and last stage of 405B have 7 layers, the others 8."""
     first, second, last = stages(model("llama3-405b"), 16)
     assert (first.layers, second.layers, last.layers) == (7, 8, 7)
     assert first.layers + 14 * second.layers + last.layers == 126
@@ -173,7 +174,7 @@ def test_the_last_stage_needs_most_where_its_logits_do() -> None:
 
 
 def test_the_host_holds_what_the_stage_does_that_offloads_most() -> None:
-    """The last stage needs most of its GPU, for its logits; the first has the activations of eight micro-batches."""
+    """Host memory is counted for the stage that offloads most, here the first of the pipeline."""
     found = plan(pipelined(offload="activations")).best.memory
     a_layer = 8192 * 4096 * 2
     assert found.of("logits") > 0 and found.of("activations") == 2 * a_layer
@@ -185,6 +186,6 @@ def test_chunks_shorten_the_bubble_and_hold_more() -> None:
     bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]
     assert bubbles[0] == pytest.approx(2 * bubbles[1], rel=0.01) == pytest.approx(4 * bubbles[2], rel=0.02)
     held = [it.memory.of("activations") for it in (one, two, four)]
-    assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches
+    assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches are held
     told = plan(one.request).as_dict()
     assert told["time"]["bubble_s"] == bubbles[0] and told["degrees"]["pp"] == 8  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Plans: figures worked out by hand, and what the parts of a plan say to each other."""
+"""Plans: figures worked out by hand, and agreement between the parts of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cost.planner_cases import ideal, small_model
 
 
 def pinned(**changes: object) -> Request:
-    """A prefill of 131,072 tokens in a ring of 8, unmasked: as many K/V heads as query heads, D = 128."""
+    """Return a prefill of 131,072 tokens in a ring of 8, unmasked, with as many K/V heads as query heads."""
     asked = {
         "model": small_model(),
         "tokens": 131072,
@@ -42,7 +42,7 @@ def only_pass(found: Plan):
 
 
 def test_compute_and_transfer_of_a_ring_step_by_hand() -> None:
-    """4·D·H·c² FLOPs at 312 TFLOP/s are 14.1 ms, 2·H·D·2·c bytes at 600 GB/s 0.447 ms; 8 blocks, 7 hops."""
+    """A step computes 4·D·H·c² FLOPs in 14.1 ms and sends 2·H·D·2·c bytes in 0.447 ms; 8 blocks, 7 hops."""
     it = only_pass(plan(pinned()))
     assert it.attention_s / 8 == pytest.approx(14.1e-3, rel=2e-3)
     assert it.ring_s / 7 == pytest.approx(0.447e-3, rel=2e-3)
@@ -67,7 +67,7 @@ def test_a_ring_over_nodes_takes_the_slower_link() -> None:
     assert only_pass(plan(two_nodes)).ring_s == pytest.approx(7 * block / 25e9)
     assert plan(two_nodes).hidden[0].link == "between"
     inside = two_nodes.but(ring=4, ulysses=2)
-    assert plan(inside).hidden[0].link == "between"  # a ring of four, two on each node
+    assert plan(inside).hidden[0].link == "between"  # a ring of four, two ranks on each node
     assert plan(two_nodes.but(nodes=1, ring=4)).hidden[0].link == "inside"
 
 
@@ -78,13 +78,13 @@ def test_the_memory_of_a_training_by_hand() -> None:
     assert it.of("parameters") == pytest.approx(2 * share, abs=1)
     assert it.of("gradients") == pytest.approx(4 * share, abs=1)
     assert it.of("optimizer") == pytest.approx(12 * share, abs=1)
-    assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # sequence parallel over tp 4
+    assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # tp 4 also splits these tokens
     assert it.of("logits") == (2**20 // 16) * (128256 // 4) * (
         2 + 3 * 4
-    )  # and log-softmax, and both gradients
+    )  # with log-softmax and both gradients in float32
     in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
-    assert it.of("K/V in flight") == 2 * in_flight * 2  # a block in use, a block arriving
-    assert it.of("dK and dV in float32") == 3 * in_flight * 4  # here, arriving, and what the block adds
+    assert it.of("K/V in flight") == 2 * in_flight * 2  # one block in use, one block arriving
+    assert it.of("dK and dV in float32") == 3 * in_flight * 4  # one pair held, one arriving, one added
     dout_out_product = 3 * 4 * (64 // 4) * 128 * (2**20 // 16)
     rows = 2 * 4 * (64 // 4) * (2**20 // 16)
     assert it.of("float32 accumulators") == dout_out_product - 3 * in_flight * 4 + rows
@@ -100,7 +100,7 @@ def test_collectives_by_hand() -> None:
     tp, ulysses, fsdp = (group(name, split, machine) for name in ("tp", "ulysses", "fsdp"))
     assert not tp.across and tp.gather_s(1000) == pytest.approx(500 / 100)
     assert not ulysses.across and ulysses.exchange_s(1000) == pytest.approx(500 / 100)
-    assert fsdp.across and fsdp.on_a_node == 4  # four of its eight on each node, and their four links
+    assert fsdp.across and fsdp.on_a_node == 4  # four of its eight ranks on each node, with four links
     assert fsdp.gather_s(1000) == pytest.approx(875 / 40)
     assert fsdp.reduce_s(1000) == pytest.approx(2 * 875 / 40)
     wide = group("ulysses", Degrees(dp=1, tp=1, ring=1, ulysses=16, fsdp=1), machine)
@@ -116,11 +116,11 @@ def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
     assert found.best.degrees.kv_copies(8) == 2 and found.as_dict()["kv_copies"] == 2
     eight = plan(request.but(ulysses=8))
     ratio = found.best.memory.of("K/V cache") / eight.best.memory.of("K/V cache")
-    assert ratio == 2  # one head for all tokens each, not one head for half of them
+    assert ratio == 2  # each rank has one head for all tokens, not one head for half of them
 
 
 def test_an_update_reads_and_writes_every_weight_by_hand() -> None:
-    """Per weight: 2 bytes and Adam's 12, read and written, and 4 of gradient read; over the 64 that share."""
+    """An update reads and writes 14 bytes a weight and reads 4 of gradient, divided among 64 ranks."""
     found = plan(Request("llama3-70b", 2**20, "h100", nodes=8, tp=4, ring=16, recomputation="full", fsdp=16))
     time = found.best.time
     assert isinstance(time, StepTime)
@@ -131,17 +131,17 @@ def test_an_update_reads_and_writes_every_weight_by_hand() -> None:
 
 
 def test_merging_partial_outputs_of_a_token_by_hand() -> None:
-    """Each of 80 layers: 8 ranks gather 32 heads' outputs and log-sum-exps, 129 float32 a head, of 3 sequences."""
+    """In each of 80 layers, 8 ranks gather out and lse of 3 sequences, 129 float32 numbers a head."""
     machine = ideal(inside=300e9, ranks_per_node=8, memory_bytes=1e12)
     timed = replace(machine, inside=Link("inside", 300e9, 2e-6, "made up"))
     request = Request("llama3-70b", 2**20, timed, nodes=1, purpose="decode", tp=1, ring=8, dp=1, batch=3)
     partial = 3 * 64 * (128 + 1) * 4
-    a_layer = 3 * 2e-6 + 8 * partial * 7 / 8 / 300e9  # three doublings make eight ranks
+    a_layer = 3 * 2e-6 + 8 * partial * 7 / 8 / 300e9  # three doublings reach eight ranks
     assert plan(request).best.time.merge_s == pytest.approx(80 * a_layer)  # type: ignore[union-attr]
 
 
 def test_utilisation_by_hand() -> None:
-    """2 FLOPs a weight and token, 4·D a visible pair and head; a backward twice as many, computed again none."""
+    """Utilisation counts 2 FLOPs a weight and token and 4·D a pair and head, without recomputation."""
     sizes, S = model("llama3-8b"), 2**17
     pairs = S * (S + 1) // 2
     matrix = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
@@ -238,7 +238,7 @@ def test_recomputation_costs_a_forward_and_saves_activations() -> None:
 
 
 def test_what_is_offloaded_must_fit_on_the_host() -> None:
-    """36.5 GB of inputs of 34 layers leave a GPU: with less on its host the plan does not fit, and says why."""
+    """A plan that offloads more than the host's memory does not fit, and the reason names the host."""
     machine = hardware("h100")
     asked = Request("qwen3-8b", 2**20, machine, tp=1, ring=8, offload="activations", logits_chunk=256)
     assert plan(asked).fits and plan(asked).best.memory.host_bytes == 34 * 2**17 * 4096 * 2
@@ -314,7 +314,7 @@ def test_measured_blocks_are_used_instead_of_the_peak() -> None:
 def test_impossible_requests_name_the_constraint_and_a_remedy(
     changes: dict[str, object], needed: str, got: str
 ) -> None:
-    """More of them are in tests/cli/test_plan.py, as they are typed."""
+    """Errors name the constraint and a remedy; tests/cli/test_plan.py has more cases, as typed commands."""
     asked = {"model": "llama3-70b", "tokens": 10**6, "hardware": "h100", "nodes": 4} | changes
     with pytest.raises(CostError) as caught:
         plan(Request(**asked))  # type: ignore[arg-type]
@@ -350,6 +350,6 @@ def test_rounds_of_a_single_sequence_are_said_so() -> None:
 
 
 def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_weighed() -> None:
-    """32 query heads: with 8 ranks of Ulysses tp may be 4 and not 8."""
+    """If the Ulysses degree is fixed at 8, only tp degrees up to 4 are weighed, which divide 32 heads."""
     found = candidates(Request("llama3-8b", 131072, "h100", nodes=8, ulysses=8))
     assert {each.tp for each in found} == {1, 2, 4}

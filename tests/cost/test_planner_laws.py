@@ -1,4 +1,4 @@
-"""Laws of plans: what more GPUs, more tokens, faster links and fewer K/V heads may and may not do."""
+"""Laws of plans: possible effects of more GPUs, more tokens, faster links and fewer K/V heads."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from ringlab.cost.planner.search import Candidate, fastest, leanest, search
 from ringlab.errors import CostError
 from tests.cost.planner_cases import ideal, small_model
 
+pytestmark = pytest.mark.thorough
+
 NAMES = st.sampled_from(["llama3-8b", "llama3-70b", "llama2-7b", "qwen2.5-7b"])
 MACHINES = st.sampled_from(["a100", "h100", "b200"])
 PURPOSES = st.sampled_from(["training", "prefill", "decode", "serve"])
@@ -29,7 +31,7 @@ LAYOUTS = st.sampled_from([None, "zigzag", "striped", "contiguous"])
 
 @st.composite
 def requests(draw: st.DrawFn, training: bool = False) -> Request:
-    """A request without degrees; contexts from 4k to 4M tokens, of any length."""
+    """Return a request without degrees, with a context of any length from 4k to 4M tokens."""
     purpose = "training" if training else draw(PURPOSES)
     machine = draw(MACHINES)
     offloads = (
@@ -74,7 +76,7 @@ def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, time
 def test_more_tokens_never_make_a_step_shorter_nor_memory_smaller(
     request: Request, more: int, S: int
 ) -> None:
-    """Pair by pair; counted in tiles, a few more tokens may fill tiles that were there anyway, even with less in all."""
+    """More tokens never make a step shorter or memory smaller, if work is counted pair by pair."""
     shorter, longer = (request.but(tokens=tokens, tile=(1, 1)) for tokens in (S, S + more))
     assert fastest(longer).step_s >= fastest(shorter).step_s * (1 - 1e-9)
     assert least_memory(longer).memory.total_bytes >= least_memory(shorter).memory.total_bytes
@@ -92,7 +94,7 @@ def faster_links(machine: Hardware, inside: float, between: float) -> Hardware:
 def test_faster_links_are_never_slower(request: Request, inside: float, between: float) -> None:
     faster = request.but(hardware=faster_links(request.machine, inside, between))
     before, after = search(request), search(faster)
-    assert before[0].fits == after[0].fits  # memory does not know about links
+    assert before[0].fits == after[0].fits  # memory does not depend on links
     assert fastest(faster).step_s <= fastest(request).step_s * (1 + 1e-9)
 
 
@@ -107,7 +109,7 @@ def test_faster_arithmetic_and_memory_are_never_slower(request: Request, times: 
 @given(requests())
 @settings(max_examples=50)
 def test_every_candidate_adds_up(request: Request) -> None:
-    """Degrees multiply up to the GPUs, entries to the total; the best comes first; nobody gains by all memory."""
+    """Degrees multiply to the GPUs, entries add up to the total, and the best candidate comes first."""
     found = search(request)
     for it in found:
         degrees = it.degrees
@@ -164,7 +166,7 @@ def test_every_suggestion_fits(request: Request) -> None:
     ],
 )
 def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -> None:
-    """Typed as it is printed, it fits and takes as long."""
+    """The command of a suggestion, typed as printed, fits and takes the time that was reported."""
     found = plan(request_).suggestions
     assert found
     for each in (*found, None):
@@ -185,7 +187,7 @@ def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -
 def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
     groups: int, P: int, S: int
 ) -> None:
-    """H/K times fewer K/V heads: as many times fewer bytes in a hop and in the cache; the same attention."""
+    """H/K times fewer K/V heads send and cache H/K times fewer bytes, and attention takes as long."""
     shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
     machine = ideal(ranks_per_node=P)
     many, few = (
@@ -214,7 +216,7 @@ DEGREE_OPTIONS = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "pp", "interleave
 
 
 def degrees_asked() -> Iterator[dict[str, int]]:
-    """Every degree alone, and every two of them."""
+    """Yield every degree alone, and every pair of degrees."""
     yield {}
     for name in DEGREE_OPTIONS:
         yield from ({name: degree} for degree in (1, 2, 3, 8, 64, 4096))
@@ -223,7 +225,7 @@ def degrees_asked() -> Iterator[dict[str, int]]:
 
 
 def refusal(**asked: Any) -> CostError | None:
-    """Return the error of a request, which must be a refusal with a remedy; None where it is planned."""
+    """Return the refusal of a request, which must have a remedy, or None if the request is planned."""
     try:
         search(Request(**asked))
     except CostError as error:
@@ -253,6 +255,6 @@ def test_every_setting_of_degrees_is_planned_or_refused_with_a_remedy(name: str,
             if number % 120 == 0:
                 assert plan(Request(**asked)).as_dict()["answer"]
     assert planned > 30
-    for command in sorted(commands):  # the remedy itself is no refusal
+    for command in sorted(commands):  # suggested commands are themselves accepted
         answer = CliRunner().invoke(app, [*shlex.split(command), "--json"])
         assert "error" not in json.loads(answer.stdout), command

@@ -1,4 +1,4 @@
-"""Mistakes that planners make, each put in on purpose: the checks below must notice every one."""
+"""Common mistakes in planners, each made on purpose; the checks below must notice every mistake."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def best(request: Request) -> Candidate:
 
 
 def check_cache() -> None:
-    """All GPUs of one replica together hold each K and V once: 327.68 GB of a million tokens."""
+    """All GPUs of a replica together hold each K and V once: 327.68 GB for a million tokens."""
     for nodes, tp in ((1, 8), (4, 4), (4, 2)):
         it = best(Request("llama3-70b", 10**6, "h100", nodes=nodes, purpose="decode", tp=tp))
         assert it.memory.of("K/V cache") * 8 * nodes == 327_680_000_000
 
 
 def check_hops() -> None:
-    """K and V of two of the 8 heads, 2 bytes each, over the 25 GB/s between nodes; and with gradients, 4 bytes."""
+    """A hop sends K and V of two of 8 heads at 25 GB/s, 2 bytes a number, and 4 bytes for gradients."""
     block = 2**17 // 8 * 2 * 2 * 128 * 2
     forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
     assert forward.ring_s == pytest.approx(7 * block / 25e9)
@@ -57,7 +57,7 @@ def check_hops() -> None:
 
 
 def check_attention() -> None:
-    """Half of 4·D·S² FLOPs a head, and a diagonal of tiles, over 8 ranks of 8 heads each; backward 2.5 times."""
+    """Attention takes half of 4·D·S² FLOPs a head, over 8 ranks of 8 heads; backward takes 2.5 times that."""
     forward, again, backward = best(GQA).time.passes  # type: ignore[union-attr]
     pairs = (2**17) ** 2 / 2 / 8
     assert forward.attention_s == pytest.approx(4 * 128 * 8 * pairs / 312e12, rel=2e-3)
@@ -67,14 +67,14 @@ def check_attention() -> None:
 
 
 def check_matrices() -> None:
-    """2 FLOPs a weight and token, over 16 ranks and tp 2; backward twice as many."""
+    """Matrices take 2 FLOPs a weight and token, over 16 ranks and tp 2; backward takes twice as many."""
     forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
     flops = 2 * GQA.sized.layer_matrix_parameters * 2**17 / 32
     assert (forward.linear_s, backward.linear_s) == pytest.approx((flops / 312e12, 2 * flops / 312e12))
 
 
 def check_collectives() -> None:
-    """Two all-reduces of tp 2, four all-to-alls of ulysses 2; weights gathered over 8 ranks, four on a node."""
+    """All-reduces, all-to-alls and weight gathers take the seconds that follow from their bytes by hand."""
     forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
     tokens = 2**17 // 16
     assert forward.tensor_s == pytest.approx(4 * tokens * 4096 * 2 / 2 / 300e9)
@@ -88,7 +88,7 @@ def check_collectives() -> None:
 
 
 def check_decode() -> None:
-    """Each GPU reads its part of the weights, and its part of the cache, once a token."""
+    """Each GPU reads its part of the weights and its part of the cache once per token."""
     it = best(Request("llama3-70b", 10**6, ideal(ranks_per_node=8), nodes=4, purpose="decode", tp=4))
     read = model("llama3-70b").parameters * 2 / 4 + 327.68e9 / 32
     assert it.time.weights_s + it.time.cache_s == pytest.approx(read / 2039e9)  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ PIPE = Request(
 
 
 def check_pipeline() -> None:
-    """18 layers on four stages: 4, 5, 5, 4. The second holds 5 layers' inputs of three micro-batches, not of four."""
+    """18 layers on four stages are split 4, 5, 5, 4, and the second stage holds three micro-batches."""
     found = best(PIPE)
     a_layer = 2**14 // 4 * 4096 * 2
     assert found.memory.of("activations") == 5 * 3 * a_layer
@@ -116,7 +116,7 @@ def check_pipeline() -> None:
 
 
 def check_offload() -> None:
-    """Inputs of two layers stay, those of two more leave at 0.1 GB/s, which is slower than computing a layer."""
+    """Offloaded inputs of two layers leave at 0.1 GB/s, so a layer takes as long as its transfer."""
     slow = replace(ideal(), host=Host("slow", 0.1e9, 0.0, "made up", 1e12))
     there, here = best(GQA.but(hardware=slow, offload="activations")), best(GQA.but(hardware=slow))
     a_layer = (2**17 // 16) * 4096 * 2 // 2
@@ -148,7 +148,7 @@ CHECKS = (
 
 
 def without(function: Callable[..., int], position: int) -> Callable[..., int]:
-    """The function with one of its degrees (an argument by position) taken as 1."""
+    """Return the function with one of its degrees (an argument by position) replaced by 1."""
 
     def mutant(*arguments: object) -> int:
         changed = [*arguments]
@@ -239,15 +239,17 @@ def test_the_planner_passes_all_checks() -> None:
 
 @lru_cache
 def noticed_by(name: str) -> tuple[str, ...]:
-    """The checks that fail with this mistake put in."""
+    """Return the names of the checks that fail with this mistake."""
     return failures(CHECKS, MUTANTS[name])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_a_mistake_is_noticed(name: str) -> None:
     assert noticed_by(name), f"nobody noticed: {name}"
 
 
+@pytest.mark.thorough
 def test_every_check_notices_something() -> None:
     noticed = {check for name in MUTANTS for check in noticed_by(name)}
     assert noticed == {check.__name__ for check in CHECKS}

@@ -1,4 +1,4 @@
-"""Plans beside published runs: each figure from its command, all within one factor, and mistakes that leave it."""
+"""Plans beside published runs: each figure is from its command and within one factor; mistakes are not."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def answer(command: str) -> dict[str, object]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", PUBLISHED[:7], ids=lambda row: f"{row.run}: {row.measure.name}")
 def test_its_command_prints_the_plans_figure(row: Published) -> None:
     found = answer(row.command)
@@ -69,7 +70,7 @@ def test_its_command_prints_the_plans_figure(row: Published) -> None:
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
 def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
-    """Eight times the time of one GPU with 8,192 tokens, over that of eight with 65,536."""
+    """The planned share is 8 times one GPU's time for 8,192 tokens over 8 GPUs' time for 65,536."""
     row = next(row for row in PUBLISHED if row.measure is FORWARD and row.request.layout == layout)
     one = answer("ringlab simulate --tokens 8Ki --ranks 1 --hardware h800 --layout contiguous")
     many = answer(row.command)
@@ -113,6 +114,7 @@ MISTAKES: dict[str, tuple[object, str, object]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(MISTAKES))
 def test_a_mistake_leaves_the_factor(name: str) -> None:
     assert failures([check_factor], MISTAKES[name]), name

@@ -1,4 +1,4 @@
-"""Who travels in a plan's ring: bytes by hand, the choice by hardware, and mistakes that are noticed."""
+"""The schedules of a plan's ring: bytes by hand, the choice by hardware, and mistakes that are noticed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ def sent(travel: RingTable) -> dict[str, int]:
 
 
 def check_all_heads() -> None:
-    """16 of 32 heads on a rank, 8,192 tokens, 7 hops and 8 home: q, dout, lse, delta and dq are fewer than K, V, dK and dV."""
+    """With as many K/V heads as query heads, burst sends less than the ring.
+
+    A rank has 16 of 32 heads and 8,192 tokens. Blocks make 7 hops and gradients 8. Burst's q, dout, lse,
+    delta and dq are fewer bytes than the ring's K, V, dK and dV.
+
+    A rank has 16 of 32 heads and 8,192 tokens. There are 7 hops, and 8 for gradients. q, dout, lse, delta and
+    dq are fewer bytes than K, V, dK and dV.
+    """
     travel, tokens, head = found(32), 8192 * 16, 128
     kv = 7 * 2 * head * 2
     ring = tokens * (2 * kv + 8 * 2 * head * 4)
@@ -41,14 +48,14 @@ def check_all_heads() -> None:
 
 
 def check_grouped_heads() -> None:
-    """4 of 8 K/V heads on a rank; a prompt has no gradients."""
+    """With 4 of 8 K/V heads on a rank the ring sends least; a prompt has no gradients."""
     travel = found(8, "prefill", recomputation=None)
     assert travel.least is travel.ring and travel.ring.sent_bytes == 7 * 8192 * 2 * 4 * 128 * 2
     assert travel.latent_below == 2 * 4 * 128
 
 
 def check_links() -> None:
-    """A torus sends to both neighbours at once; across nodes a hop takes the slower link."""
+    """A torus sends to both neighbours at once; between nodes a hop takes the slower link."""
     slow = replace(ideal(between=1e9), name="slow")
     travel = found(8, "prefill", hardware=slow, recomputation=None)
     torus = replace(slow, name="tpu-made-up")

@@ -1,4 +1,4 @@
-"""The planner's quick makespans of a ring against the simulator, which runs the ring program itself; and work by formula."""
+"""The planner's fast makespans of a ring, compared with the simulator, which runs the ring program itself."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NAMED = [name for name, make in LAYOUTS.items() if make in FORMULAS]
 def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
     layout: str, P: int, node: int, between: float
 ) -> None:
-    """Causal and not, forward and with it the backward, hops that hide and hops that do not.
+    """A plan's layer takes as long as its simulation, masked or not, with hidden and exposed hops.
 
-    A plan lays kernel tiles over all rows of a rank, the simulation over each tile of the mask. For layouts without a
-    formula these may differ at the edges.
+    A plan lays kernel tiles over all rows of a rank, and the simulation lays them over each tile of the mask.
+    For layouts without a formula the two may differ at the edges.
     """
     machine = replace(ideal(ranks_per_node=node), between=Link("slow", between, 10e-6, "made up"))
     for causal in (True, False):
@@ -59,7 +59,7 @@ def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
 def test_measured_blocks_take_as_long_as_in_the_simulation(
     largest_causal: int | None, P: int, monkeypatch
 ) -> None:
-    """Rank by rank, and by one pair of each kind as in large rings."""
+    """Measured blocks take as long as in the simulation, for both ways of timing pairs of ranks."""
     blocks = tuple(
         MeasuredBlock("bfloat16", name, 1e-5, score, 1e-9, 128, "made up", largest_causal)
         for name, score in (("forward", 1e-12), ("backward", 3e-12))
@@ -96,7 +96,7 @@ def test_a_hidden_backward_gives_the_closed_form() -> None:
 
 
 def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
-    """Without the short cut the same comes out; the bound is never below, and slower links make it no tighter lie."""
+    """The short cut gives the same times as following all ranks, and the bound is never below them."""
     rng = np.random.default_rng(5)
     P = 12
     slow = np.where(np.arange(P) % 4 == 3, 0.9, 0.1)

@@ -1,4 +1,4 @@
-"""The simulated serving programs send what the formulas say and read what the cache holds; the plan is counted by hand."""
+"""The simulated serving programs send and read the formulas' bytes, and the plan is counted by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RATE = H100.peak("bfloat16") * H100.reached.attention_forward
 @pytest.mark.parametrize("queries", ["own", "all"])
 @pytest.mark.parametrize("merge", ["all-to-all", "reduce-scatter"])
 def test_a_simulated_token_sends_and_reads_what_the_formulas_say(queries: str, merge: str) -> None:
-    """On links of one kind the closed form of the plan, collective by collective, is what the program waits for."""
+    """On links of one kind, the plan's closed form of each collective equals the program's waiting time."""
     lengths, P = (32768, 128, 16384), 8
     run = simulate_decode(SIZES, lengths, P, H100, queries=queries, merge=merge)
     expected = decode_heads_traffic(replace(SIZES, B=len(lengths)), P, queries=queries, merge=merge)
@@ -56,7 +56,7 @@ def test_a_simulated_token_sends_and_reads_what_the_formulas_say(queries: str, m
 
 @pytest.mark.parametrize("travels", ["kv", "q"])
 def test_a_simulated_chunk_sends_and_computes_what_the_formulas_say(travels: str) -> None:
-    """Scores on free links: all that are visible, and of a kernel tile on the diagonal the whole."""
+    """A chunk on free links computes all visible scores, and whole kernel tiles on the diagonal."""
     prefix, new, P = 65536, 1024, 4
     run = simulate_prefill(SIZES, prefix, new, P, H100, travels=travels)
     cached, layout = contiguous(prefix, P).lengths, zigzag(new, P)
@@ -78,7 +78,7 @@ def test_a_simulated_chunk_sends_and_computes_what_the_formulas_say(travels: str
 
 
 def test_a_planned_chunk_is_the_simulated_one() -> None:
-    """Its attention on links of one kind: hops that computation hides, and hops that it does not."""
+    """A planned chunk has the simulated time on links of one kind, for hidden and for exposed hops."""
     for prefix, new, travels in ((65536, 8192, "kv"), (65536, 1024, "kv"), (65536, 1024, "q")):
         it = model("llama3-70b")
         request = ServeRequest(it, H100, 1, 8, 4, 1, travels=travels)
@@ -86,7 +86,7 @@ def test_a_planned_chunk_is_the_simulated_one() -> None:
         run = simulate_prefill(it.attention(), prefix, new, 4, H100, travels=travels)
         visible = new * prefix + new * (new + 1) // 2
         diagonal = attention_flops(it.attention(), new * 128) / 4 / RATE
-        # Where queries travel, the partial of the last step goes home after all computation.
+        # If queries travel, the partial of the last step goes home after all computation.
         home = it.H * new // 4 * (it.D + 1) * 4 / H100.inside.bytes_per_s + H100.inside.latency_s
         after = home if travels == "q" else 0.0
         assert planned <= run.makespan_s + 1e-12, (prefix, new, travels, visible)
@@ -97,14 +97,14 @@ BASE = ServeRequest("llama3-70b", "h100", 8, 131_072, token_ranks=2, head_ranks=
 
 
 def test_the_figures_of_a_plan_by_hand() -> None:
-    """Llama 3 70B, 8 sequences of 128 Ki tokens, 16 H100s: 327,680 bytes of K and V a token, 70.6 billion weights."""
+    """For Llama 3 70B, 8 sequences of 128 Ki tokens and 16 H100s, the plan's seconds follow by hand."""
     plan = serve_time(BASE)
     token = plan.token
     assert token.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
     weights = (
         80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
-    )  # as much as in memory: embedding and norms, too
+    )  # with embeddings and norms, as in memory
     assert BASE.weight_bytes == 2 * weights
     assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4
@@ -126,7 +126,7 @@ def test_the_plan_with_own_queries_reads_less_and_sends_more() -> None:
 
 @pytest.mark.parametrize("chunk", [131_072, 8192, 1000])
 def test_chunks_have_the_scores_of_the_whole_prompt(chunk: int) -> None:
-    """On one rank, where nothing travels."""
+    """On one rank, where nothing travels, chunks compute the scores of the whole prompt."""
     request = replace(BASE, token_ranks=1, head_ranks=1)
     starts = range(0, 131_072, chunk)
     parts = [module._chunk_attention_s(request, at, min(chunk, 131_072 - at)) for at in starts]
@@ -146,7 +146,7 @@ def test_with_one_token_rank_all_ways_to_share_are_the_same(sharing: str) -> Non
 
 
 def test_to_decode_is_to_serve_with_copies() -> None:
-    """One model of a token: the same seconds and the same memory, on every split."""
+    """Decoding with copies is serving with copies: the same seconds and the same memory on every split."""
     for tp, dp in ((1, 1), (2, 2), (8, 1), (16, 1)):
         asked = Request("llama3-70b", 2**17, "h100", nodes=4, purpose="decode", batch=4, tp=tp, dp=dp)
         decode, serve = search(asked)[0], search(asked.but(purpose="serve", sharing="copies"))[0]
@@ -156,7 +156,7 @@ def test_to_decode_is_to_serve_with_copies() -> None:
 
 
 def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None:
-    """Weights over 8 ranks, all-reduces inside a node, and 64/8 heads' partials from both nodes' ranks."""
+    """Copies read 1/8 of the weights on a GPU, all-reduce inside a node, and merge partials between nodes."""
     token = decode_time(replace(BASE, sharing="copies"))
     assert token.weights_s == pytest.approx(model("llama3-70b").parameters * 2 / 8 / 3.35e12)
     row, partial = 8 * 8192 * 2, 8 * 8 * 129 * 4
@@ -166,7 +166,7 @@ def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None
 
 
 def test_so_many_sequences_that_computing_takes_longer_than_reading() -> None:
-    """2 FLOPs a weight and sequence against 2 bytes a weight."""
+    """With many sequences, 2 FLOPs a weight and sequence take longer than reading 2 bytes a weight."""
     few, many = (decode_time(replace(BASE, sequences=n, context=128)) for n in (8, 4096))
     flops = BASE.weight_bytes / 2 * 2 * 4096
     assert many.weights_s == pytest.approx(flops / (H100.peak("bfloat16") * H100.reached.linear))
@@ -180,7 +180,7 @@ def test_so_many_sequences_that_computing_takes_longer_than_reading() -> None:
 
 
 def test_what_the_sender_of_most_sends() -> None:
-    """The closed form takes the last two ranks only; all are asked here."""
+    """The closed form, which asks only the last two ranks, finds the most bytes that any rank sends."""
     for P, prefix, new, travels in product((2, 4, 8), (0, 9, 64, 1001), (1, 9, 21, 64), ("kv", "q")):
         request = replace(BASE, head_ranks=1, token_ranks=P)
         layout, cached = contiguous(new, P), contiguous(prefix, P).lengths
@@ -189,7 +189,7 @@ def test_what_the_sender_of_most_sends() -> None:
 
 
 def test_the_generated_tokens_are_no_prompt() -> None:
-    """1,024 of 131,072 tokens are written: 127 chunks are fed, and 1,023 tokens follow the first."""
+    """If 1,024 of 131,072 tokens are generated, 127 chunks are fed, and 1,023 tokens follow the first."""
     plan = serve_time(replace(BASE, generated=1024, chunk=1024))
     assert len(plan.chunks_s) == 127 and plan.token == serve_time(BASE).token
     assert plan.answer_s == pytest.approx(plan.first_token_s + 1023 * plan.token_s)
@@ -199,7 +199,7 @@ def test_the_generated_tokens_are_no_prompt() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_number_that_does() -> None:
-    """A hundred thousand sequences of a million tokens: 327,680 bytes of K and V a token, and 141 GB of weights."""
+    """A refusal names the sequences that fit: 100,000 of a million tokens need 2.15 PB on each GPU."""
     huge = replace(BASE, sequences=100_000, context=2**20)
     needed = (327_680 * 2**20 * 100_000 + 0.0) / 16
     with pytest.raises(CostError) as refused:
@@ -228,7 +228,7 @@ def test_weights_that_fit_nowhere_leave_no_sequence() -> None:
 
 
 def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
-    """Llama 3 405B over all 16 ranks is 51 GB of weights while decoding, and over 8 it is 101 GB while feeding."""
+    """Eight ranks that feed prompts are too few: 405B has 101 GB a GPU there, but 51 GB over 16 ranks."""
     request = replace(BASE, model="llama3-405b", sequences=1, context=8192)
     assert (
         decode_memory(request).total_bytes
@@ -241,11 +241,11 @@ def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
 
 
 def test_the_memory_of_feeding_by_hand() -> None:
-    """A prompt of 128 Ki tokens on 2 × 8 ranks in chunks of 8,192: 1/8 of the weights, 1/16 of the cache."""
+    """Feeding a prompt on 2 × 8 ranks in chunks takes 1/8 of the weights and 1/16 of the cache on a GPU."""
     it = prefill_memory(BASE)
     assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
     assert it.of("K/V cache") == 327_680 * 131_072 // 16
-    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots of a layer's K and V of one head
+    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots: K and V of one head of a layer
 
 
 def forgets_heads(request: ServeRequest) -> Attention:

@@ -1,4 +1,4 @@
-"""Serving sends and holds what its formulas say: bytes and messages on the trace, bytes on the memory meter."""
+"""Serving sends and holds what its formulas say, in bytes and messages on the trace and the memory meter."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WAYS = [{"queries": q, "merge": m} for q in ("own", "all") for m in ("all-to-all
 
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
 def test_decode_sends_what_the_formula_says(how: dict[str, Any]) -> None:
-    """At 20 tokens and at 200, from every rank."""
+    """Every rank sends the predicted bytes and messages, at 20 tokens and at 200."""
     for sizes, P, new in ((MHA, 4, 1), (GQA, 2, 3), (MQA, 8, 1), (GQA, 1, 1), (WIDE, 4, 2)):
         expected = decode_heads_traffic(sizes, P, new=new, **how)
         for tokens in (20, 200):
@@ -88,7 +88,7 @@ def decodes_pages(ring: Ring, lengths: tuple[int, ...]) -> None:
 
 
 def test_a_batch_of_different_lengths_takes_one_round() -> None:
-    """As many messages as one sequence, and as many bytes as a batch of sequences of one length."""
+    """A ragged batch takes the messages of one sequence and the bytes of a batch of equal sequences."""
     expected = decode_heads_traffic(replace(GQA, B=3), 4)
     trace = VirtualCluster(4, memory=False).run(decodes_pages, (5, 40, 1)).trace
     for rank in range(4):
@@ -115,7 +115,7 @@ def test_a_grid_sends_what_the_formula_says(token_ranks: int, merge: str) -> Non
 def prefills(
     ring: Ring, sizes: Attention, chunks: tuple[int, ...], travels: str, whole: Tensor, whole_v: Tensor
 ) -> list[int]:
-    """Feed chunks in zig-zag layout; return the cached tokens of each rank before the last."""
+    """Feed chunks in zig-zag layout; return the cached tokens of each rank before the last chunk."""
     dims = {"head_dim": sizes.D, "value_dim": sizes.value_dim}
     tokens = -(-sum(chunks) // ring.world_size) + 2 * len(chunks)
     cache = ShardedCache(ring, batch=sizes.B, kv_heads=sizes.K, **dims, dtype=whole.dtype, capacity=tokens)
@@ -139,7 +139,7 @@ def run_prefill(sizes: Attention, P: int, chunks: tuple[int, ...], travels: str)
 @pytest.mark.parametrize("travels", ["kv", "q"])
 @pytest.mark.parametrize("sizes", SIZES, ids=["MHA fp32", "GQA bf16", "MQA fp64", "wide v"])
 def test_prefill_sends_what_the_formula_says(sizes: Attention, travels: str) -> None:
-    """Every rank sends the predicted bytes and number of messages, even where P does not divide a length."""
+    """Every rank sends the predicted bytes and messages, even if P does not divide a length."""
     for P, chunks in ((1, (5, 8)), (2, (7,)), (3, (29, 10)), (4, (13, 1))):
         outcome = run_prefill(sizes, P, chunks, travels)
         for rank, prefix in enumerate(outcome.results):
@@ -191,7 +191,7 @@ def test_the_meter_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @lru_cache(maxsize=16)
 def peak(P: int, travels: str, cached: int, new: int) -> int:
-    """Return the largest peak of a rank, without its cache, q, k and v; all ranks have as many tokens."""
+    """Return the largest peak of a rank without its cache, q, k and v, if all ranks have equal tokens."""
     outcome = run_prefill(GQA, P, (cached, new), travels)
     capacity = -(-(cached + new) // P) + 4
     return max(r.peak_bytes for r in outcome.memory) - capacity * GQA.block_bytes_per_token
@@ -199,14 +199,14 @@ def peak(P: int, travels: str, cached: int, new: int) -> int:
 
 @pytest.mark.parametrize("P", [1, 2, 4])
 def test_what_travels_is_all_that_a_long_prefix_adds(P: int) -> None:
-    """Twice the cached tokens: as many bytes more as the formula says, and none where queries travel."""
+    """Twice the cached tokens add the predicted bytes if K and V travel, and no bytes if queries travel."""
     long, short = (travelling_kv_bytes(GQA, (cached + 16) // P, P) for cached in (512, 256))
     assert peak(P, "kv", 512, 16) - peak(P, "kv", 256, 16) == long - short
     assert peak(P, "q", 512, 16) - peak(P, "q", 256, 16) == 0
 
 
 def pages_in_use(ring: Ring, sizes: Attention, tokens: int, k: Tensor, v: Tensor) -> int:
-    """Decode from a paged cache of the memory that its formula says."""
+    """Decode from a paged cache of the predicted number of pages, and return that number."""
     pages = pages_needed([tokens], ring.world_size, 4)
     dims = {"head_dim": sizes.D, "value_dim": sizes.value_dim}
     cache = PagedCache(ring, kv_heads=sizes.K, **dims, pages=pages, page=4, dtype=k.dtype)
@@ -232,7 +232,7 @@ def test_pages_and_their_copy_are_what_a_paged_cache_takes(sizes: Attention) -> 
 
 
 def test_shared_pages_are_counted_once() -> None:
-    """As a cache counts them."""
+    """The formula counts shared pages once, as a cache does."""
 
     def program(ring: Ring) -> None:
         for shared in (0, 3, 8, 13):

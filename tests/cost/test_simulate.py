@@ -1,4 +1,4 @@
-"""The simulator runs the real program: same messages, same memory, same virtual time."""
+"""The simulator runs the real program and gives the same messages, the same memory and the same times."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ IDS = [f"{layout!r}" for layout in LAYOUTS]
 
 
 class OnCpu(ShapeBlock):
-    """The block of shapes with memory: what it leaves there is nobody's business."""
+    """The block of shapes, run on CPU memory; the numbers in that memory do not matter."""
 
     def supports(self, q: Tensor) -> str | None:
         return None
 
 
 class NoTime:
-    """Blocks that take no time."""
+    """A block time of zero seconds for all blocks."""
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:
         return 0.0
@@ -60,7 +60,7 @@ def real(
     mask: Mask | None = None,
     **how: Any,
 ) -> Any:
-    """The outcome of the same call with data, on the virtual cluster."""
+    """Return the outcome of the same call with data, on the virtual cluster."""
 
     def shard(rank: int, heads: int) -> Tensor:
         return torch.ones(sizes.B, heads, layout.length(rank), sizes.D)
@@ -91,13 +91,14 @@ def run(layout: Layout, sizes: Attention = SIZES, **how: Any) -> Simulation:
 
 
 def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
-    """What was sent, by number of the exchange and without times."""
+    """Return the messages that a rank sent, in the order of their exchanges, without times."""
     return sorted(
         (e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes)
         for e in trace.exchanges(rank)
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
@@ -105,6 +106,7 @@ def test_its_messages_are_those_of_a_run_with_data(layout: Layout, schedule: str
     same_messages(layout, schedule, backward, Mask())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", [contiguous(50, 4), zigzag(64, 4)], ids=repr)
 def test_its_messages_under_a_window_are_those_of_a_run_with_data(layout: Layout, schedule: str) -> None:
@@ -124,25 +126,25 @@ def same_messages(layout: Layout, schedule: str, backward: bool, mask: Mask) -> 
 @pytest.mark.parametrize("schedule", ["ring", "allgather"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 def test_its_memory_is_that_of_a_run_with_data(layout: Layout, schedule: str, backward: bool) -> None:
-    """The same block with data and without.
+    """The simulated memory is that of the same block run with data, with one exception.
 
-    One thing differs: the virtual cluster swaps the memory of both ends of a hand-over. Here, and
-    between processes, memory stays: where shards are unequal a rank cannot receive a long block
-    where the gradients of its own short one were, and holds a pair of buffers more.
+    The virtual cluster swaps the memory of both ends of a hand-over. Here, and between processes, memory
+    stays. If shards are unequal, a rank cannot receive a long block where the gradients of its own short
+    block were, and so it holds one more pair of buffers.
     """
     prices = Prices(NoTime(), SIZES)
     outcome = real(layout, SIZES, schedule, backward, lambda ring: OnCpu(prices, lambda seconds: None))
     mine = run(layout, schedule=schedule, backward=backward).peak_bytes
     theirs = np.array([report.peak_bytes for report in outcome.memory])
     lengths = [layout.length(rank) for rank in range(layout.P)]
-    row, spread = 2 * SIZES.K * SIZES.D * 4, max(lengths) - min(lengths)  # of k and v, or dk and dv
+    row, spread = 2 * SIZES.K * SIZES.D * 4, max(lengths) - min(lengths)  # a row of k and v, or of dk and dv
     more = row * max(lengths) if backward and schedule == "ring" and spread else 0
     assert (mine >= theirs - 2 * row * spread).all()
     assert (mine <= theirs + 2 * row * spread + more).all()
 
 
 class ByBytes(Costs):
-    """K and V go one after the other: each counts for both, as they leave at the same time."""
+    """Costs of K and V sent one after the other: each is charged for both, since they leave together."""
 
     def __init__(self, layout: Layout, time: PeakTime, network: Network) -> None:
         self.layout, self.time, self.network = layout, time, network
@@ -159,7 +161,7 @@ class ByBytes(Costs):
 @pytest.mark.parametrize("speed", [1e3, 1e5, 1e9])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 def test_its_times_are_those_of_the_virtual_cluster(layout: Layout, speed: float) -> None:
-    """Forward, one exchange at a time, over nodes of two ranks, and a rank that is slow by its tiles."""
+    """Times equal the virtual cluster's for one exchange at a time, with two nodes and one slow rank."""
     time = PeakTime(1e6, 1e6, tile=(4, 4))
     network = Network(4, speed, 1e-4, speed / 3, 1e-3, 2)
     costs = ByBytes(layout, time, network)
@@ -182,9 +184,9 @@ def times(event: Any) -> tuple[float, ...]:
 @pytest.mark.parametrize("tile", [None, (1, 1), (4, 4), (8, 2), (128, 128)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 def test_work_in_tiles_is_that_of_the_layout(layout: Layout, tile: tuple[int, int] | None) -> None:
-    """Tile by tile of the plan, and on a grid over the mask: the same wherever runs begin on the grid.
+    """Tiles of the plan and tiles on a grid over the mask give the same work if runs begin on the grid.
 
-    Elsewhere both hold at least the visible pairs, and at most a whole row and column of tiles more.
+    Otherwise both have at least the visible pairs, and at most a whole row and column of tiles more.
     """
     work, visible = layout_work(layout, tile=tile), layout_work(layout)
     runs = [run.length for rank in range(4) for run in layout.runs(rank)]
@@ -235,7 +237,7 @@ def test_jitter_depends_on_the_seed_alone_and_is_each_ranks_own() -> None:
 
 
 def test_measurements_of_another_head_dim_do_not_count() -> None:
-    """Then the peak does, in a simulation too."""
+    """Measurements of another head dim are ignored, and the peak rate is used in their place."""
     blocks = tuple(
         MeasuredBlock("bfloat16", name, 1.0, 1.0, 1.0, 64, "made up") for name in ("forward", "backward")
     )
@@ -251,7 +253,7 @@ def test_measurements_of_another_head_dim_do_not_count() -> None:
 
 
 def test_a_rank_of_ulysses_computes_its_heads_of_all_rows() -> None:
-    """As much as a rank of a balanced ring in all, and less time exposed where the ring's hops are longer."""
+    """A Ulysses rank computes as much as one of a balanced ring, and exposes less if hops are longer."""
     sizes = Attention(H=8, K=8, D=64)
     layout = contiguous(4096, 4)
     exact = {"tile": None, "backward": True}
@@ -262,7 +264,7 @@ def test_a_rank_of_ulysses_computes_its_heads_of_all_rows() -> None:
 
 
 def test_what_a_window_hides_is_neither_computed_nor_sent() -> None:
-    """Contiguous shards of 256: a window of 257 reaches one block back, which is one hop of three."""
+    """A window of 257 over contiguous shards of 256 computes its pairs only, and sends one hop of three."""
     layout, exact = contiguous(1024, 4), {"tile": None}
     near = run(layout, mask=Mask(window=257), **exact)
     whole = run(layout, **exact)

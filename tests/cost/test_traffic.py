@@ -1,6 +1,6 @@
-"""The formulas' bytes are those that the real programs send, step by step, rank by rank.
+"""The formulas' bytes are the bytes that the real programs send, step by step and rank by rank.
 
-From how many tokens per rank a hop hides: published thresholds, and the definition itself.
+The number of tokens per rank from which a hop hides: published thresholds, and the definition itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SCHEDULES = (*RINGS, "allgather")
 
 @cache
 def run(sizes: Attention, layout: Layout, schedule: str) -> Trace:
-    """The trace of a forward and its backward."""
+    """Return the trace of a forward and its backward."""
     dims: dict[str, Any] = {"D": sizes.D, "Dv": sizes.value_dim, "B": sizes.B}
     problem = Problem(layout, sizes.H, sizes.K, dtype=getattr(torch, sizes.dtype), **dims)
     return VirtualCluster(layout.P, memory=False).run(program, problem, schedule, False).trace
@@ -74,7 +74,7 @@ def formula(sizes: Attention, layout: Layout, schedule: str, rank: int, backward
 
 
 def check_sent(sizes: Attention, layout: Layout, schedule: str) -> None:
-    """Bytes and messages of every rank, forward and backward together."""
+    """Check the bytes and messages of every rank, forward and backward together."""
     trace = run(sizes, layout, schedule)
     for rank in range(layout.P):
         parts = [formula(sizes, layout, schedule, rank, backward) for backward in (False, True)]
@@ -122,7 +122,7 @@ def test_all_ranks_together_move_every_block_to_every_other_rank(
 
 @given(S=st.integers(1, 50), P=ranks, backward=st.booleans())
 def test_the_hybrids_ends_are_ring_and_ulysses(S: int, P: int, backward: bool) -> None:
-    sizes = Attention(H=2520, K=P, D=4)  # 2520 is divisible by 1..9
+    sizes = Attention(H=2520, K=P, D=4)  # divisible by 1 to 9
     alone = ring_traffic(sizes, S * P, P, backward=backward)
     hybrid = hybrid_traffic(sizes, S * P, P, 1, backward=backward)
     assert (hybrid.total_bytes, hybrid.messages) == (alone.total_bytes, alone.messages)
@@ -133,7 +133,7 @@ def test_the_hybrids_ends_are_ring_and_ulysses(S: int, P: int, backward: bool) -
 @settings(max_examples=30)
 @given(P=st.sampled_from([1, 2, 4, 8]), length=st.integers(1, 4), K=st.sampled_from([1, 2, 8]))
 def test_ulysses_bytes_are_those_of_the_elements_that_change_ranks(P: int, length: int, K: int) -> None:
-    """Counted element by element: who holds it before, who needs it after."""
+    """Ulysses bytes equal a count, element by element, of the ranks that need what another rank holds."""
     sizes, S = Attention(B=1, H=8, K=K, D=2, dtype="bfloat16"), P * length
     sends = np.zeros(P, dtype=int)
     for token in range(S):
@@ -148,13 +148,13 @@ def test_ulysses_bytes_are_those_of_the_elements_that_change_ranks(P: int, lengt
 
 
 def test_published_figures() -> None:
-    """S=131072, P=8, D=128, 32 heads, bf16: K and V of a shard are 268 MB, 0.447 ms at 600 GB/s."""
+    """For S=131072, P=8, D=128, 32 heads and bf16, K and V of a shard are 268 MB: 0.447 ms at 600 GB/s."""
     sizes = Attention(H=32, K=32, D=128)
     hop = ring_traffic(sizes, 131072, 8)
     assert hop.per_step_bytes == 16384 * 2 * 32 * 128 * 2
     assert round(hop.per_step_bytes / 600e9 * 1e3, 3) == 0.447  # ms
     assert hop.steps == 7
-    # 1M tokens, d=4096, 8 ranks, fp16: K and V are 16.4 GB over all, not 8
+    # 1M tokens, d=4096, 8 ranks, fp16: K and V are 16.4 GB on all ranks together, not 8 GB
     assert ring_traffic(sizes, 10**6, 8).per_step_bytes * 8 == 16_384_000_000
 
 
@@ -210,7 +210,7 @@ def test_both_ways_and_many_rings_are_the_rings_bytes(
     st.sampled_from(["bfloat16", "float32", "float64"]),
 )  # fmt: skip
 def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dtype: str) -> None:
-    """Burst's backward is fewer bytes where all heads have K and V of their own, and only there."""
+    """Burst's backward sends fewer bytes than the ring's only if every query head has its own K/V head."""
     sizes = Attention(1, K * group, K, D, dtype)
     ring, burst = (totals(sizes, name, P, True).total_bytes for name in ("ring", "burst"))
     assert (burst < ring) == (group < turning_point(sizes, P)) == (group == 1)
@@ -219,7 +219,7 @@ def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dty
 
 
 def test_the_papers_ratio() -> None:
-    """With dQ, dK and dV in the dtype of q, as the paper counts, and without lse and delta: 3 in place of 4."""
+    """Counted as in the paper (q's dtype, no lse or delta), queries send three tensors and K/V four."""
     sizes = Attention(H=32, K=32, D=128, dtype="float32")
     kv, queries = (load(sizes, what, backward=True) for what in ("kv", "queries"))
     numbers = 32 * 128 * 4
@@ -305,7 +305,8 @@ def test_what_changes_the_threshold() -> None:
     assert least_tokens_hidden(A100, 300e9, replace(FULL, causal=True)) == pytest.approx(2 * base)
     assert least_tokens_hidden(A100, 300e9, replace(FULL, dtype="float32")) == pytest.approx(2 * base)
     assert least_tokens_hidden(A100, 300e9, replace(FULL, B=4, D=64)) == pytest.approx(base)
-    # backward: 5 products for 2, and dK/dV in float32 beside K/V in bfloat16: (2 + 4)/2 bytes, 6/5 of the tokens
+    # backward: 5 products for 2, and dK/dV in float32 beside K/V in bfloat16: (2 + 4)/2 bytes, 6/5 of the
+    # tokens
     assert least_tokens_hidden(A100, 300e9, FULL, backward=True) == pytest.approx(1.2 * base)
 
 

@@ -1,4 +1,4 @@
-"""Quantities with units: read exactly, written so that they read back, refused by name."""
+"""Quantities with units: read exactly, written so that they read back exactly, and refused by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Functions that leave their work to ringlab, PyTorch or other packages, and honest ones that look like them.
+"""Functions that leave their work to ringlab, PyTorch or other packages, and similar honest functions.
 
-`check()` and the judge find the same.
+`check()` and the judge must refuse the same functions.
 """
 
 from __future__ import annotations

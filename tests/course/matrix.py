@@ -1,9 +1,9 @@
-"""Every check of its stage on every wrong answer: `python -m tests.course.matrix`.
+"""The kill matrix of the checks: `python -m tests.course.matrix` runs all checks of a stage on its wrong answers.
 
-Writes to benchmarks/results/judge/kill_matrix.json which checks find a wrong answer, and which of these name its mistake.
-The site's page of checks and tests/course/test_kill_matrix.py read it. Nothing is run again unless a wrong answer, the
-contract it is for, or what is said about mistakes has changed, or a run had faults; `--all` runs everything. Takes about 20
-minutes on two cores.
+It writes to benchmarks/results/judge/kill_matrix.json which checks find a wrong answer, and which of these
+name its mistake. The site's page of checks and tests/course/test_kill_matrix.py read this file. A wrong
+answer is run again only if the answer, its contract or a text about mistakes has changed, or its last run had
+faults; `--all` runs everything, which takes about 20 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VALUES = "values"
 
 @cache
 def told_digest(stage: str) -> str:
-    """Return a hash of all that is said about the mistakes of a stage: the checks that find them, their names and texts."""
+    """Return a hash of the texts about a stage's mistakes: the checks that find them, names and messages."""
     told = [
         (each.name, each.fields, each.text)
         for each in entries(stage[:2])
@@ -38,7 +38,7 @@ def told_digest(stage: str) -> str:
 
 
 def is_fresh(name: str, known: dict[str, Any] | None) -> bool:
-    """Return whether the entry of a wrong answer is of what it is today."""
+    """Return whether the entry of a wrong answer fits the answer, the contract and the texts of today."""
     return (
         known is not None
         and seeds.is_fresh(name, known, 1)
@@ -47,7 +47,7 @@ def is_fresh(name: str, known: dict[str, Any] | None) -> bool:
 
 
 def reported(wrong: WrongAnswer) -> StageReport:
-    """Return what all checks of its stage say of a wrong answer."""
+    """Return the reports of all checks of the stage on a wrong answer."""
     space = namespace_of(wrong.source, f"{wrong.submission}.py")
     return run_in_process(load_stage(wrong.stage), space, tier="all", seed=SEED)
 
@@ -55,9 +55,9 @@ def reported(wrong: WrongAnswer) -> StageReport:
 def entry(name: str) -> dict[str, Any]:
     """Return one entry of the results.
 
-    failed: checks that find the answer; naming: those of them that name its mistake. message: VALUES, or a hash of the message
-    of the check that must find it. told: a hash of what is said about mistakes. faults: checks that broke; the check that must
-    find the answer, if it holds.
+    failed: the checks that find the answer. naming: those of them that name its mistake. message: VALUES, or
+    a hash of the message of the check that must find the answer. told: a hash of the texts about mistakes.
+    faults: checks that broke, and the check that must find the answer if it fails to.
     """
     wrong = submission(name).expected
     checks = reported(wrong).checks
@@ -81,7 +81,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what the results do not hold yet."""
+    """Run the wrong answers that have no fresh entry in the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     chosen = seeds.arguments(parser, RESULTS)
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -91,6 +91,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.course import matrix  # what other processes are sent is found by this name
+    from tests.course import matrix  # other processes find the pickled functions by this name
 
     matrix.main()

@@ -1,9 +1,9 @@
-"""Every submission graded by the judge in its sandbox: `python -m tests.course.sandboxed`.
+"""A program that grades every submission with the judge in its sandbox: `python -m tests.course.sandboxed`.
 
-Grades each right and wrong submission and each solution as a notebook, and writes to
-benchmarks/results/judge/sandboxed.json which checks the judge and the notebook's own `check()` see
-differently at one seed. Nothing is run again unless a submission, or the contract it is for, has changed;
-`--all` runs everything. Takes about 40 minutes of one processor.
+It grades each right and wrong submission and each solution as a notebook, and writes to
+benchmarks/results/judge/sandboxed.json the checks on which the judge and the notebook's own `check()` differ
+at one seed. A submission is graded again only if it or its contract has changed; `--all` grades everything,
+which takes about 40 minutes of one processor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SEED = 1
 
 
 def contract_for(name: str) -> Exercise:
-    """Return the contract to grade by: of a wrong submission only the stage that it is about."""
+    """Return the contract to grade by, which has only the stage concerned if the submission is a wrong one."""
     contract = load_exercise(name[:2])
     if "/wrong_" not in name:
         return contract
@@ -46,7 +46,7 @@ def contract_for(name: str) -> Exercise:
 
 
 def notebook(name: str, folder: Path) -> Path:
-    """Return the path of a submission as a notebook; one that is Python code becomes its only cell."""
+    """Return the path of a submission as a notebook; Python code becomes the only cell of one."""
     if is_solution(name):
         return CHECKOUT / "solutions" / f"{contract_for(name).slug}.ipynb"
     cell = {
@@ -62,7 +62,7 @@ def notebook(name: str, folder: Path) -> Path:
 
 
 def differences(name: str, seed: int = SEED) -> list[str]:
-    """Return what the judge says otherwise than `check()` does in the notebook, check by check."""
+    """Return the differences between the reports of the judge and of `check()` in the notebook, check by check."""
     contract = contract_for(name)
     with tempfile.TemporaryDirectory() as folder:
         graded = grade(notebook(name, Path(folder)), contract, seed=seed, timeout=120, total_timeout=1200)
@@ -96,7 +96,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Grade what the results do not hold yet."""
+    """Grade the submissions that have no fresh entry in the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     chosen = arguments(parser, RESULTS)
     os.environ.setdefault("TRITON_INTERPRET", "1")

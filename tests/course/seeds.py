@@ -1,9 +1,9 @@
-"""Every right and wrong submission over many draws of the probes: `python -m tests.course.seeds`.
+"""A program that runs every submission over many draws of the probes: `python -m tests.course.seeds`.
 
-Runs each right submission and each solution with all its checks, and each wrong submission with the
-check that must find it, once per seed, and writes what failed to benchmarks/results/judge/seeds.json.
-What the file holds already is not run again unless a submission, or the contract it is for, has changed;
-`--all` runs everything. Takes about 40 minutes of one processor.
+It runs each right submission and each solution with all its checks, and each wrong submission with the check
+that must find it, once per seed, and writes the faults to benchmarks/results/judge/seeds.json. A submission
+with an entry in the file is run again only if it or its contract has changed; `--all` runs everything, which
+takes about 40 minutes of one processor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FEWEST = 6
 
 
 def wants() -> list[str]:
-    """Return what is to be run: submissions as in 04/wrong_no_scale, solutions as in 04/solution."""
+    """Return the names of all submissions, such as 04/wrong_no_scale, and solutions, such as 04/solution."""
     return [each.name for each in submissions()] + [f"{name}/solution" for name in exercise_ids()]
 
 
@@ -57,14 +57,14 @@ def digest(name: str) -> str:
 
 @cache
 def contract_digest(exercise_id: str) -> str:
-    """Return a hash of the modules in which an exercise's checks stand."""
+    """Return a hash of the modules that contain an exercise's checks."""
     modules = sorted(set(folder_of(exercise_id).glob("*.py")) - {folder_of(exercise_id) / "exercise.py"})
     texts = [path.read_bytes() for path in modules]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
 def faults(name: str, seed: int) -> list[str]:
-    """Return what is not as it should be: a right answer's failed checks, a wrong one's other reason."""
+    """Return the failed checks of a right answer, or the unexpected reason for which a wrong answer failed."""
     exercise_id, _, stem = name.partition("/")
     if stem.startswith("wrong_"):
         return _wrong_faults(name, seed)
@@ -94,12 +94,12 @@ def _told(check: CheckReport) -> str:
 
 @cache
 def namespace_of(name: str) -> dict[str, Any]:
-    """Return what a submission or a solution defines."""
+    """Return the namespace that a submission or a solution defines."""
     return solution_code(name[:2]) if is_solution(name) else namespace(submission(name))
 
 
 def over_seeds(name: str, seeds: Iterable[int]) -> dict[str, Any]:
-    """Return one entry of the results."""
+    """Return one entry of the results: the faults of a submission over these seeds."""
     seeds = list(seeds)
     found = {str(seed): faults(name, seed) for seed in seeds}
     exercise_id = name.partition("/")[0]
@@ -132,7 +132,7 @@ def sweep(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the entries of a file of results; none where there is no file."""
+    """Return the entries of a file of results; {} if there is no file."""
     return json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else {}
 
 
@@ -147,7 +147,7 @@ def write(path: Path, entries: dict[str, Any], command: str) -> None:
 
 
 def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
-    """Return whether an entry is of the submission and the contract as they are, over as many seeds."""
+    """Return whether an entry fits today's submission and contract, and has as many seeds."""
     return (
         entry is not None
         and entry["submission"] == digest(name)
@@ -158,7 +158,7 @@ def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
 
 
 class _Entry:
-    """Runs one submission over the first seeds; a class, so that it reaches another process."""
+    """A call that runs one submission over the first seeds; being a class, it can be sent to other processes."""
 
     def __init__(self, seeds: int) -> None:
         self.seeds = seeds
@@ -177,14 +177,14 @@ def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespa
 
 
 def names_of(chosen: argparse.Namespace, fresh: Callable[[str, dict[str, Any] | None], bool]) -> list[str]:
-    """Return what a sweep has to run: what was asked for and whose entry is not `fresh`."""
+    """Return the names that a sweep has to run: all requested names whose entries are not `fresh`."""
     known = read(chosen.output)
     names = [name for name in wants() if name.startswith(tuple(chosen.only))]
     return [name for name in names if chosen.all or not fresh(name, known.get(name))]
 
 
 def main() -> None:
-    """Run what the results do not hold yet."""
+    """Run the submissions that have no fresh entry in the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1), metavar="N"
@@ -199,6 +199,6 @@ def main() -> None:
 if __name__ == "__main__":
     from tests.course import (
         seeds,
-    )  # what other processes are sent is found by this name; a solution may replace __main__
+    )  # other processes find pickled objects by this name; a solution may replace __main__
 
     seeds.main()

@@ -1,6 +1,6 @@
-"""Finds and runs the course's own answers to its exercises: right ones and wrong ones.
+"""Functions that find and run the course's own right and wrong answers to its exercises.
 
-A small course in a temporary folder, for tests of the builder.
+The file also makes a small course in a temporary folder, for tests of the builder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Submission:
-    """A right or wrong answer; `name` is as 05/right_loops or 05/wrong_step_overflows."""
+    """A right or wrong answer; its `name` is like 05/right_loops or 05/wrong_step_overflows."""
 
     name: str
     wrong: WrongAnswer | None = None
@@ -46,13 +46,13 @@ class Submission:
 
     @property
     def expected(self) -> WrongAnswer:
-        """The stage, check and misconception of a wrong answer."""
+        """Return the stage, check and misconception that a wrong answer names."""
         assert self.wrong is not None, f"{self.name} is a right answer"
         return self.wrong
 
 
 def cases(items: Iterable[Any]) -> list[Any]:
-    """Return exercise ids or submissions as cases of a test; some need Triton's interpreter, or JAX."""
+    """Return exercise ids or submissions as cases of a test, marked if they need Triton's interpreter or JAX."""
     return [pytest.param(item, marks=_needs(item), id=getattr(item, "name", item)) for item in items]
 
 
@@ -68,12 +68,12 @@ def _kinds(exercise_id: str) -> frozenset[str]:
 
 
 def submissions(pattern: str = "*") -> list[Submission]:
-    """Return all submissions whose name matches, as "05/wrong_*" does, exercise by exercise."""
+    """Return all submissions whose names match a pattern such as "05/wrong_*", exercise by exercise."""
     return [found for name, found in _submissions().items() if fnmatch.fnmatchcase(name, pattern)]
 
 
 def submission(name: str) -> Submission:
-    """Return the submission of this name, as 05/right_loops."""
+    """Return the submission with a name such as 05/right_loops."""
     return _submissions()[name]
 
 
@@ -88,17 +88,17 @@ def _submissions() -> dict[str, Submission]:
 
 
 def namespace(submission: Submission) -> dict[str, Any]:
-    """Return what a submission defines."""
+    """Return the namespace that a submission defines."""
     return namespace_of(submission.source, f"{submission.name}.py")
 
 
 def solution_code(exercise_id: str) -> dict[str, Any]:
-    """Return what the solution of an exercise defines."""
+    """Return the namespace that the solution of an exercise defines."""
     return graded_code("solutions", exercise_id)
 
 
 def graded_code(kind: str, exercise_id: str) -> dict[str, Any]:
-    """Return what the judge finds in a notebook; `kind` is its folder."""
+    """Return the namespace that the judge loads from a notebook; `kind` is the notebook's folder."""
     root = find_checkout()
     (target,) = sources.targets(root, (f"{kind}/{exercise_id}",))
     cells = [cell.source for cell in sources.prepare(target, root).cells if cell.cell_type == "code"]
@@ -185,10 +185,10 @@ def small_course(root: Path) -> Path:
 
 
 def lesson_source(root: Path) -> Path:
-    """Return where the source of the lesson is."""
+    """Return the path of the lesson's source."""
     return root / "ringlab_course/lessons/91_small.py"
 
 
 def exercise_source(root: Path) -> Path:
-    """Return where the source of the exercise is."""
+    """Return the path of the exercise's source."""
     return root / "ringlab_course/exercises/e91_small/exercise.py"

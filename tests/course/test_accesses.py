@@ -1,4 +1,4 @@
-"""What record_accesses says of a kernel is what the kernel does."""
+"""`record_accesses` reports exactly the accesses that a kernel makes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_programs_offsets_and_masks(kernels: Any) -> None:
 
 
 def test_names_of_views_of_one_tensor(kernels: Any) -> None:
-    """q, k and v lie interleaved in one piece of memory; only where a pointer came from tells them apart."""
+    """Views interleaved in one tensor, such as q, k and v, are told apart by the origin of their pointers."""
     packed = torch.arange(48.0).reshape(4, 3, 4)
     q, k = packed[:, 0], packed[:, 1]
     out = torch.empty(4, 4)
@@ -46,7 +46,7 @@ def test_names_of_views_of_one_tensor(kernels: Any) -> None:
         kernels.add_rows[(2, 2)](q, k, out, q.stride(0), ROWS=2, COLUMNS=2)
     assert torch.equal(out, q + k)
     mine = [summary(access) for access in accesses if access.program == (1, 0, 0)]
-    rows = [24, 25, 36, 37]  # rows 2 and 3 of a tensor whose rows begin 12 apart, columns 0 and 1
+    rows = [24, 25, 36, 37]  # columns 0 and 1 of rows 2 and 3, where rows begin 12 apart
     assert mine == [
         ((1, 0, 0), "load", "q", rows, (2, 2), 0),
         ((1, 0, 0), "load", "k", rows, (2, 2), 0),

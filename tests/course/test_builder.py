@@ -1,4 +1,4 @@
-"""Notebooks come from their sources, byte for byte, and nobody's work is written over."""
+"""Notebooks equal those built from their sources, byte for byte, and the builder overwrites nobody's work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from ringlab_course.builder import execution, sources
 from ringlab_course.notebook.predictions import ROOM
 from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def as_in_ci(monkeypatch):
-    """Where nobody works in the exercises, every difference is drift."""
+    """Run as in CI, where nobody works in the exercises, so that every difference is drift."""
     monkeypatch.setenv("CI", "true")
 
 
@@ -33,7 +35,7 @@ def built_once(tmp_path_factory):
 
 @pytest.fixture
 def course(built_once, tmp_path):
-    """A copy of the built course that a test may spoil."""
+    """Return the root of a copy of the built course that a test may spoil."""
     import shutil
 
     return Path(shutil.copytree(built_once, tmp_path / "course"))
@@ -202,7 +204,7 @@ def test_outputs_that_are_no_longer_given_are_found_by_a_rerun(course):
         notebook.metadata["ringlab"]["outputs"] = sources.outputs_hash(notebook)
 
     edit(path, as_if_recorded)
-    assert all(r.ok for r in builder.check(root=course))  # the quick check cannot know
+    assert all(r.ok for r in builder.check(root=course))  # the quick check cannot find this
     bad = [r for r in builder.check(root=course, rerun=True) if not r.ok]
     assert len(bad) == 1 and "cell 3" in bad[0].message and "another output" in bad[0].message
 
@@ -215,7 +217,7 @@ def test_an_edited_notebook_is_never_written_over(course, folder):
     results = {r.path: r for r in builder.build(root=course)}
     assert path.read_bytes() == before
     assert results[path].action == "refused" and "left alone" in results[path].message
-    assert sum(r.ok for r in results.values()) == 2  # the others are built all the same
+    assert sum(r.ok for r in results.values()) == 2  # the other notebooks are still built
     if folder == "exercises":
         assert "ringlab exercise fresh 91" in results[path].message
 
@@ -347,7 +349,7 @@ def test_the_command_line_tells_and_sets_the_status(course, monkeypatch):
 
 
 def test_a_kernel_takes_no_port_that_somebody_else_could_take_first(tmp_path):
-    """Ports are drawn before the kernel starts: of two builds at once one might lose its own to the other."""
+    """A kernel takes no TCP port, which two builds at once could both draw before their kernels start."""
     notebook = nbformat.v4.new_notebook(metadata=dict(sources.METADATA))
     told = "from ipykernel.kernelapp import IPKernelApp\nprint(IPKernelApp.instance().transport)"
     notebook.cells = [nbformat.v4.new_code_cell(told)]

@@ -1,4 +1,4 @@
-"""The catalogue says what is there, and leads nowhere else."""
+"""The catalogue lists the lessons and exercises that exist, and its links lead only to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contracts as data, answers compared, misconceptions named, and learners' code kept at arm's length."""
+"""Contracts as data, the comparison of answers, misconceptions with their names, and errors of learners' code."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_trouble_on_a_rank_is_told_as_the_learners():
 
 
 def test_errors_are_relative_to_the_largest_value_and_nan_and_inf_must_match():
-    assert relative_error([1.0, 2.0], [1.0, 4.0]) == 0.5  # a list is a tuple of parts; each on its own
+    assert relative_error([1.0, 2.0], [1.0, 4.0]) == 0.5  # the parts of a list are compared one by one
     truth = np.array([1.0, 4.0, -np.inf])
     assert relative_error(np.array([1.0, 3.0, -np.inf]), truth) == 0.25
     for wrong in ([1.0, 4.0, np.inf], [1.0, 4.0, 0.0], [1.0, 4.0, np.nan], [np.nan, 4.0, -np.inf]):
@@ -360,7 +360,7 @@ def test_every_contract_is_whole(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", ["00", "01", "08"])
 def test_the_checks_of_an_exercise_in_numpy_load_no_torch(exercise_id):
-    """A judge's process would hold it for nothing: 170 MB, and a second at its start."""
+    """Checks in NumPy do not load torch, which would cost a judge's process 170 MB and a second at its start."""
     code = f"import sys; from ringlab_course.checking.loading import load_exercise; load_exercise('{exercise_id}')"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The corpus of the lessons: real text, the same on every run, of the shapes that were asked for."""
+"""The corpus of the lessons is real text, equal on every run, in the shapes that the caller requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of errata: every figure is computed, every claim is refuted, and a wrong correction is noticed."""
+"""The page of errata computes every figure and refutes every claim, and the tests notice a wrong correction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab_course.errata.__main__ import main
 from ringlab_course.errata.collection import GROUPS
 from ringlab_course.errata.entry import Entry, Figure, Values
 
-pytestmark = pytest.mark.needs_triton  # one entry asks the compiler
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]  # one entry calls the compiler
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errata.md"
 AGAIN = "python -m ringlab_course.errata docs/errata.md"
 ENTRIES = {entry.title: entry for group in GROUPS for entry in group.entries}
@@ -46,7 +46,7 @@ def test_a_claim_is_refuted(title: str, computed: Mapping[str, Values]) -> None:
 def test_a_computation_that_gave_what_was_claimed_would_be_noticed(
     title: str, computed: Mapping[str, Values]
 ) -> None:
-    """For each refuted figure: put the claimed value in the computed one's place."""
+    """`refuted` reports every refuted figure whose computed value is replaced by the claimed one."""
     entry, values = ENTRIES[title], computed[title]
     refuted = [figure for figure in entry.figures if figure.claimed is not None and not figure.holds]
     for figure in refuted:
@@ -56,7 +56,7 @@ def test_a_computation_that_gave_what_was_claimed_would_be_noticed(
 
 @pytest.mark.parametrize("title", ENTRIES)
 def test_no_number_of_a_text_is_typed_by_hand(title: str, computed: Mapping[str, Values]) -> None:
-    """Numbers beside the figures are the claim's own, or stand in the computation that is shown."""
+    """A number in a text that is not a computed figure is in the claim, or in the computation that is shown."""
     entry, values = ENTRIES[title], computed[title]
     known = page.source(entry) + json.dumps({key: str(value) for key, value in values.items()})
     known += " ".join(f" {each.claimed_text} {each.shown(values[each.key])}" for each in entry.figures)
@@ -137,7 +137,7 @@ def test_what_is_shown() -> None:
 
 @pytest.mark.parametrize("title", ENTRIES)
 def test_a_title_says_what_is_not_so(title: str) -> None:
-    """A skimmer, a search and the list of contents show titles alone: none may read as the claim that it refutes."""
+    """No title reads as the claim that it refutes, as searches and lists of contents show titles alone."""
     assert re.search(r"\b(not|cannot|no|never)\b", title)
 
 

@@ -1,4 +1,4 @@
-"""Exercise 06: its truths are the package's own, and the order of events is read off the clock."""
+"""Exercise 06: its expected values are those of the package, and the order of events is taken from the clock."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from ringlab_course.exercises.e06_what_it_costs import makespan as e06_makespan
 from ringlab_course.exercises.e06_what_it_costs import table as e06_table
 from ringlab_course.exercises.e06_what_it_costs import threshold as e06_threshold
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = st.integers(0, 32).map(lambda n: n / 8)
 
 
 class Given(Costs):
-    """Virtual seconds out of two arrays."""
+    """The virtual seconds of a run, taken from two arrays."""
 
     def __init__(self, compute_s: np.ndarray, hop_s: np.ndarray) -> None:
         self.compute_s, self.hop_s = compute_s, hop_s
@@ -78,7 +80,7 @@ def test_the_table_is_the_cost_rooms_and_the_papers(name) -> None:
     for tokens, published in zip(e06_table.TOKENS, e06_table.PUBLISHED[name], strict=True):
         ours = e06_table.max_speedup(e06_table.MODELS[name], 4, tokens, 2.0)
         assert abs(ours - published) <= 0.005
-        # The package counts single pairs on the diagonal, the exercise half a block.
+        # On the diagonal the package counts single pairs, and the exercise counts half a block.
         assert ours == pytest.approx(
             striped_speedup(model(f"striped-{name.lower()}"), 4, tokens, 2.0), rel=1e-3
         )

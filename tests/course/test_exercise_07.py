@@ -20,6 +20,8 @@ from ringlab_course.exercises.e07_causal_imbalance.relation import canonical, dr
 from ringlab_course.exercises.e07_causal_imbalance.runs import runs_of, token_fold
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("07/right_plain"))
 
 
@@ -32,7 +34,7 @@ def test_the_work_that_is_asked_for_is_that_of_the_position_mask(P, S, chunk, fo
 
 
 class BySeconds(Costs):
-    """What a table says of a rank's step; every message takes as long."""
+    """Costs that take the seconds of a rank's step from a table; every message takes equally long."""
 
     def __init__(self, seconds, hop):
         self.seconds, self.hop = seconds, hop
@@ -45,7 +47,7 @@ class BySeconds(Costs):
 
 
 def posted_first(ring):
-    """A ring that posts its block, computes, and waits; when it was done with its last step."""
+    """Run a ring whose ranks post their block, compute, and then wait, in every step."""
     x = torch.zeros(1, 1)
     for step in range(ring.world_size):
         work = ring.post(x) if step < ring.world_size - 1 else None

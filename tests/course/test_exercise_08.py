@@ -1,4 +1,4 @@
-"""The judge of exercise 08 measures with formulas; here they equal masks of all pairs, and the package's own."""
+"""The formulas in the checks of exercise 08 agree with masks of all pairs, and with the package."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     stretches,
 )
 from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
+
+pytestmark = pytest.mark.thorough
 
 RANKS = st.sampled_from((1, 2, 3, 8))
 SIDES = st.integers(1, 9)
@@ -86,7 +88,7 @@ def test_the_work_of_packed_documents_equals_that_of_the_mask(lengths, P, shuffl
 
 def test_stretches_are_counted_document_by_document():
     assert begins([3, 4]) == [0, 3]
-    assert stretches(np.array([2, 3]), [3, 4]) == 1  # neighbours, but of two documents
+    assert stretches(np.array([2, 3]), [3, 4]) == 1  # neighbours, but in two documents
     assert stretches(np.array([6, 0, 3]), [3, 4]) == 2 and stretches(np.zeros(0, np.int64), [3]) == 0
 
 
@@ -97,7 +99,7 @@ def test_an_empty_array_of_floats_is_refused_and_the_remedy_told():
 
 
 def test_a_mistake_is_named_only_if_it_explains_every_answer():
-    """What looks like one mistake in one case is another where a second case shows it."""
+    """A mistake that explains one case is not named if a second case shows another one."""
     doubles = Misconception("doubles", "You double.", lambda n: 2 * n)
     squares = Misconception("squares", "You square.", lambda n: n * n)
 

@@ -1,4 +1,4 @@
-"""Exercise 09: its truths against the oracle and against the package's own meter, and who is blamed for what."""
+"""Exercise 09: its expected values agree with the oracle and the package's meter; mistakes are told apart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e09_backward_ring import traffic
 from tests.course.submissions_of import namespace, submission
+
+pytestmark = pytest.mark.thorough
 
 RIGHT = namespace(submission("09/right_plain"))
 
@@ -65,7 +67,7 @@ def test_the_bytes_that_are_asked_for_are_those_of_the_package(dtype, S):
 
 
 def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but_time():
-    """P exchanges instead of 2P − 1: a fair program, which only the clock finds slower."""
+    """A program with P exchanges instead of 2P − 1 fails only the check of the clock."""
 
     def together(ring, dout, q, k, v, out, lse, positions, window):
         P, delta = ring.world_size, RIGHT["row_delta"](dout, out)
@@ -91,7 +93,10 @@ def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but
 
 
 def failing(stage_id, only=None, **mine):
-    """Which checks of a stage (or `only` this one) find the right answer wrong with these functions in it, and how they call it."""
+    """Return the checks that fail, and the mistakes they name, if these functions replace right ones.
+
+    only: the one check to run, in place of all checks of the stage.
+    """
     stage = load_exercise("09").stage(stage_id)
     if only:
         stage = replace(stage, checks=(replace(stage.check(only), kind="correctness"),))
@@ -101,7 +106,7 @@ def failing(stage_id, only=None, **mine):
 
 
 def test_a_wrong_block_is_not_called_a_rounded_courier():
-    """Without the scale everything is off by much; bfloat16 couriers are off by little, and dq is right."""
+    """Large errors are not blamed on bfloat16 couriers, whose errors are small and leave dq right."""
     block, ring = RIGHT["block_backward"], RIGHT["ring_backward"]
 
     def unscaled(dout, q, k, v, lse, delta, mask=None):
@@ -137,7 +142,7 @@ def test_bytes_may_be_numbers_of_numpy_or_torch():
 
 
 def test_bfloat16_is_blamed_for_what_it_does_and_for_nothing_else():
-    """For a dtype, for a crash over dtypes and for small errors; a float64 result or a large error has another reason."""
+    """bfloat16 is blamed for a wrong dtype, a crash over dtypes or small errors, but not for large errors."""
     block, delta = RIGHT["block_backward"], RIGHT["row_delta"]
 
     def converted(dtype):

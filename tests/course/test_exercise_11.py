@@ -1,4 +1,4 @@
-"""Exercise 11: what a death leaves, by formula and by events; the same answers on real processes."""
+"""Exercise 11: the blocks left after a death, by formula and by events, and equal answers on real processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from ringlab_course.exercises.e11_real_processes import uneven as e11_uneven
 from ringlab_course.exercises.e11_real_processes.order import HOP
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("11/right_plain"))
 
 
 def blocks_held(P: int, dead: int, exchange: int) -> list[int | None]:
-    """Return how many blocks each rank has had when `dead` ends before its exchange of that number."""
+    """Return the number of blocks that each rank has held when `dead` ends before exchange number `exchange`."""
 
     def program(ring):
         x, held = torch.zeros(1), 1
@@ -56,7 +58,7 @@ def test_every_second_rank_first_takes_two_messages_time_and_three_where_ranks_a
 
 
 def uneven(ring, lengths):
-    """The learner's two programs on shards of these lengths."""
+    """Run the learner's two programs on shards of these lengths."""
     generator = torch.Generator().manual_seed(ring.rank)
     q, k, v = (torch.randn(1, 2, lengths[ring.rank], 4, generator=generator) for _ in range(3))
     whose = RIGHT["blocking_shift"](ring, torch.tensor([ring.rank]))
@@ -82,7 +84,7 @@ def test_real_processes_keep_what_they_had_when_one_is_killed(capfd: pytest.Capt
     assert caught.value.rank == 2
     told = re.findall(r"\[rank (\d)\] seen (\[.*\])", capfd.readouterr().out)
     said = {int(rank): json.loads(seen) for rank, seen in told}
-    most = {0: 3, 1: 4, 3: 2}  # block 1 ends with rank 2; how far the others come is a matter of time
+    most = {0: 3, 1: 4, 3: 2}  # block 1 ends with rank 2; the other counts depend on time
     assert set(said) == set(most)
     for rank, seen in said.items():
         assert seen == [(rank - step) % 4 for step in range(len(seen))] and 1 <= len(seen) <= most[rank]
@@ -95,7 +97,7 @@ def test_what_ranks_tell_each_other_of_lengths_is_no_block() -> None:
 
 
 def test_a_ring_that_asks_for_lengths_has_no_mismatch_to_let_through() -> None:
-    """It answers rightly where blocks differ in length, and catches nothing that it should not."""
+    """A ring that exchanges lengths first is right for unequal blocks, and passes the check of other errors."""
 
     def asks(ring, q, k, v):
         told = [k.shape[-2]] * ring.world_size

@@ -1,4 +1,4 @@
-"""Exercise 12: the tables and the emulated step give attention under the mask of the whole sequence."""
+"""Exercise 12: its tables and its emulated step give the attention of the whole sequence under its mask."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ringlab import oracle
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.exercises.e12_triton_ring_step import steps
 from ringlab_course.exercises.e12_triton_ring_step.cases import widened
+
+pytestmark = pytest.mark.thorough
 
 ROUNDED = 1e-6
 """`widened` rounds each key to float32, 6e-8 of a score of at most 10."""

@@ -1,4 +1,4 @@
-"""Exercise 14: its truths against PyTorch on one process and against ringlab.nn."""
+"""Exercise 14: its expected values agree with PyTorch on one process and with ringlab.nn."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ringlab_course.checking.answers import relative_error
 from ringlab_course.exercises.e14_training import loss as e14_loss
 from ringlab_course.exercises.e14_training import shard as e14_shard
 from ringlab_course.exercises.e14_training import step as e14_step
+
+pytestmark = pytest.mark.thorough
 
 
 def test_the_labels_are_those_of_the_package():

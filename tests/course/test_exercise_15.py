@@ -1,4 +1,4 @@
-"""Exercise 15: its truths against the real programs, and reports that are wrong in their form."""
+"""Exercise 15: its expected values agree with the real programs, and answers of a wrong form are refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ringlab_course.exercises.e15_choosing import choose as e15_choose
 from ringlab_course.exercises.e15_choosing import decode as e15_decode
 from tests.course.submissions_of import namespace, submission
 
+pytestmark = pytest.mark.thorough
+
 RIGHT = namespace(submission("15/right_plain"))
 LAYERS = st.builds(
     lambda K, group, D, itemsize: {"B": 1, "H": K * group, "K": K, "D": D, "itemsize": itemsize},
@@ -33,7 +35,7 @@ LAYERS = st.builds(
 @settings(max_examples=25, deadline=None)
 @given(LAYERS, st.sampled_from([2, 3, 4, 6, 8]), st.integers(1, 3), st.data())
 def test_the_meter_counts_what_a_right_answer_says(layer, P: int, tokens: int, data):
-    """And where it says None, the program refuses."""
+    """The meter counts the bytes of a right answer, and the program refuses if the answer is None."""
     U = data.draw(st.sampled_from([U for U in range(1, P + 1) if P % U == 0]))
     schedule = {1: "ring", P: "ulysses"}.get(U, f"hybrid(ulysses={U})")
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[layer["itemsize"]]
@@ -63,7 +65,7 @@ def drawn(seed: int, **changes):
 
 
 def test_what_hangs_on_rounding_is_not_asked():
-    """A tie of all-gather and Ulysses, a hop as long as its block, memory to the byte."""
+    """Problems that rounding decides are not drawn: ties, a hop as long as its block, memory exact to the byte."""
     clear = drawn(2)
     assert e15_choose.is_clear(clear)
     tie = e15_choose._problem((8, 8), 2, 128, ratio=2.0)
@@ -125,7 +127,7 @@ def test_the_truth_of_decode_is_that_of_one_process_however_the_cache_lies(seed,
 
 
 def test_the_truth_of_decode_is_what_the_package_decodes():
-    """On shards of a zig-zag layout, to which no order of keys matters."""
+    """The expected output of decode equals the package's on zig-zag shards, as the order of keys is irrelevant."""
     case = e15_decode.problem(np.random.default_rng(5), [6, 6, 6], (4, 2))
     k, v = torch.cat(case.ks, dim=2), torch.cat(case.vs, dim=2)
     layout = zigzag(18, 3)
@@ -139,7 +141,7 @@ def test_the_truth_of_decode_is_what_the_package_decodes():
 
 
 def test_values_that_are_wrong_where_heads_are_shared_alone_are_said_to_be_so() -> None:
-    """No mistake is known to make them: the message says where they are right."""
+    """The message says where the values are right, although no known mistake makes them."""
     wrong = submission("15/wrong_decode_heads_reversed")
     report = run_in_process(load_stage("15.decode"), namespace(wrong), tier="all", seed=1)
     (grouped,) = (check for check in report.checks if check.id == "grouped")

@@ -1,4 +1,4 @@
-"""The clinic: every patient is ill of what its chart says, sound rings are well, charts are tried, not believed, and come first."""
+"""The clinic: patients have the faults of their charts, sound rings pass, and learners' charts are tested."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from ringlab_course.exercises.e16_bug_clinic.contract import EXERCISE
 from ringlab_course.judge.judge import grade
 from ringlab_course.notebook import committed, visit
 from tests.course.judge.small_contract import notebook
+
+pytestmark = pytest.mark.thorough
 
 STRIPED, SINGLE, THREE = (2, 2, "striped"), (2, 1), (3, 1)
 SMALLEST = {
@@ -135,12 +137,12 @@ def test_a_diagnosis_may_change_until_the_source_is_open_and_is_final_then(
     capsys.readouterr()
     visit.open_source("ash")
     assert "def ash(ring, q, k, v, positions, causal=True):" in capsys.readouterr().out
-    visit.commit("ash", CHART | {"found": "blind rows"})  # the same diagnosis, and what the source showed
+    visit.commit("ash", CHART | {"found": "blind rows"})  # the same diagnosis with a finding from the source
     visit.open_source("ash")
     for change in ({"fault": "blind rows"}, {"check": "blind rows"}):
         with pytest.raises(CourseError, match=r"“deadlock”[\s\S]*final once the source was seen"):
             visit.commit("ash", CHART | change)
-    committed._HERE.clear()  # another process: the progress file remembers
+    committed._HERE.clear()  # as in another process: the progress file has the diagnosis
     with pytest.raises(CourseError):
         visit.commit("ash", CHART | {"fault": "blind rows"})
 
@@ -203,7 +205,7 @@ def test_an_unknown_patient_and_an_unknown_case_are_errors() -> None:
 
 
 def _hazel_backwards(ring, dout, q, k, v, out, lse, positions, causal=True):  # type: ignore[no-untyped-def]
-    """Couriers and blocks go to the previous rank, and `origin` still counts as if they went to the next."""
+    """Send couriers and blocks to the previous rank, although `origin` counts as if they went to the next."""
     P, delta = ring.world_size, (dout * out).sum(-1)
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
 
@@ -340,7 +342,7 @@ RING_IN_A_LINE = """if ring.world_size:
 
 @pytest.mark.parametrize("name", ["ash", "birch", "cedar", "elm", "fir"])
 def test_a_whole_ring_above_the_patient_is_no_mend_of_it(name: str) -> None:
-    """All of the patient's lines are left, and none of them runs."""
+    """A whole ring above the patient's lines, none of which then runs, is not accepted as a mend."""
     patient = PATIENTS[name]
     (function,) = ast.parse(patient.source).body
     function.body[:0] = ast.parse(RING_IN_A_LINE).body

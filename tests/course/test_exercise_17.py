@@ -1,4 +1,4 @@
-"""Exercise 17: its truths, programs that are not run, and what a worker says of them."""
+"""Exercise 17: its expected values, programs that are not run, and the reports of workers about programs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from ringlab_course.judge import grade
 from ringlab_course.judge.sandbox import Bounds, environment
 from ringlab_course.mesh.examine import Examined, taken_in
 from tests.course.submissions_of import submission
+
+pytestmark = pytest.mark.thorough
 
 EXERCISE = load_exercise("17")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -81,7 +83,7 @@ def test_only_workers_with_jax_get_its_devices_and_more_threads():
 
 
 def namespace_like(function):
-    """Return a namespace in which every stage's function is this one."""
+    """Return a namespace in which this function answers for every stage."""
     return {stage.function: function for stage in EXERCISE.stages}
 
 
@@ -105,7 +107,7 @@ def written(folder, code, stage):
 
 @pytest.mark.needs_jax
 def test_what_is_given_is_what_the_oracle_says():
-    """One block, its backward and the merge of two, rows that see nothing too."""
+    """The given block, its backward and the merge equal the oracle, even for rows that see nothing."""
     from ringlab_course.mesh.blocks import attend, attend_backward, identity, merge
 
     rng = np.random.default_rng(0)
@@ -125,7 +127,7 @@ def test_what_is_given_is_what_the_oracle_says():
 
 
 def plain_with(old="", new=""):
-    """Return what the plain right answer defines, with one edit."""
+    """Return the namespace of the plain right answer with one edit."""
     source = submission("17/right_plain").source
     assert old in source
     space = {"__name__": "plain"}
@@ -136,7 +138,7 @@ def plain_with(old="", new=""):
 @pytest.mark.needs_jax
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
-    """Wherever it is a ring: no check of messages may look at one number of devices only."""
+    """An all-gather is found even if the program is a ring on all other numbers of devices."""
     state = (
         "    state = attend(q, k, v, sees(positions, 0))\n    (",
         (
@@ -153,7 +155,7 @@ def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
 
 
 def test_what_is_held_is_looked_at_beside_much_else(monkeypatch):
-    """64 kB that do not grow hide no blocks that are kept: a device's is 256 bytes."""
+    """Kept blocks of 256 bytes per device are found beside 64 kB of memory that does not grow."""
 
     def scratch(P, more):
         return Examined(results=(), scratch=65536 + more * P, blocks=26.0)
@@ -165,7 +167,7 @@ def test_what_is_held_is_looked_at_beside_much_else(monkeypatch):
         def examine(self, positions, *args, **keywords):
             return scratch(len(positions), self.more)
 
-    monkeypatch.setattr(e17_couriers, "expect_values", lambda *args, **keywords: None)  # it has no results
+    monkeypatch.setattr(e17_couriers, "expect_values", lambda *args, **keywords: None)  # no results
     rng = np.random.default_rng(0)
     e17_couriers._check_held(Holder(64), rng)
     with pytest.raises(Failure):
@@ -227,7 +229,7 @@ def test_what_a_worker_says_is_looked_at_before_anybody_reads_it(name):
 
 
 def test_no_word_of_a_worker_stands_in_a_message():
-    """A message of a hidden check is told; its example is not."""
+    """Messages contain no text of a worker, because a hidden check shows its message, but not its example."""
 
     class Forger:
         def examine(self, *args, **keywords):

@@ -1,4 +1,4 @@
-"""Exercise 17 with inputs in bfloat16: what is rounded on its way, and what travels in which type."""
+"""Exercise 17 with bfloat16 inputs: the values that are rounded, and the dtype of each message."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e17_ring_in_jax.cases import roundings
 from tests.course.submissions_of import submission
 from tests.course.test_exercise_17 import EXERCISE, SEEDS
+
+pytestmark = pytest.mark.thorough
 
 _SHIFTED = "dq, k, v, dk, dv = carry[0], *shift(*carry[1:])"
 
@@ -35,7 +37,7 @@ STRAY = {
 
 
 def of_the_check(stage, name, *edits):
-    """Return what one check says of the plain right answer with these edits."""
+    """Return the report of one check on the plain right answer with these edits."""
     source = submission("17/right_plain").source
     for old, new in edits:
         assert old in source
@@ -64,7 +66,7 @@ def test_nothing_travels_in_a_third_type(name):
 
 @pytest.mark.needs_jax
 def test_what_nobody_uses_is_not_on_the_wire():
-    """The compiler leaves out a last hop of K and V that nothing comes of."""
+    """A last hop of K and V whose result nobody uses is not on the wire, because the compiler removes it."""
     dead = "(dq, *shift(dk, dv))", "(dq, *shift(k, v, dk, dv)[2:])"
     assert of_the_check("17.couriers", "wire", dead).ok
 

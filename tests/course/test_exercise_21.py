@@ -1,4 +1,4 @@
-"""Exercise 21: the suite judges a learner's ring wherever it runs; the judge grades it; its report stands beside others."""
+"""Exercise 21: the suite tests a learner's ring on every transport, the judge grades it, and reports are tabled."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from ringlab_course.exercises.e21_capstone.suite import (
 from ringlab_course.judge import grade
 from ringlab_course.notebook import capstone
 from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission
+
+pytestmark = pytest.mark.thorough
 
 
 def learners(space: dict, names: tuple[str, ...]) -> Learners:
@@ -79,7 +81,7 @@ LOOKS_FIRST = {
 
 @pytest.mark.parametrize("products", [{}, BY_HAND, IN_NUMPY], ids=["matrices", "by hand", "NumPy"])
 def test_hidden_tiles_that_are_cleaned_away_are_found_in_the_notebook(products: dict[str, str]) -> None:
-    """Whichever way products are made: the same ring passes once it looks first whether a row may see any key."""
+    """Hidden tiles that are computed and discarded are found, and the ring passes once it skips them."""
 
     def look(changes: dict[str, str]) -> None:
         source, space = CLEANS, {}
@@ -98,7 +100,7 @@ def test_hidden_tiles_that_are_cleaned_away_are_found_in_the_notebook(products: 
 def test_a_ring_that_computes_where_nobody_counts_is_left_to_the_judge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A few elements of bookkeeping, the same on all ranks, say nothing about its products."""
+    """If products are not counted, equal small counts on all ranks do not fail a ring in the notebook."""
     counted = InProcessSubject.efforts
     monkeypatch.setattr(InProcessSubject, "efforts", lambda *a, **k: (counted(*a, **k)[0], [900.0] * a[1]))
     _expect_less_work(learners(solution_code("21"), FORWARD), seed=0)
@@ -167,7 +169,7 @@ def test_without_committed_reports_the_table_says_so(tmp_path, capsys: pytest.Ca
 
 
 def test_shares_that_are_right_but_not_ascending_are_told_so() -> None:
-    """Every owner is right there, so the message must not say that one is wrong."""
+    """The message about shares that do not ascend does not call an owner wrong, because every owner is right."""
     from ringlab_course.checking.failures import Failure
 
     def owned(layout: str, S: int, P: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The mistake behind a wrong answer: found by making it on the same arguments, named only where no other fits."""
+"""The mistake behind a wrong answer is found by making it on the same arguments, and named if no other fits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = np.arange(4)
 
 
 def noted(function, *calls, stage=CAUSAL) -> list[explain.Call]:
-    """The calls of a learner's function, each with (queries, keys)."""
+    """Return the recorded calls of a learner's function, each with (queries, keys)."""
     subject = explain.Noted(InProcessSubject(stage, {stage.function: function}))
     for args in calls:
         with contextlib.suppress(Failure):
@@ -80,7 +80,7 @@ def test_where_an_answer_breaks_off_the_mistake_has_to_break_off_alike() -> None
 
 
 def endless() -> list[object]:
-    """A list that holds itself."""
+    """Return a list that contains itself."""
     nest: list[object] = []
     nest.append(nest)
     return nest

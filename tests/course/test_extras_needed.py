@@ -1,6 +1,6 @@
-"""Where an extra or Triton is missing, a lesson ends with a sentence that says what to type, and the judge with an error.
+"""If an extra or Triton is missing, a lesson ends with the command to type, and the judge with an error.
 
-Where all is required, its notebook fails instead of being left out.
+If everything is required, the notebook of the lesson fails instead of being left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is installed."""
+    """Pretend that no extra is installed."""
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
 
 
@@ -94,11 +94,12 @@ exec(compile(open({path!r}).read(), {path!r}, "exec"), globals())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("required", "collected"), [("0", 1), ("1", 2)])
 def test_its_notebook_is_left_out_only_where_not_all_is_required(
     tmp_path: Path, required: str, collected: int
 ) -> None:
-    """The course's own conftest.py, where no jax can be found."""
+    """The course's conftest.py leaves a notebook out if jax is missing, unless everything is required."""
     (tmp_path / "conftest.py").write_text(CONFTEST.format(path=str(ROOT / "conftest.py")))
     (tmp_path / "notebooks").mkdir()
     cell = '{{"cells": [{{"cell_type": "code", "source": "{}", "metadata": {{}}, "outputs": [], "execution_count": 1}}],'

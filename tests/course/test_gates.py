@@ -1,4 +1,4 @@
-"""Correct answers first: what holds of cost counts only beside right answers, and speed only beside both."""
+"""The gates of points: cost counts only if the answers are right, and speed only if cost is right, too."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_right_values_that_cost_too_much_earn_nothing_for_speed():
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
-    """A check of kind correctness that a costly but right answer fails would tell its learner a lie."""
+    """Checks of correctness do not fail a right but costly answer, since their messages would then be false."""
     words = ("byte", "exchange", "memory", "exposed", "hidden tiles", "launch", "never touched")
     for stage in load_exercise(exercise_id).stages:
         for check in stage.checks:
@@ -99,7 +99,7 @@ def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
                     "06.threshold",
                     "13.launch",
                     "19.travel",
-                )  # bytes and launches are what they answer
+                )  # the answers of these stages are bytes and launches
                 assert check.kind != "correctness" or of_values, (stage.id, check.id)
 
 

@@ -1,4 +1,4 @@
-"""Exponents of memory: right for what is known, never above the truth whatever the readings are off by."""
+"""Exponents of memory are right for known growth, and never above the truth for inexact readings."""
 
 from __future__ import annotations
 

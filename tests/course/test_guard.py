@@ -1,6 +1,6 @@
-"""`check()` finds code that leaves its work to ringlab or PyTorch, or changes its arguments, and no honest code.
+"""`check()` finds code that leaves its work to ringlab or PyTorch, or changes its arguments, but no honest code.
 
-The judge finds the same in the same submissions: neither accepts an answer that the other refuses.
+The judge decides alike on the same submissions, so that neither accepts an answer that the other refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ X = torch.zeros(1, 2, 4, 4)
 
 
 def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[str, ...] = ()) -> str:
-    """Return what `check` says of f(x), "" where it finds nothing to blame."""
+    """Return the message of `check` about f(x), "" if it finds no fault."""
 
     def run(subject, rng):
         subject.call(x)
@@ -97,7 +97,7 @@ def test_a_refused_call_leaves_no_module_half_imported(tmp_path, monkeypatch) ->
 
 
 def test_a_collection_of_garbage_is_no_call_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """jax registers a callback of the collector; an error raised in it, in mid-collection, may end the process."""
+    """Callbacks of garbage collection, such as jax's, do not count as calls, as an error in one may end Python."""
     monkeypatch.setattr(sys, "unraisablehook", (raised := []).append)
     space: dict = {"__name__": "jax._src.lib"}
     exec("def _xla_gc_callback(*args): pass", space)

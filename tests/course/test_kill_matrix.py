@@ -1,7 +1,7 @@
-"""Each check can fail and is worth having, and each mistake has its own message: by the committed runs of all checks.
+"""The committed kill matrix: each check can fail and is worth having, and each mistake has its own message.
 
-tests/course/test_submissions.py runs the check that must find it on every wrong answer, today; here those that must find none
-are run, each on one answer that it found.
+tests/course/test_submissions.py runs, on every wrong answer, the check that must find it. The tests here run
+the other checks, each on one answer that it found.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tests.course import matrix
 from tests.course.submissions_of import cases, submission, submissions
 from tools.website import kill_matrix
 from tools.website.misconceptions import TOGETHER
+
+pytestmark = pytest.mark.thorough
 
 FEWEST_WRONG = 6
 
@@ -45,6 +47,7 @@ def unnamed():
 
 
 def test_what_was_run_is_every_wrong_answer_and_contract_as_they_are():
+    """The matrix has a fresh entry of every wrong answer; `python -m tests.course.matrix` adds those missing."""
     entries, changed = kill_matrix.entries(), not_run()
     assert not changed, f"run `{COMMAND}`: entries were added or removed: {', '.join(changed[:9])}"
     assert not {name: entry["faults"] for name, entry in entries.items() if entry["faults"]}
@@ -66,7 +69,7 @@ def test_what_was_run_is_what_the_checks_say_today(wrong):
 
 
 def said(*checks):
-    """Stand in for what the checks of 00.axes say."""
+    """Return a stand-in for the reports of the checks of 00.axes."""
     return lambda wrong: SimpleNamespace(checks=checks)
 
 
@@ -91,7 +94,7 @@ def test_an_entry_is_stale_when_what_is_said_about_mistakes_changes(monkeypatch)
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
-    """Variants of one mistake share one; wrong values that no mistake explains have nothing of their own to say."""
+    """Mistakes have different messages, except for variants of one and values that no mistake explains."""
     assert len(wrong_answers(exercise_id)) >= FEWEST_WRONG
     by_message = {}
     for wrong in wrong_answers(exercise_id):
@@ -105,7 +108,7 @@ def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_can_fail(exercise_id):
-    """A check that finds no wrong submission checks nothing."""
+    """Every check finds at least one wrong submission; otherwise it would check nothing."""
     for stage in load_exercise(exercise_id).stages:
         failing = {check for row in kill_matrix.rows(stage.id) for check in row.failed}
         assert {check.id for check in stage.checks} - failing == set()
@@ -113,7 +116,7 @@ def test_every_check_can_fail(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_is_worth_having(exercise_id):
-    """It stands alone for a wrong answer, or is the first to show or to name one, or there is a reason."""
+    """Every check alone finds some wrong answer, or is the first to show or name a mistake, or has a reason."""
     for stage in load_exercise(exercise_id).stages:
         for check, names in kill_matrix.alone(stage).items():
             assert names or kill_matrix.worth(stage, check), (

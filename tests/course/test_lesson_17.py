@@ -1,4 +1,4 @@
-"""Lesson 17's last task judges itself: as it stands it says "not yet", its answer is "done", wrong ones are not."""
+"""Lesson 17's last task prints "not yet" unchanged and for wrong answers, and "done" for the right one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import read_percent
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = find_root() / "ringlab_course/lessons/17_ring_in_jax.py"
 KEPT = {"P", "tokens", "text", "q", "even"}
 """Variables that the task uses; of the other cells only imports and functions are run."""
@@ -23,7 +25,7 @@ ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)
 def needed(cell: str, first: bool) -> str:
     """Return the statements of a cell that the task needs.
 
-    The first cell sets up JAX, so all of it is returned.
+    The first cell sets up JAX, so the whole cell is returned.
     """
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     body = [
@@ -39,7 +41,7 @@ def names(node: ast.Assign) -> set[str]:
 
 
 def task(loop: str) -> str:
-    """Return a script of the task with `loop` in place of the one that visits everybody."""
+    """Return a script of the task with `loop` in place of the loop that visits every rank."""
     *cells, last = [cell.source for cell in read_percent(SOURCE).cells if cell.cell_type == "code"]
     script = "\n".join(needed(cell, cell is cells[0]) for cell in cells)
     before, _, after = script.rpartition(ALL)

@@ -1,4 +1,4 @@
-"""Every rule of style passes a good notebook and finds the bad one made for it."""
+"""Every rule of style accepts a good notebook, and finds the fault in the bad notebook made for that rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a function returns, every check can read it: it earns nothing, and no check breaks."""
+"""Nonsense returned by a learner's function earns no points and breaks no check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
 from tests.course.submissions_of import cases
 
-# Not infinity alone: for some inputs of exercise 10 an error is infinite.
+pytestmark = pytest.mark.thorough
+
+# Infinity alone is not nonsense, because for some inputs of exercise 10 an error is infinite.
 NONSENSE = {
     "nothing": None,
     "text": "x",

@@ -1,4 +1,4 @@
-"""The learner's record: committed guesses, hints, checks; nothing lost, nothing raised."""
+"""The learner's record of committed guesses, hints and checks loses nothing and raises no error."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     monkeypatch.setattr("IPython.display.display", shown.append)
     predict("91.c", "P or P - 1?", ["P", "P - 1"])
     _, buttons, status = shown[0].children
-    assert shown[0].layout.min_height == predictions.ROOM  # what was measured stands below
+    assert shown[0].layout.min_height == predictions.ROOM  # the measured value appears below
     buttons.children[1].click()
     assert shown[0].layout.min_height is None
     assert status.value == "you predicted: P - 1. Now run on." and buttons.children[0].disabled
-    assert not buttons.children[1].disabled  # it holds the focus, and Shift+Enter goes on from there
+    assert not buttons.children[1].disabled  # it keeps the focus, so that Shift+Enter works there
     buttons.children[1].click()
     assert file.get("predictions", "91.c") == {"guess": "P - 1"}
     predict("91.n", "How many?", unit="GB")
@@ -217,7 +217,7 @@ def test_the_table_of_progress(exercise, capsys, file):
 
 
 def test_an_exercise_that_is_not_the_last_has_one_line(capsys, file):
-    """By default there is a line for each; the functions follow of the exercise that was checked last, whatever its number."""
+    """By default every exercise has one line; only the exercise checked last also lists its functions."""
     progress()
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2 + len(exercise_ids()) and all("not begun" in line for line in printed[1:-1])

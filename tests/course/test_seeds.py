@@ -1,6 +1,6 @@
-"""Right answers hold and wrong ones fall for their reason on every draw of the probes, not on a lucky one.
+"""Right answers pass, and wrong ones fail for their reason, on every draw of the probes, not only on a lucky one.
 
-The judge in its sandbox says of a submission what `check()` says in the notebook.
+The judge in its sandbox reports the same of a submission as `check()` does in the notebook.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ CHEAP = ("00",)
 """The exercise that is run here over all seeds; the committed sweep tells of the others."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise_id", cases(CHEAP))
 def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason(exercise_id):
     assert len(set(seeds.SEEDS)) == 20
@@ -27,7 +28,7 @@ def test_on_twenty_draws_right_answers_hold_and_wrong_ones_fall_for_their_reason
 
 
 def test_what_was_swept_had_no_fault():
-    """`python -m tests.course.seeds` runs what is not there, or was changed since."""
+    """The sweep over seeds is fresh and has no fault; `python -m tests.course.seeds` renews it."""
     entries = seeds.read(seeds.RESULTS)
     assert set(entries) <= set(seeds.wants())
     right = {name for name in seeds.wants() if "/wrong_" not in name}
@@ -93,6 +94,7 @@ SAMPLE = (
 """Values, memory, clocks and messages, which the judge reads elsewhere; `python -m tests.course.sandboxed` grades all of all."""
 
 
+@pytest.mark.thorough
 @pytest.mark.needs_bwrap
 @pytest.mark.parametrize("given", cases(map(submission, SAMPLE)))
 def test_the_judge_and_the_notebook_say_the_same(given):
@@ -107,7 +109,7 @@ def test_a_difference_is_seen(monkeypatch):
 
 
 def test_what_was_graded_differed_in_nothing():
-    """`python -m tests.course.sandboxed` grades what is not there, or was changed since."""
+    """The judge's record is fresh and has no difference; `python -m tests.course.sandboxed` renews it."""
     entries = seeds.read(sandboxed.RESULTS)
     assert entries and set(entries) <= set(seeds.wants())
     for name, entry in entries.items():

@@ -1,5 +1,6 @@
-"""Right answers pass every tier and call nothing off limits; every wrong one falls to the check, and for the reason, that it
-names.
+"""Right answers pass every tier and call nothing off limits; wrong answers fail the check that they name.
+
+A wrong answer must also fail for the mistake that it names.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tests.course.submissions_of import cases, graded_code, namespace, solution_
 
 
 def every_tier(stage, space, seed, limits):
-    """Return the report of all tiers. Calls are watched in the visible one only, as watching them doubles the time.
+    """Return the report of all tiers; only the visible tier watches calls, since watching doubles the time.
 
-    The judge's tests see a right answer that calls what is off limits only for hidden inputs.
+    The judge's tests would find a right answer that calls something off limits only for hidden inputs.
     """
     watched = {"visible": limits}
     return joined(stage, [run_in_process(stage, space, tier, seed, watched.get(tier)) for tier in TIERS])
@@ -33,6 +34,7 @@ RIGHT = [each for each in submissions("*/right_*") if each.stem != "right_soluti
 FIRST = {right.exercise: right for right in reversed(RIGHT)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("right", cases(FIRST.values()))
 def test_a_right_submission_passes_every_tier(right):
     contract, space = load_exercise(right.exercise), namespace(right)
@@ -42,15 +44,17 @@ def test_a_right_submission_passes_every_tier(right):
         assert result.earned == stage.points
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("right", cases([right for right in RIGHT if right not in FIRST.values()]))
 def test_other_right_submissions_pass_the_visible_tier(right):
-    """The committed sweep has each pass every tier, with six seeds at least (tests/course/test_seeds.py)."""
+    """Other right submissions pass the visible tier here, and all tiers in the sweep of tests/course/test_seeds.py."""
     contract, space = load_exercise(right.exercise), namespace(right)
     for stage in contract.stages:
         result = run_in_process(stage, space, "visible", 7, OffLimits.of(contract))
         assert result.ok, (stage.id, [c for c in result.checks if not c.ok])
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("wrong", cases(submissions("*/wrong_*")))
 def test_a_wrong_submission_falls_to_the_check_that_it_names(wrong):
     expected = wrong.expected

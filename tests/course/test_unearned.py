@@ -1,4 +1,4 @@
-"""Points that nobody has worked for: a lesson's own code pasted into its exercise, and answers that are looked up."""
+"""Points without work: a lesson's code pasted into its exercise, and answers that are looked up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from ringlab_course.checking.reports import run_in_process, run_stage
 from ringlab_course.judge.loader import load
 from tests.course.submissions_of import cases, graded_code, solution_code
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = (101, 202, 303)
-ASKED_BY_NAME = ("chart",)  # its argument is a patient's name; its answer is tried on that patient
+ASKED_BY_NAME = ("chart",)  # the argument is a patient's name; the answer is tested on that patient
 TAUGHT = [
     each for each in exercise_ids() if each not in ("00", "21")
 ]  # 00 asks for nothing, 21 has no lesson
 
 
 def best_pasted(exercise_id: str) -> dict[str, tuple[int, str]]:
-    """Return, by stage, the most points that a function of the exercise's lesson earns, and that function's name."""
+    """Return, for each stage, the function of the exercise's lesson that earns most, and its points."""
     space = dict(graded_code("exercises", exercise_id))
     lesson = _lesson(exercise_id)
     best = {}
@@ -98,9 +100,9 @@ class Noted:
 
 
 class Zeroed:
-    """A subject whose runs are the right ones, with their traffic, memory and time, and whose answers are zero.
+    """A subject that runs the right answer, with its traffic, memory and time, but returns zeros.
 
-    zeroed: whether any number but zero was among them.
+    zeroed: whether any nonzero number has been replaced.
     """
 
     def __init__(self, subject: Any, parent: Zeroed | None = None) -> None:
@@ -136,7 +138,7 @@ class Zeroed:
 
 
 def unlooked_at(exercise_id: str) -> list[str]:
-    """Return the checks of cost and speed that hold although the answers of the right run are zero."""
+    """Return the checks of cost and speed that pass although all answers have been replaced by zeros."""
     space, found = solution_code(exercise_id), []
     for stage in load_exercise(exercise_id).stages:
         for check in (each for each in stage.checks if each.kind != "correctness"):
@@ -148,7 +150,7 @@ def unlooked_at(exercise_id: str) -> list[str]:
 
 
 def digest(value: Any) -> str:
-    """Return a hash of what a function is given: the bytes of its arrays, the text of all else."""
+    """Return a hash of the arguments of a call: the bytes of arrays, the text of all other values."""
     return hashlib.sha256(b"\0".join(_parts(value))).hexdigest()
 
 
@@ -188,7 +190,7 @@ def _alone(stage: Stage, check: Any) -> Any:
 
 
 def repeated(exercise_id: str) -> list[str]:
-    """Return the checks with inputs that come again in another grading, each with how many of how many do."""
+    """Return the checks whose inputs occur again in another grading, each with how many of its inputs do."""
     runs = [drawn(exercise_id, seed) for seed in SEEDS]
     lines = []
     for check in runs[0]:

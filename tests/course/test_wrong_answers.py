@@ -1,4 +1,4 @@
-"""Wrong answers as edits of right ones, and the texts that learners read: what the files may hold, and what comes of it."""
+"""The files of wrong answers, written as edits of right ones with texts for learners: format and effects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Nobody wrote this one down.
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """A function that puts a file of wrong answers, beside one right answer, in the place of exercise 01's."""
+    """Yield a function that replaces exercise 01's answers by one right answer and a file of wrong ones."""
     caches = (module.right_answers, module.wrong_answers, module.entries, module.misconceptions_of)
 
     def write(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Imports form no circle, and those of an exercise lead to its own folder and down. import-linter looks at the floors: `make style`."""
+"""Imports form no circle, and an exercise imports only from its own folder and below."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from ringlab_course.catalogue import CAPSTONE, LESSONS
 
+pytestmark = pytest.mark.thorough
+
 EXERCISES = "ringlab_course.exercises"
 FOLDERS = [f"e{each.slug}" for each in (*LESSONS, CAPSTONE)]
 BELOW = ("catalogue", "checking", "mesh", "judge", "clinic", "errata", "figures")
@@ -19,7 +21,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Return a circle of modules that import each other, [] if there is none."""
+    """Return a circle of modules that import each other, or [] if there is none."""
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -28,7 +30,7 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def test_imports_form_no_circle() -> None:
-    """The two facades import at first use only, so they stay out of the graph."""
+    """The modules' imports form no circle; the two facades, which import on first use, are left out."""
     graph = grimp.build_graph("ringlab", "ringlab_course", cache_dir=None)
     modules = graph.modules - {"ringlab", "ringlab_course"}
     assert len(modules) > 300
@@ -38,7 +40,7 @@ def test_imports_form_no_circle() -> None:
 
 
 def imported(folder: str, source: str) -> set[str]:
-    """Return the modules of the course that a module in an exercise's folder imports, relative imports spelled out."""
+    """Return the course modules that a module in an exercise's folder imports, with absolute names."""
     own, found = f"{EXERCISES}.{folder}", set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -51,7 +53,7 @@ def imported(folder: str, source: str) -> set[str]:
 
 
 def strangers(folder: str, source: str) -> list[str]:
-    """Return the imports that lead to another exercise, or up."""
+    """Return the imports from another exercise or from a higher folder."""
     allowed = (f"{EXERCISES}.{folder}.", *(f"ringlab_course.{room}." for room in BELOW))
     return [name for name in sorted(imported(folder, source)) if not f"{name}.".startswith(allowed)]
 

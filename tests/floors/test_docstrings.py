@@ -1,6 +1,6 @@
-"""Exported names have an example that runs, methods a docstring, functions `Raises:` and axis types.
+"""Exported names have examples that run, methods have docstrings, functions have `Raises:` and axis types.
 
-`make house` lists the names that lack one.
+`make house` lists the names that lack any of these.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ def examples(root: Path = CHECKOUT / "ringlab") -> Iterator[tuple[str, str, str]
 
 
 def documented(source: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, docstring) of a module and of all that it defines.
+    """Yield (name, docstring) of a module and of each of its classes and functions.
 
-    They are read, not taken from the imported module: while tests run, functions are wrapped for the shape checks, and
-    doctest would overlook them.
+    The docstrings are parsed from the source, not from the imported module, because the shape checks wrap
+    functions during tests and doctest would overlook wrapped functions.
     """
     inside: list[tuple[str, ast.AST]] = [("module", ast.parse(source))]
     for prefix, node in inside:
@@ -150,7 +150,7 @@ def documented(source: str) -> Iterator[tuple[str, str]]:
 
 
 def failures(module: str, name: str, docstring: str) -> str:
-    """Run the examples of a docstring; return what doctest reports about those that fail."""
+    """Run the examples of a docstring; return the report of doctest about the examples that fail."""
     said: list[str] = []
     names = vars(importlib.import_module(module)).copy()
     test = doctest.DocTestParser().get_doctest(docstring, names, f"{module}.{name}", module, 0)

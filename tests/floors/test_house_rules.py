@@ -1,7 +1,4 @@
-"""Rules of the house that a reader can check by eye, checked here so that nobody has to.
-
-The list of tests that only `make test-all` runs names tests that exist, and guards that `make test` runs.
-"""
+"""Rules of the house that a reader could check by eye, checked here by machine."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import chance
-from tests.sweeps import ALWAYS, SWEEPS, THIRDS, left_to_other_parts
-from tests.thorough import THOROUGH, entry_of, guard_of
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WRITTEN_BY_HAND = (
@@ -39,12 +36,12 @@ WRITTEN_BY_HAND = (
     ".lock",
     "Makefile",
 )
-# A directory of one person's or one company's machine; /usr, /tmp and /dev are everybody's.
+# A directory on one person's or one company's machine. /usr, /tmp and /dev are on every machine.
 MACHINE_PATH = re.compile(r"""(?<![\w.$}~/-])/(?:home|Users|root|work|workspace|mnt|data|opt|srv)/[\w.-]+""")
 
 
 def tracked() -> list[Path]:
-    """Return the files in git; in an unpacked archive without git, those below the known folders."""
+    """Return the files in git or, in an unpacked archive without git, the files below the known folders."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -106,7 +103,7 @@ def test_draws_follow_from_the_seed_and_the_name_of_the_test(request: pytest.Fix
 def test_examples_do_not_depend_on_the_modules_that_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hypothesis would try the constants of every module of ours that is imported by then."""
+    """Hypothesis draws the same examples whichever of our modules are imported."""
     constants = {*range(10**6, 10**6 + 500)}
     (tmp_path / "imported_late.py").write_text(f"CONSTANTS = {sorted(constants)}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -184,70 +181,8 @@ def test_a_run_fails_in_which_something_is_left_in_the_temporary_directory(
     assert [*folder.iterdir()] == []
 
 
-_GUARD = re.compile(r"(?:tests|notebooks)/[\w/]+(?:\.py|\.ipynb|/)?(?:::\w+(?:\[[\w-]+\])?)?")
-_ONLY_HERE = re.compile(r"only here: \w+")
-
-
-@pytest.mark.parametrize("start", SWEEPS)
-def test_a_sweep_is_of_cases(start: str) -> None:
-    assert start.endswith("[")
-
-
-@pytest.mark.parametrize("start", [*THOROUGH, *SWEEPS, *ALWAYS])
-def test_a_test_that_is_listed_exists(start: str) -> None:
-    name, _, function = start.partition("::")
-    assert (CHECKOUT / name).exists()
-    assert not function or f"def {function.partition('[')[0]}" in (CHECKOUT / name).read_text()
-
-
-@pytest.mark.parametrize("start", THOROUGH)
-def test_its_guard_exists_and_is_not_thorough(start: str) -> None:
-    guards = _GUARD.findall(THOROUGH[start])
-    assert guards or _ONLY_HERE.match(THOROUGH[start])
-    for name in guards:
-        file, _, function = name.partition("::")
-        assert (CHECKOUT / file).exists()
-        assert not function or f"def {function.partition('[')[0]}" in (CHECKOUT / file).read_text()
-        assert guard_of(name) is None
-
-
-QUICK = "tests/laws/test_merge_laws.py::test_x"
-HOSTILE = "tests/course/judge/test_hostile.py::test_hostile_submissions_earn_nothing[x]"
-
-
-@pytest.mark.parametrize("first", [0, 731])
-def test_a_sweep_of_quick_cases_is_whole_after_its_parts_and_nothing_is_run_twice(first: int) -> None:
-    start = "tests/cost/test_simulate.py::test_its_messages_are_those_of_a_run_with_data["
-    assert entry_of(start) is None
-    swept = [f"{start}{index}]" for index in range(20 * SWEEPS[start])]
-    assert all(left_to_other_parts(swept, first + part) for part in range(SWEEPS[start]))
-    assert sorted(
-        nodeid for run in runs([*swept, QUICK], first, SWEEPS[start]) for nodeid in run - {QUICK}
-    ) == sorted(swept)
-
-
-@pytest.mark.parametrize("first", [0, 731])
-def test_thorough_tests_are_whole_after_three_commits_and_nothing_is_run_twice(first: int) -> None:
-    thorough = [f"{start}/x" for start in THOROUGH if not f"{start}/x".startswith((*ALWAYS, *SWEEPS))]
-    parts = runs([*thorough, QUICK, HOSTILE], first, THIRDS)
-    assert all({QUICK, HOSTILE} < part for part in parts)
-    assert sorted(nodeid for part in parts for nodeid in part - {QUICK, HOSTILE}) == sorted(thorough)
-
-
-@pytest.mark.parametrize("start", [start for start in SWEEPS if entry_of(start)])
-def test_a_sweep_of_thorough_cases_is_whole_after_three_times_its_parts(start: str) -> None:
-    swept = [f"{start}{index}]" for index in range(20 * SWEEPS[start])]
-    parts = runs(swept, 7, THIRDS * SWEEPS[start])
-    assert sorted(nodeid for part in parts for nodeid in part) == sorted(swept)
-
-
-def runs(nodeids: list[str], first: int, commits: int) -> list[set[str]]:
-    """Return the tests that each of several successive commits runs."""
-    return [set(nodeids) - left_to_other_parts(nodeids, first + commit) for commit in range(commits)]
-
-
-def test_pytest_runs_the_part_that_it_is_asked_for() -> None:
-    def collected(*options: str) -> list[str]:
+def test_make_test_runs_a_part_of_a_sweep_and_make_test_all_runs_all_of_it() -> None:
+    def collected(*options: str) -> set[str]:
         command = [
             sys.executable,
             "-m",
@@ -259,23 +194,22 @@ def test_pytest_runs_the_part_that_it_is_asked_for() -> None:
         ]
         run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout + run.stderr
-        return [line for line in run.stdout.splitlines() if "::" in line]
+        return {
+            line
+            for line in run.stdout.splitlines()
+            if "::test_its_messages_are_those_of_a_run_with_data[" in line
+        }
 
-    whole, part = collected(), collected("--sweep-part", "5")
-    left = left_to_other_parts(whole, 5)
-    assert left and part == [nodeid for nodeid in whole if nodeid not in left]
+    whole, part, rest = collected(), collected("-m", "not thorough"), collected("-m", "thorough")
+    assert part and rest and part | rest == whole and not part & rest
+    assert len(part) < len(whole) / 2
 
 
 def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config) -> None:
-    """A sweep of answers is the exception: there it runs those of an exercise."""
+    """One worker runs the tests of a file together, except that a sweep of answers is split by exercise."""
     plugin: Any = pytestconfig.pluginmanager.getplugin(str(CHECKOUT / "conftest.py"))
     group_of = plugin.group_of
     assert group_of("tests/test_plan.py::a[1]") == group_of("tests/test_plan.py::b") == "tests/test_plan.py"
     sweep = "tests/course/test_submissions.py::test_a_right_submission_passes_every_tier"
     assert group_of(f"{sweep}[05/right_plain]") == group_of(f"{sweep}[05/right_loops]")
     assert group_of(f"{sweep}[05/right_plain]") != group_of(f"{sweep}[06/right_plain]")
-
-
-def test_a_test_is_thorough_by_the_beginning_of_its_name() -> None:
-    assert guard_of("tests/site/test_site.py::test_x")
-    assert guard_of("tests/laws/test_merge_laws.py::test_x") is None

@@ -1,6 +1,6 @@
-"""While the tests run, shapes in annotations are checked; here is the proof that they are.
+"""While the tests run, shapes in annotations are checked; these tests prove it.
 
-What an import pulls in: asked of a fresh interpreter, so no clock is needed.
+The modules that an import loads, found in a fresh interpreter, so that no clock is needed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from jaxtyping import TypeCheckError
 from ringlab import blocks
 from tests import shapes
 from tests.conftest import CHECKOUT, UNCHECKED
+
+pytestmark = pytest.mark.thorough
 
 
 def inputs(B: int = 1, H: int = 4, K: int = 2, L: int = 3, D: int = 8) -> tuple[torch.Tensor, ...]:
@@ -58,7 +60,7 @@ def test_shapes_go_unchecked_only_in_tests_that_are_there() -> None:
 
 
 def test_array_types_exist_at_run_time() -> None:
-    """An axis string imported for the type checker only would never be checked."""
+    """No axis string is imported only for the type checker, since the checks could not see such an import."""
     modules = [
         path for package in ("ringlab", "ringlab_course") for path in (CHECKOUT / package).rglob("*.py")
     ]

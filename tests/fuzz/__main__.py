@@ -1,7 +1,7 @@
 """`python -m tests.fuzz --inputs 1000000 --seed 1 --output benchmarks/results/fuzz/judge.json`.
 
-Gives the parser of the judge's protocol and the reader of notebooks that many inputs each, and writes
-down what came of them. Status 1 where anything was found. `--show TARGET NUMBER` runs one input again.
+The command gives so many inputs to the parser of the judge's protocol and as many to the reader of notebooks,
+and writes the outcomes. It exits with 1 if there are findings. `--show TARGET NUMBER` runs one input again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRACED = 20_000
 
 
 def digests() -> dict[str, str]:
-    """Return the SHA-256 of each file that is fuzzed, by its path in the checkout."""
+    """Return the SHA-256 of each fuzzed source file, by its path in the checkout."""
     files = sorted(Path(module.__file__ or "") for _, modules in TARGETS.values() for module in modules)
     return {
         file.relative_to(CHECKOUT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
@@ -31,7 +31,7 @@ def digests() -> dict[str, str]:
 
 
 def run(inputs: int, seed: int, processes: int) -> dict[str, Any]:
-    """Return the record of a whole run, for JSON."""
+    """Return the record of a whole run as JSON-able data."""
     sources, targets = digests(), {}
     for target in TARGETS:
         fuzzed = fuzz_beside(target, seed, inputs, processes)
@@ -57,7 +57,7 @@ def run(inputs: int, seed: int, processes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the fuzzer as the command line requests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of each target")
     parser.add_argument("--seed", type=int, default=1)

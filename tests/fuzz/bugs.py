@@ -1,4 +1,4 @@
-"""Bugs planted in the parser and the reader, each of which fuzzing must find: a name, what it does, where it goes."""
+"""Bugs planted in the parser and the reader, which fuzzing must find: name, effect and place of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Plant = Callable[[Any], None]
 
 
 def _holds_if(unwanted: str) -> Plant:
-    """Leave one bound out: the check in whose words this occurs always holds."""
+    """Return a bug that leaves out one bound: the check whose text contains `unwanted` always passes."""
 
     def plant(patch: Any) -> None:
         require = protocol._require
@@ -31,7 +31,7 @@ def _holds_if(unwanted: str) -> Plant:
 
 
 def _reaches_less(patch: Any) -> None:
-    """The size of an array without those that hold nothing, as it once was."""
+    """Compute the size of an array without regard to empty dimensions, a bug that the parser once had."""
     patch.setattr(
         protocol, "_reach", lambda shape, dtype: int(np.prod(shape, dtype=object)) * protocol.ITEMSIZE[dtype]
     )
@@ -40,7 +40,7 @@ def _reaches_less(patch: Any) -> None:
 def _names_another_error(patch: Any) -> None:
     def value(node: Any, arrays: Any, *rest: Any) -> Any:
         if isinstance(node, dict) and "array" in node and type(node["array"]) is int:
-            return arrays[node["array"]]  # IndexError, and arrays from the end
+            return arrays[node["array"]]  # the bug: IndexError, and negative numbers count from the end
         return plain(node, arrays, *rest)
 
     plain = protocol._value
@@ -48,7 +48,7 @@ def _names_another_error(patch: Any) -> None:
 
 
 def _never_gets_on(patch: Any) -> None:
-    """Waits in a loop for a payload that comes in the next piece."""
+    """Loop for ever while the payload has not come completely."""
     plain = FrameReader._next
 
     def following(self: FrameReader) -> Any:
@@ -66,7 +66,7 @@ def _takes_memory_at_once(patch: Any) -> None:
     def feed(self: FrameReader, data: Any) -> Any:
         frames = plain(self, data)
         if self.header is not None:
-            self.buffer = self.buffer + bytearray(self.needed)  # room for all that the header claims
+            self.buffer = self.buffer + bytearray(self.needed)  # reserves the size that the header claims
             del self.buffer[-self.needed :]
             self.buffer = _Roomy(self.buffer, self.needed)
         return frames
@@ -75,7 +75,7 @@ def _takes_memory_at_once(patch: Any) -> None:
 
 
 class _Roomy(bytearray):
-    """A buffer with room to spare, and honest about it."""
+    """A buffer with spare room that its reported size includes."""
 
     def __new__(cls, data: bytearray, room: int) -> _Roomy:
         return super().__new__(cls)
@@ -99,7 +99,7 @@ def _forgives(patch: Any) -> None:
 
 
 def _pieces_matter(patch: Any) -> None:
-    """Takes a payload that begins with its header's piece from one byte on."""
+    """Drop the first byte of a payload that begins in the same piece as its header."""
     plain = FrameReader._next
 
     def following(self: FrameReader) -> Any:
@@ -144,7 +144,7 @@ def _knows_one_coding(patch: Any) -> None:
     def parse(data: bytes) -> Any:
         try:
             return json.loads(data.decode("utf-8-sig"))
-        # the planted bug: a wrong encoding raises UnicodeDecodeError, which this does not catch
+        # the planted bug: a wrong encoding raises UnicodeDecodeError, which is not caught here
         except json.JSONDecodeError:
             raise submission._unreadable("broken JSON") from None
 
@@ -160,12 +160,12 @@ def _long_names(patch: Any) -> None:
 
 
 def _shows_what_cannot_be(patch: Any) -> None:
-    """The reason quotes the notebook as it is, as it once did."""
+    """Quote the notebook's text unescaped in the reason, a bug that the reader once had."""
     patch.setattr(submission, "ascii", str, raising=False)
 
 
 def _looks_for_an_end(patch: Any) -> None:
-    """Steps over empty cells without getting on."""
+    """Loop for ever at an empty cell."""
     plain = submission._cell
 
     def cell(node: Any) -> Any:

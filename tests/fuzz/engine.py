@@ -1,4 +1,4 @@
-"""Runs a target on the inputs of one seed; input N depends on the seed and N alone, so a finding can be had again.
+"""Runs of a target on the inputs of a seed; input N depends only on the seed and N, so findings repeat.
 
 The fuzzer in several processes side by side, each watched from outside.
 """
@@ -44,12 +44,12 @@ MOST_FINDINGS = 20
 
 
 class Hang(BaseException):
-    """An input that is not done with in time; no Exception, so that nobody takes it for a refusal."""
+    """The time limit of an input ran out; not an Exception, so that no code takes it for a refusal."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One input that broke the property: its number, what happened, where, and the input's beginning."""
+    """One input that broke the property: its number, the error, the place, and the input's beginning."""
 
     number: int
     what: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass
 class Fuzzed:
-    """What came of a run: how often which outcome, and what was found."""
+    """The result of a run: how often each outcome occurred, and the findings."""
 
     inputs: int = 0
     seconds: float = 0.0
@@ -67,7 +67,7 @@ class Fuzzed:
     findings: list[Finding] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-able data."""
+        """Return the result as JSON-able data."""
         return {
             **asdict(self),
             "seconds": round(self.seconds, 1),
@@ -76,7 +76,7 @@ class Fuzzed:
 
 
 def input_of(target: str, seed: int, number: int) -> Any:
-    """Return input `number` of `seed`."""
+    """Return input `number` of the seed `seed`."""
     return TARGETS[target][0].draw(random.Random((seed << 40) + number))
 
 
@@ -84,7 +84,7 @@ def fuzz(
     target: str, seed: int, numbers: Iterable[int], *, hang_s: float = HANG_S, enough: int = MOST_FINDINGS,
     begun: Callable[[int], None] = lambda number: None,
 ) -> Fuzzed:  # fmt: skip
-    """Return what came of these inputs; ends after `enough` findings. `begun` hears of every input."""
+    """Return the result of these inputs; stop after `enough` findings. `begun` is called for each input."""
     module, fuzzed, start = TARGETS[target][0], Fuzzed(), time.monotonic()
     with _watched():
         for number in numbers:
@@ -121,7 +121,7 @@ def _watched() -> Any:
 
 
 def _alarm(seconds: float) -> None:
-    """Have Hang raised after so many seconds of computing, or many more of waiting; 0: not at all."""
+    """Have Hang raised after so many seconds of computing, or many more of waiting; 0 turns the alarm off."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, ASLEEP * seconds)
 
@@ -133,7 +133,7 @@ def _finding(number: int, error: BaseException, drawn: Any) -> Finding:
 
 
 def lines_missed(target: str, seed: int, count: int) -> dict[str, list[int]]:
-    """Return, for each module under test, the lines inside of functions that the first `count` inputs never reach."""
+    """Return, by tested module, the lines in functions that the first `count` inputs never reach."""
     module, tested = TARGETS[target]
     names = {each.__file__: each for each in tested}
     reached: dict[str, set[int]] = {name: set() for name in names if name}
@@ -157,7 +157,7 @@ def lines_missed(target: str, seed: int, count: int) -> dict[str, list[int]]:
 
 
 def _lines_of(name: str) -> set[int]:
-    """Return the lines of code inside of the functions of a file."""
+    """Return the lines of code inside the functions of a file."""
     code = compile(Path(name).read_text(encoding="utf-8"), name, "exec")
     found, todo = set[int](), [(code, False)]
     while todo:
@@ -177,7 +177,7 @@ STUCK_S = 6 * HANG_S
 
 
 def fuzz_beside(target: str, seed: int, inputs: int, processes: int) -> Fuzzed:
-    """Return what came of `inputs` inputs, dealt to as many processes; one that is stuck or dies is a finding."""
+    """Return the result of `inputs` inputs on several processes; a stuck or dead process is a finding."""
     spawn = multiprocessing.get_context("spawn")
     total, running = Fuzzed(), []
     for number in range(processes):
@@ -205,7 +205,7 @@ def _serve(pipe: Any, at: Any, target: str, seed: int, first: int, inputs: int, 
 
 
 def _waited_for(pipe: Any, at: Any) -> Fuzzed:
-    """Return what a process says; where its input does not move on, that input is the finding."""
+    """Return the result of a process, or a finding if the process stays too long at one input."""
     before, since = at.value, time.monotonic()
     try:
         while not pipe.poll(1.0):

@@ -1,6 +1,6 @@
-"""What a worker may write to its socket, and what must be true of whatever the judge makes of it.
+"""Bytes that a worker may write to its socket, and properties of the frames that the judge reads from them.
 
-Wrong material: JSON of the wrong kind anywhere, odd texts and numbers, and damage done to bytes.
+Wrong material: JSON of the wrong kind anywhere, odd texts and numbers, and damaged bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPLICES = (
 
 
 def value(rng: random.Random, depth: int = 3) -> Any:
-    """Return any JSON value, lone surrogates and numbers that are no JSON among them."""
+    """Return any JSON value, sometimes with lone surrogates or numbers that JSON does not have."""
     draw = rng.random()
     if draw < 0.3 or depth == 0:
         return rng.choice(NUMBERS)
@@ -57,7 +57,7 @@ def value(rng: random.Random, depth: int = 3) -> Any:
 
 
 def spoil(rng: random.Random, document: Any, times: int) -> Any:
-    """Return `document`, which is changed, with `times` of its parts replaced, dropped, doubled or moved."""
+    """Change `document` in place, with `times` parts replaced, dropped, doubled or moved, and return it."""
     holder = [document]
     for _ in range(times):
         places = list(_places(holder))
@@ -76,7 +76,7 @@ def spoil(rng: random.Random, document: Any, times: int) -> Any:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container with every key it has, from the outside inwards."""
+    """Yield every container with each of its keys, from the outside inwards."""
     keys: Any = range(len(node)) if isinstance(node, list) else list(node)
     for key in keys:
         yield node, key
@@ -85,7 +85,7 @@ def _places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damage(rng: random.Random, data: bytearray, times: int) -> bytearray:
-    """Return `data`, which is changed, after `times` flips, cuts, repeats, splices and wrong lengths."""
+    """Change `data` in place by `times` flips, cuts, repeats, splices and wrong lengths, and return it."""
     for _ in range(times):
         at, draw = rng.randrange(len(data) + 1), rng.random()
         until = min(len(data), at + rng.choice((1, 1, 2, 4, 16, 200)))
@@ -117,7 +117,7 @@ WORLD = 3
 
 @dataclass(frozen=True)
 class Stream:
-    """Bytes from a worker, the places at which they come apart, and the limits they meet."""
+    """Bytes from a worker, the offsets at which they are cut into pieces, and the limits that apply."""
 
     data: bytes
     cuts: tuple[int, ...]
@@ -125,7 +125,7 @@ class Stream:
 
 
 def draw(rng: random.Random) -> Stream:
-    """Return a stream of one to three frames, as they should be, with lies in the header, or damaged."""
+    """Return a stream of one to three frames that are valid, have wrong headers, or are damaged."""
     frames = [_frame(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     data = bytearray(b"".join(frames))
     if rng.random() < 0.35:
@@ -199,7 +199,7 @@ def _value(rng: random.Random, arrays: int, depth: int = 0) -> Any:
 
 
 def check(stream: Stream) -> str:
-    """Return "read", "waits" or "refused". Raises: AssertionError, or whatever the judge should not raise."""
+    """Return "read", "waits" or "refused". Raises: AssertionError, or an error forbidden to the judge."""
     whole, refusal, pending = _fed(stream, ())
     apart, refusal_apart, pending_apart = _fed(stream, stream.cuts)
     assert refusal == refusal_apart, f"in pieces {refusal_apart!r}, in one {refusal!r}"
@@ -220,7 +220,7 @@ def check(stream: Stream) -> str:
 
 
 def _fed(stream: Stream, cuts: tuple[int, ...]) -> tuple[list[Frame], str, bool]:
-    """Return the frames, the refusal if any, and whether one has begun."""
+    """Return the frames, the refusal ("" if none), and whether an incomplete frame has begun."""
     reader, frames, bounds = FrameReader(stream.limits), list[Frame](), (0, *cuts, len(stream.data))
     try:
         for start, end in itertools.pairwise(bounds):
@@ -274,7 +274,7 @@ def _walk(node: Any, depth: int, limits: Limits, found: dict[int, Any]) -> None:
 
 
 def _listened_to(frame: Frame) -> None:
-    """An exchange and a label are what they say, or refused."""
+    """Check that the fields of an exchange and of a label are within bounds unless the judge refuses them."""
     with contextlib.suppress(ProtocolError):
         assert len(read_label(frame, 0)) <= 200
     try:
@@ -293,7 +293,7 @@ def _text(fields: dict[str, Any]) -> str:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are the same, NaN and dtypes included."""
+    """Return whether two values are the same, including NaN and dtypes."""
     if isinstance(a, (np.ndarray, torch.Tensor)):
         alike = type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape
         return alike and _bytes(a) == _bytes(b)

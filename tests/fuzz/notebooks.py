@@ -1,4 +1,4 @@
-"""What may be handed in as a notebook, and what must be true of whatever the reader makes of it."""
+"""Files that may be submitted as a notebook, and properties of the reader's result for each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLLECTED = 50
 
 
 def draw(rng: random.Random) -> bytes:
-    """Return the bytes of a notebook, as it should be, with wrong parts, in another coding, or damaged."""
+    """Return the bytes of a notebook that is valid, has wrong parts or another encoding, or is damaged."""
     chance = rng.random()
     if chance < 0.004:
         return _large(rng)
@@ -72,7 +72,7 @@ def _cell(rng: random.Random) -> dict[str, Any]:
 
 
 def _large(rng: random.Random) -> bytes:
-    """Return a notebook near one of the bounds, or one that is mostly nesting."""
+    """Return a notebook close to one of the size limits, or one that consists mostly of nesting."""
     much = LIMITS.header // 2 + rng.choice((-40, -3, 0, 40))
     texts = (
         json.dumps({"nbformat": 4, "cells": [{}] * CELLS}),
@@ -95,7 +95,7 @@ _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def check(data: bytes) -> str:
-    """Return "read" or "refused". Raises: AssertionError, or whatever the reader should not raise."""
+    """Return "read" or "refused". Raises: AssertionError, or any error that the reader must not raise."""
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY) as folder:
         path = Path(folder) / "handed_in.ipynb"
         path.write_bytes(data)
@@ -128,11 +128,11 @@ def _obeys(submission: Submission) -> None:
     )
     pack(
         Frame("load", {"call": 0, "functions": ["f"]}, submission.code)
-    )  # so the judge can send it to a worker
+    )  # checks that the judge can send the code to a worker
 
 
 def _collected(path: Path) -> None:
-    """A class with this notebook in it is looked at without a stop."""
+    """Check that collecting a class does not fail because of this notebook."""
     try:
         found = collect([path.parent])
     except CourseError:

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer with every run of the tests; `python -m tests.fuzz` makes longer ones."""
+"""A short run of the fuzzer in every test run; `python -m tests.fuzz` makes longer ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.fuzz.bugs import PARSER, READER
 from tests.fuzz.engine import TARGETS, fuzz, fuzz_beside, input_of
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INPUTS = 6000
@@ -40,7 +42,7 @@ def test_a_process_that_ends_is_a_finding(monkeypatch) -> None:
 
 
 def test_the_long_run_found_nothing() -> None:
-    """The record names the digests of the sources that it ran on; the quick runs above are for those of today."""
+    """The recorded long run found nothing; the record names the sources that it ran on."""
     record = json.loads((CHECKOUT / "benchmarks/results/fuzz/judge.json").read_text())
     assert set(record["targets"]) == {"protocol", "notebooks"}
     for run in record["targets"].values():

@@ -1,4 +1,4 @@
-"""For `make gpu`, which loads nothing above this folder: skip what needs more GPUs than there are."""
+"""Settings of `make gpu`, which loads nothing above this folder; tests that need more GPUs are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The case table on a GPU: every block that runs there, against the float64 oracle, as it is held to on CPUs."""
+"""The case table on a GPU: every block there, against the float64 oracle, within the CPU's bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {"triton": ("float32", "bfloat16", "float16"), "native": ("bfloat16", "
 
 
 def cases(block: str) -> list[Case]:
-    """Every case of the table, in each dtype of the block."""
+    """Return every case of the table in each dtype of the block."""
     return list(dict.fromkeys(replace(case, dtype=dtype) for case in covering() for dtype in DTYPES[block]))
 
 
@@ -47,7 +47,7 @@ def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize(("block", "schedule", "case", "kind"), SCORED, ids=str)
 def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case, kind: str) -> None:
-    """The pairs that are dropped are those that the twin on the CPU says; native's tiles are computed by blockwise."""
+    """The GPU drops the pairs of tests/philox.py, and blockwise computes native's tiles."""
     cluster = VirtualCluster(case.P, memory=False)
     results = join(case, cluster.run(program, case, block, schedule, kind, "cuda").results)
     assert results.out.device.type == "cuda"
@@ -57,7 +57,7 @@ def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case,
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize("block", DTYPES)
 def test_the_same_bits_every_time(block: str) -> None:
-    """No sum depends on which program came first. torch's own backward adds dq with atomics."""
+    """Two runs give the same bits, except for dq of torch's own backward, which adds with atomics."""
     case = Case("zigzag", P=4, S=97, group=2, D=64, dtype="bfloat16", mask="causal")
     cluster = VirtualCluster(case.P, memory=False)
     first, second = (join(case, cluster.run(attend, case, block, "ring", "cuda").results) for _ in range(2))

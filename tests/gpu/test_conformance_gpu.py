@@ -1,4 +1,4 @@
-"""The conformance suite on a GPU: ringlab's ring passes there, a wrong ring is found there, results stay there."""
+"""The conformance suite on a GPU: ringlab's ring passes, a wrong one is found, results stay on the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKS = ("types", "forward", "lse", "dq", "dk", "dv", "masks", "grouped heads",
 
 
 def on_the_gpu(target: Target, *only: str, **claims: object) -> dict[str, str]:
-    """The evidence of each check that fails, over few dtypes and ranks."""
+    """Return the evidence of each failed check, for few dtypes and ranks."""
     report = check(target, quick=True, only=only, device="cuda", isolate=False, ranks=(1, 2, 3, 4), **claims)
     return {each.name: each.evidence for each in report.findings if not each.ok}
 

@@ -1,6 +1,6 @@
-"""The transports that carry CUDA tensors, on GPUs: the data of gloo, and the attention of one rank.
+"""The transports that carry CUDA tensors, on GPUs: data as over gloo, attention as on one rank.
 
-What the GPU benchmarks stand on, where there is a GPU: its clock, its memory, its poison.
+The parts that the GPU benchmarks rely on: the clock, the memory and the poison of a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERYWHERE = [ON_ONE, *ON_TWO]
 
 
 def messages(ring: Ring, device: str) -> list[torch.Tensor]:
-    """Shifts and relayed blocks of many sizes, with computation that reuses every buffer at once."""
+    """Shift and relay blocks of many sizes, reuse each buffer at once, and return what arrived."""
     came = []
     for length in (1, 1000, 3_000_000, 7):
         k = torch.arange(length, dtype=torch.float32, device=device) + 10 * ring.rank
@@ -123,7 +123,7 @@ def test_the_clock_counts_the_work_and_not_the_wait(device: Cuda) -> None:
 
 
 def test_a_kernel_that_writes_nothing_is_found_out(device: Cuda) -> None:
-    """Its output lies where the right one lay a moment ago; only the poison tells them apart."""
+    """Only the poison finds this kernel, because its output memory still has the right result."""
     bench = Bench(SMALL, device)
     right = whole(sdpa(torch.nn.attention.SDPBackend.FLASH_ATTENTION), SMALL.causal)
     shape, dtype = bench.inputs.q.shape, bench.inputs.q.dtype

@@ -1,6 +1,6 @@
-"""Small models of transformers with random weights, and one step on one process: float64 for truth, float32 beside it.
+"""Small transformers models with random weights, and one training step on one process, in float64 or float32.
 
-One step of a model of transformers over a ring. Processes import it as well.
+One step of such a model over a ring. Processes of a launch import this module as well.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def mistral(**other: Any) -> MistralConfig:
 
 
 def qwen2(**other: Any) -> Qwen2Config:
-    """The first layer full, the second with a window."""
+    """Return a Qwen2 whose first layer sees all keys and whose second layer has a window."""
     window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
     return Qwen2Config(**SMALL | window | other)
 
 
 def qwen3(**other: Any) -> Qwen3Config:
-    """As qwen2, with heads wider than hidden_size / heads, and their norms."""
+    """Return a model like qwen2, but with heads wider than hidden_size / heads, and norms of the heads."""
     window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "head_dim": 8}
     return Qwen3Config(**SMALL | window | other)
 
 
 def gemma2(**other: Any) -> Gemma2Config:
-    """Soft caps that bend scores, and windows in every other layer."""
+    """Return a Gemma 2 with soft caps low enough to bend the scores, and windows in every other layer."""
     caps = {
         "head_dim": 8,
         "sliding_window": WINDOW,
@@ -81,14 +81,14 @@ def gemma2(**other: Any) -> Gemma2Config:
 
 
 def gpt_oss(**other: Any) -> GptOssConfig:
-    """Sinks, and windows in every other layer; each token goes to all experts, since a choice may turn on a rounding."""
+    """Return a gpt-oss with sinks, windows in every other layer, and all experts chosen for each token."""
     experts = {"num_local_experts": 2, "num_experts_per_tok": 2, "experts_implementation": "eager"}
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     return GptOssConfig(**SMALL | experts | rotary | {"head_dim": 8, "sliding_window": WINDOW} | other)
 
 
 def deepseek_v3(**other: Any) -> DeepseekV3Config:
-    """Latent attention: v has fewer dims than q and k. All layers are dense, as in gpt_oss."""
+    """Return a DeepSeek-V3 with latent attention, where v has fewer dims than q and k, without experts."""
     dims = {
         "qk_nope_head_dim": 6,
         "qk_rope_head_dim": 4,
@@ -107,7 +107,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
 
 
 def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The same weights every time, large enough that attention and positions matter."""
+    """Return a model whose fixed weights are so large that attention and positions matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
@@ -120,7 +120,7 @@ def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.f
 
 @dataclass
 class Batch:
-    """Whole sequences, as a user of transformers has them."""
+    """Whole sequences, in the form that a user of transformers has."""
 
     input_ids: Tensor
     labels: Tensor
@@ -133,7 +133,7 @@ class Batch:
 
 
 def batch_of(S: int, rows: int = 1, seed: int = 0, documents: tuple[int, ...] = ()) -> Batch:
-    """Tokens and labels of which a third does not count; `documents` are packed as the collator packs them."""
+    """Return tokens and labels, a third of which are ignored; `documents` are packed as by the collator."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (rows, S), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.3, IGNORE)
@@ -160,9 +160,10 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def masks_of(model: nn.Module, batch: Batch, order: Tensor | slice = slice(None)) -> Any:
-    """The masks that transformers makes of the positions, by kind of layer, or the only one; `order` permutes the tokens.
+    """Return transformers' masks of the positions, one for each kind of layer; `order` permutes the tokens.
 
-    Models get them ready-made, because gpt-oss makes its own without the positions, so that its documents see each other.
+    Models get these masks ready-made, because gpt-oss makes its own masks without the positions, so that
+    documents would see each other.
     """
     config, positions = model.config, batch.position_ids
     positions = torch.arange(batch.input_ids.shape[1])[None] if positions is None else positions
@@ -180,7 +181,7 @@ def masks_of(model: nn.Module, batch: Batch, order: Tensor | slice = slice(None)
 
 
 def alone(config: PreTrainedConfig, batch: Batch, attention: str = "eager") -> Step:
-    """One process in float32, by transformers alone."""
+    """Return the step of one process in float32, by transformers alone."""
     model = build(config, attention)
     given = batch.given() | {"attention_mask": masks_of(model, batch)}
     loss = model(batch.input_ids, labels=batch.labels, use_cache=False, **given).loss
@@ -189,7 +190,7 @@ def alone(config: PreTrainedConfig, batch: Batch, attention: str = "eager") -> S
 
 
 def truth(config: PreTrainedConfig, batch: Batch) -> Step:
-    """One process in float64: what transformers computes in float32 on the way, norms, softmax, loss, is float64 too."""
+    """Return the step of one process all in float64, also the norms, the softmax and the loss."""
     model = exact(build(config, "eager", torch.float64))
     softmax = F.softmax
 
@@ -209,7 +210,7 @@ def truth(config: PreTrainedConfig, batch: Batch) -> Step:
 
 
 def exact(model: nn.Module) -> nn.Module:
-    """The model in float64, with norms in float64 as well."""
+    """Return the model in float64, with norms in float64 as well."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(_norm, module)
@@ -222,14 +223,15 @@ def _norm(self: Any, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-# How large an error may be: at most twice that of the plainest implementation, transformers' own eager attention in
-# float32 on one process. Its error is the largest over a few orders in which it can take the tokens, with weights that
-# are a unit in the last place off: a product that is rounded is as one of such a weight. Orders alone leave what is
-# rounded for each token by itself as it is, and where that is little by luck, all of them are lucky together.
+# How large an error may be: at most twice the error of the plainest implementation, transformers' own eager
+# attention in float32 on one process. That error is the largest over a few runs, in which the tokens have
+# different orders and the weights are changed by a unit in the last place, so that every product is rounded
+# differently. Orders alone would not change the roundings of a single token. If those are small by luck, they
+# would be small in all orders.
 
 
 def permuted(config: PreTrainedConfig, batch: Batch, generator: torch.Generator) -> Step:
-    """`alone` with the tokens in another order and weights that are a last place off: all that is rounded is so otherwise."""
+    """Return the step of `alone` with tokens reordered and weights changed by one unit of last place."""
     model = build(config, "eager")
     order = torch.randperm(batch.input_ids.shape[1], generator=generator)
     with torch.no_grad():
@@ -252,14 +254,14 @@ def permuted(config: PreTrainedConfig, batch: Batch, generator: torch.Generator)
 
 
 def errors(step: Step, true: Step) -> dict[str, float]:
-    """The largest error of each value."""
+    """Return the largest error of each value."""
     values = step.values()
     assert values.keys() == true.values().keys()
     return {name: float((values[name].double() - x).abs().max()) for name, x in true.values().items()}
 
 
 def bounds(config: PreTrainedConfig, batch: Batch, true: Step, orders: int = 8) -> dict[str, float]:
-    """Twice the plainest's largest error over `orders`, and one unit of last place of the value's scale."""
+    """Return twice the plainest step's largest error over `orders`, plus one unit of each value's scale."""
     generator = torch.Generator().manual_seed(0)
     steps = [alone(config, batch), *(permuted(config, batch, generator) for _ in range(orders - 1))]
     each = [errors(step, true) for step in steps]
@@ -284,7 +286,7 @@ def step_over(
     recompute: bool = False,
     **options: Any,
 ) -> Step:
-    """What a user writes, on one rank: the loss of all ranks, and the gradients summed."""
+    """Run a user's step on one rank: return the loss of all ranks and the summed gradients."""
     model = build(config, "ringlab")
     if recompute:
         model.gradient_checkpointing_enable()
@@ -296,7 +298,7 @@ def step_over(
 
 
 def exact_step_over(ring: Ring, config: PreTrainedConfig, layout: Layout, batch: Batch) -> Step:
-    """The same in float64 all the way; transformers' own loss is made of logits in float32."""
+    """Run the step in float64 throughout; transformers' own loss would use float32 logits."""
     model = exact(build(config, "ringlab", torch.float64))
     with hf.context(ring, layout, _mask(batch)) as context:
         given = sharded(context, batch)
@@ -309,7 +311,7 @@ def exact_step_over(ring: Ring, config: PreTrainedConfig, layout: Layout, batch:
 
 
 def over(config: PreTrainedConfig, layout: Layout, batch: Batch, **options: Any) -> list[Step]:
-    """What each rank of a virtual cluster has at the end."""
+    """Return the step that each rank of a virtual cluster has at the end."""
     return run(partial(step_over, config=config, layout=layout, batch=batch, **options), layout.P)
 
 

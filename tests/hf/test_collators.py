@@ -1,4 +1,4 @@
-"""Batches as transformers' own collators make them, packed and spread over ranks: the step is that of one process."""
+"""Batches of transformers' own collators, packed and spread over ranks: the step equals one process's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flattened(**options: Any) -> dict[str, Any]:
 
 
 def padded(side: str) -> dict[str, Any]:
-    """Rows as long as the longest; labels of padding are −100."""
+    """Return a batch whose rows are padded to the longest one; the labels of padding are −100."""
     vocabulary = {"<pad>": 0, **{f"w{n}": n for n in range(1, VOCABULARY)}}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(vocabulary, "w1")), pad_token="<pad>", padding_side=side
@@ -84,14 +84,14 @@ def test_a_step_on_a_flattened_batch(layout: str) -> None:
 
 @pytest.mark.parametrize("multiple", [1, 6])
 def test_a_step_on_a_padded_batch(multiple: int) -> None:
-    """One process has the padding that was dropped here; and padding that is added here counts nowhere."""
+    """A step that drops a batch's padding, and adds padding for the ring, equals one process's step."""
     batch = padded("right")
     packing, packed = packed_for_the_ring(batch, multiple)
     law_equals_one_process(llama(), packing.layout("per_document", 3), packed, as_given(batch))
 
 
 def test_labels_of_other_documents_are_dropped_whatever_the_collator_does() -> None:
-    """Without −100 at the beginning of documents, as a packing of one's own may leave them."""
+    """Labels of other documents are dropped, even if a packing did not set first labels to −100."""
     batch = flattened()
     batch["labels"] = batch["input_ids"].clone()
     packing, packed = packed_for_the_ring(batch)

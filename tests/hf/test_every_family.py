@@ -1,6 +1,6 @@
 """Every transformers model family that can be built at a small size gives the right result or is refused.
 
-Right is the result of one process. A refusal is an error of ringlab's own that names a remedy.
+The right result is that of one process. A refusal is one of ringlab's own errors and names a remedy.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def built(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str)
 
 
 def outputs(model: nn.Module, **given: Any) -> dict[str, Tensor]:
-    """The tensors of the model's output by name; of tuples of layers each."""
+    """Return the tensors of the model's output by name; tensors of several layers get numbered names."""
     with torch.no_grad():
         found = model(**given)
     flat = {name: x if isinstance(x, tuple | list) else (x,) for name, x in found.items()}
@@ -128,12 +128,12 @@ def outputs(model: nn.Module, **given: Any) -> dict[str, Tensor]:
 
 
 def floats(x: Any) -> bool:
-    """Whether `x` is computed: a model may return the labels that it was given."""
+    """Return whether `x` was computed: a model may also return the labels that it got."""
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], dict[str, Tensor]] | None:
-    """What has to be left out to build a small model, and what it computes on one process; None if nothing helps."""
+    """Return the left-out options of a small model and its output on one process, or None if none works."""
     for without in WITHOUT:
         try:
             with torch.device("meta"):
@@ -144,13 +144,13 @@ def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], d
             if "use_cache" in inspect.signature(kind.forward).parameters:
                 given["use_cache"] = False
             return without, outputs(model, **given)
-        except Exception:  # transformers' own, about a config that fits no model: not the matter of this test
+        except Exception:  # transformers' own error about an unusable config
             continue
     return None
 
 
 def over(ring: Ring, kind: type[PreTrainedModel], without: tuple[str, ...], labels: bool) -> Any:
-    """What a rank computes, or what it raises."""
+    """Return the output of a rank, or the error that the rank raises."""
     try:
         model: Any = built(kind, small(kind.config_class, without), hf.NAME)
         configs = [model.config, *(getattr(model.config, name, None) for name in model.config.sub_configs)]
@@ -163,21 +163,21 @@ def over(ring: Ring, kind: type[PreTrainedModel], without: tuple[str, ...], labe
 
 
 def trials(name: str) -> Iterator[tuple[str, type[PreTrainedModel], bool]]:
-    """The classes of a family, with labels and without."""
+    """Yield the classes of a family, with labels and without."""
     for kinds in KINDS:
         try:
             found = kinds.get(CONFIG_MAPPING[name], ())
-        except ValueError:  # transformers names a class there that it has not
+        except ValueError:  # transformers names a class here that does not exist
             continue
         for kind in found if isinstance(found, tuple | list) else (found,):
-            if not issubclass(kind, PreTrainedModel):  # it needs another package
+            if not issubclass(kind, PreTrainedModel):  # the class needs another package
                 continue
             for labels in (False, True)[: 2 if "labels" in inspect.signature(kind.forward).parameters else 1]:
                 yield f"{kind.__name__}{', labels' * labels}", kind, labels
 
 
 def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What each class of a family does, and what is wrong with it: a raw error, no remedy, or another output."""
+    """Return the result of each class of a family, and its fault: raw error, no remedy or other output."""
     seen: dict[str, str] = {}
     wrong: dict[str, str] = {}
     unbuilt: set[type[PreTrainedModel]] = set()
@@ -205,7 +205,7 @@ def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def close(true: Tensor, parts: list[Tensor | None]) -> bool:
-    """Whether an output is that of one process, in float32: a token that sees another rank's tokens is far from that."""
+    """Return whether an output equals one process's up to errors far below those of a wrong mask."""
     shapes = [None if part is None else tuple(part.shape[1:2]) for part in parts]
     if shapes != ([()] * P if true.ndim == 0 else [(length,) for length in LAYOUT.lengths]):
         return False
@@ -260,9 +260,10 @@ def test_a_family(name: str) -> None:
 PARTS = 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_family(part: int) -> None:
-    """Those that cannot be built small, or take no tokens, are not tried: images, sounds, weights of a fixed size."""
+    """Every family that can be built small and takes tokens is right or refused."""
     names = [name for name in sorted(CONFIG_MAPPING.keys()) if name not in FEW][part::PARTS]
     found = {name: faults(name) for name in names}
     assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}

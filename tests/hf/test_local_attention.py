@@ -1,4 +1,4 @@
-"""A model that attends within its shard, where attention over the ring was asked for, is refused on every rank."""
+"""A model that attends within its shard, although it should attend over the ring, is refused on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = batch_of(S)
 
 
 def _with_attention(ring: Ring, *attentions: str, labels: bool = True) -> RinglabError | None:
-    """What a rank raises that runs a model with each of these attentions in one context."""
+    """Return the error of a rank that runs a model with each of these attentions in one context."""
     try:
         with hf.context(ring, zigzag(S, P)) as context:
             given = hf.shard_batch(context, BATCH.input_ids, labels=BATCH.labels if labels else None)
@@ -29,7 +29,7 @@ def _with_attention(ring: Ring, *attentions: str, labels: bool = True) -> Ringla
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_model_that_attends_within_its_shard_is_refused(attention: str) -> None:
-    """Its output would be that of this rank's tokens alone, and nothing would say so."""
+    """A model that attends within its shard is refused, as its wrong output would otherwise go unnoticed."""
     errors = run(lambda ring: _with_attention(ring, attention), P)
     assert all(isinstance(error, BackendError) for error in errors), errors
     assert all(
@@ -40,7 +40,7 @@ def test_a_model_that_attends_within_its_shard_is_refused(attention: str) -> Non
 
 
 def test_one_rank_that_attends_within_its_shard_hangs_nobody() -> None:
-    """With labels it meets the other in the loss, without them when it leaves."""
+    """A rank that attends within its shard makes no rank hang, since ranks meet in the loss or at the end."""
 
     def program(ring: Ring, labels: bool) -> RinglabError | None:
         return _with_attention(ring, "sdpa" if ring.rank else "ringlab", labels=labels)

@@ -1,4 +1,4 @@
-"""What is read of transformers' masks is what they mean; what is not known is refused."""
+"""Transformers' masks are read with their meaning, and unknown masks are refused."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.laws.draw import refute
 
 
 def meant(window: int | None, documents: tuple[int, ...], causal: bool) -> np.ndarray:
-    """The matrix that transformers makes of a whole packed sequence, for torch's attention."""
+    """Return the matrix that transformers makes of a whole packed sequence, for torch's attention."""
     config = _config(window, causal)
     config._attn_implementation = "sdpa"
     mask = _made(config, window, documents)
     S = sum(documents)
-    if mask is None:  # transformers leaves a mask out where the causal flag, or none, says all of it
+    if mask is None:  # transformers leaves a mask out if the causal flag alone describes it
         return np.tril(np.ones((S, S), bool)) if causal else np.ones((S, S), bool)
     return mask[0, 0].numpy()
 
 
 def understood(window: int | None, documents: tuple[int, ...], causal: bool) -> np.ndarray:
-    """The same, by the mask that ringlab.hf reads."""
+    """Return the matrix of the mask that ringlab.hf reads for the same sequence."""
     config = _config(window, causal)
     config._attn_implementation = hf.NAME
     given = Mask(causal=causal, documents=documents)
@@ -148,5 +148,5 @@ def _layer(causal: bool, window: int | None) -> LayerMask:
 
 
 def test_every_layer_has_the_window_of_its_type() -> None:
-    """The premise of the tests with Qwen: one layer of each type."""
+    """Qwen has one layer of each type, as the tests with Qwen assume."""
     assert list(qwen2().layer_types) == ["full_attention", "sliding_attention"]

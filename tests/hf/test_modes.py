@@ -1,4 +1,4 @@
-"""A model of transformers over a ring under autocast; and generate() inside the context is refused."""
+"""A transformers model over a ring under autocast; and generate() inside the context is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step = tuple[float, dict[str, Tensor]]
 
 
 def step(ring: Ring) -> Step:
-    """This rank's share of the loss under autocast, and its gradients."""
+    """Return this rank's share of the loss under autocast, and its gradients."""
     model, batch = build(llama(), "ringlab"), batch_of(S)
     with hf.context(ring, LAYOUT) as context, torch.autocast("cpu", torch.bfloat16):
         loss = model(**hf.shard_batch(context, batch.input_ids, labels=batch.labels)).loss
@@ -29,7 +29,7 @@ def step(ring: Ring) -> Step:
 
 
 def alone(dtype: torch.dtype = torch.float32, autocast: bool = False) -> Step:
-    """The loss and the gradients on one process, by torch's own attention."""
+    """Return the loss and the gradients on one process, by torch's own attention."""
     model, batch = build(llama(), "sdpa", dtype), batch_of(S)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = model(batch.input_ids, labels=batch.labels).loss
@@ -48,7 +48,7 @@ def test_autocast_is_as_exact_as_on_one_process() -> None:
     assert all(x.dtype == torch.float32 for gradients in shares for x in gradients.values())
     found = {name: shares[0][name] + shares[1][name] for name in true}
     assert distance(found, true) <= FACTOR * distance(plain, true)
-    assert distance(shares[0], true) > 5 * FACTOR * distance(plain, true)  # half of it, which is a mistake
+    assert distance(shares[0], true) > 5 * FACTOR * distance(plain, true)  # one rank's share alone is wrong
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

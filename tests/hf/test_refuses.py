@@ -1,4 +1,4 @@
-"""What cannot be honoured is refused by name, with the remedy, on every rank; never dropped."""
+"""Options that cannot be honoured are refused by name, with a remedy, on every rank, and never dropped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WHOLE = {"input_ids": BATCH.input_ids, "use_cache": False}
 def forward(
     ring: Ring, config: PreTrainedConfig, change: Callable[..., dict[str, Any]], **options: Any
 ) -> RinglabError | None:
-    """What a forward raises, whose arguments are changed."""
+    """Return the error of a forward whose arguments are changed by `change`, or None."""
     model = build(config, "ringlab")
     try:
         with hf.context(ring, zigzag(S, P), **options) as context:
@@ -156,7 +156,7 @@ def test_nothing_is_refused_that_is_right() -> None:
 
 @pytest.mark.parametrize("change", [hidden_keys, custom_mask])
 def test_a_rank_that_is_wrong_alone_hangs_nobody(change: Callable[..., dict[str, Any]]) -> None:
-    """Its own error on the rank, AgreementError on the others, before any data moves."""
+    """A rank that is wrong alone gets its own error and the others AgreementError, before any data moves."""
 
     def program(ring: Ring) -> Any:
         return forward(ring, llama(), change if ring.rank == 1 else with_())
@@ -203,7 +203,7 @@ def _built_as(ring: Ring, kind: type, **options: Any) -> RinglabError | None:
 
 
 def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> RinglabError | None:
-    """What a model raises whose class is another of transformers', or that is given the labels of its shard."""
+    """Return the error of a model of class Llama`kind`; with `labels` it gets its shard's own labels."""
     config = llama(attn_implementation="ringlab")
     model = getattr(transformers, f"Llama{kind}")(config)
     try:
@@ -220,7 +220,7 @@ def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> Ri
 
 
 def test_heads_that_take_tokens_together_are_refused() -> None:
-    """One that pools the last token would find its shard's, and say nothing."""
+    """Heads that combine tokens are refused, as they would combine the tokens of one shard only."""
     errors = run(partial(_called_as, kind="ForSequenceClassification", labels=False), P)
     assert all(isinstance(each, BackendError) and "ForSequenceClassification" in str(each) for each in errors)
     for kind in ("Model", "ForCausalLM"):
@@ -239,12 +239,12 @@ def bert(kind: str, attention: str, **options: Any) -> Any:
 
 
 def as_close(found: torch.Tensor, true: torch.Tensor) -> bool:
-    """In float32; a token more or less in attention is far from that."""
+    """Return whether two results agree up to float32 rounding; one token more or less changes more."""
     return bool((found - true).abs().max() <= 1e-5)
 
 
 def test_a_pooler_is_refused_and_its_remedy_runs() -> None:
-    """A pooler reads the first token, and only one rank holds that."""
+    """A pooler is refused because it reads the first token, which only one rank has; its remedy runs."""
 
     def program(ring: Ring) -> Any:
         with hf.context(ring, zigzag(S, P), models=("bert",)) as context:
@@ -259,7 +259,7 @@ def test_a_pooler_is_refused_and_its_remedy_runs() -> None:
 
 
 def test_a_loss_of_the_models_own_is_refused_and_its_remedy_is_the_loss() -> None:
-    """shard_batch shifts labels, and the model takes the mean over a rank's own tokens."""
+    """A model's own loss is refused, as shard_batch shifts labels and the model averages its own tokens."""
 
     def program(ring: Ring) -> Any:
         model = bert("BertForMaskedLM", "ringlab")
@@ -276,7 +276,7 @@ def test_a_loss_of_the_models_own_is_refused_and_its_remedy_is_the_loss() -> Non
 
 
 def test_padding_in_a_model_that_is_not_causal_is_refused_and_its_remedy_runs() -> None:
-    """Every token would see it."""
+    """Padding is refused in a model that is not causal, as every token would see it; the remedy runs."""
     ids, mask = BATCH.input_ids.expand(2, -1), torch.cat([ONES, RIGHT])
     packing = Packing.of_batch({"input_ids": ids, "attention_mask": mask})
     layout = packing.layout("per_document", P)
@@ -327,7 +327,7 @@ def test_a_group_or_mesh_in_place_of_a_ring_is_told_how_to_make_one() -> None:
 
 
 def test_a_bidirectional_gemma_is_refused_by_the_part_of_its_mask() -> None:
-    """As EmbeddingGemma asks for it."""
+    """A Gemma with bidirectional attention, as in EmbeddingGemma, is refused; the error names the part."""
     config = transformers.Gemma3TextConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, sliding_window=4, use_bidirectional_attention=True,
@@ -407,7 +407,7 @@ def test_a_layout_that_cannot_be() -> None:
     assert run(partial(program, layout=contiguous(1, P)), P) == [LayoutError] * P
 
 
-# shard_batch: every rank sees the whole batch, so that one is enough to test.
+# Tests of shard_batch: every rank gets the whole batch, so one rank is enough.
 
 
 def sharding(mask: Mask | None = None, **changed: Any) -> Any:
@@ -433,7 +433,7 @@ def sharding(mask: Mask | None = None, **changed: Any) -> Any:
     ],
 )
 def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(changed: dict[str, Any]) -> None:
-    """Attention would be over a sequence that nobody has, with plausible losses."""
+    """All ranks refuse a batch that differs between ranks, as it would give plausible but wrong losses."""
 
     def program(ring: Ring, **options: Any) -> Any:
         with hf.context(ring, zigzag(S, P), **options) as context:

@@ -1,4 +1,4 @@
-"""One training step of a model of transformers over a ring: loss and gradients of one process.
+"""One training step of a transformers model over a ring has the loss and gradients of one process.
 
 The same step on two gloo processes, and the script of docs/huggingface.md under torchrun.
 """
@@ -53,7 +53,7 @@ ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
 
 
 def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
-    """The values of any rank whose error is beyond the bound."""
+    """Return the values of all ranks whose error is beyond the bound."""
     true = truth(config, batch)
     allowed = bounds(config, batch, true)
     found = [errors(step, true) for step in over(config, layout, batch, **options)]
@@ -67,7 +67,7 @@ def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_is_as_exact_as_one_process(family: str) -> None:
-    """Grouped heads, windows by layer, norms of heads, soft caps, sinks."""
+    """Float32 is as exact as on one process, for grouped heads, windows, norms of heads, caps and sinks."""
     assert beyond(FAMILIES[family](), zigzag(S, 3), batch_of(S, rows=2)) == []
 
 
@@ -78,7 +78,7 @@ def test_packed_batches(layout: Layout) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_documents_do_not_see_each_other_in_one_process(family: str) -> None:
-    """The reference itself: a packed batch has the loss of its documents, each computed alone."""
+    """In the reference, a packed batch has the loss of its documents, each computed alone."""
     packed, config = batch_of(S, documents=DOCUMENTS), FAMILIES[family]()
     pieces = [x.split(DOCUMENTS, 1) for x in (packed.input_ids, packed.labels)]
     sums = [
@@ -108,7 +108,7 @@ def test_float64_equals_one_process(
     make: Callable[[int, int], Layout] | None,
     P: int,
 ) -> None:
-    """make: the layout by its length and ranks; None deals out each document by itself."""
+    """Float64 equals one process; `make` builds the layout, and None deals each document on its own."""
     layout = make(sum(documents), P) if make else per_document(documents, P)
     batch = batch_of(layout.S, 1, seed, tuple(documents) if packed else ())
     assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))
@@ -116,7 +116,7 @@ def test_float64_equals_one_process(
 
 
 def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | None = None) -> None:
-    """given: what one process gets, if it is not the same batch."""
+    """Check that the ring's step equals that of one process, which gets `given` if that is not None."""
     true = truth(config, given or batch)
     for step in run(partial(exact_step_over, config=config, layout=layout, batch=batch), layout.P):
         for name, error in errors(step, true).items():
@@ -140,12 +140,12 @@ def test_other_schedules(schedule: str) -> None:
 
 
 def test_recomputed_layers_keep_the_context_they_ran_under() -> None:
-    """Backward runs outside of the context, and computes every layer again."""
+    """Recomputed layers keep their context, though backward computes them again outside of the context."""
     assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS), recompute=True) == []
 
 
 def padded() -> Batch:
-    """Two rows, the second of which ends in padding."""
+    """Return a batch of two rows, the second of which ends in padding."""
     batch = batch_of(S, rows=2)
     batch.attention_mask = torch.ones_like(batch.input_ids)
     batch.attention_mask[1, -6:] = 0
@@ -164,9 +164,7 @@ def test_dropout_draws_alike_however_the_sequence_lies() -> None:
         for layout in (contiguous(S, 1), contiguous(S, 2), zigzag(S, 3))
     )
     true, allowed = truth(llama(), batch), bounds(llama(), batch, truth(llama(), batch))
-    scale = {
-        name: 4 * bound for name, bound in allowed.items()
-    }  # weights up to 1 / (1 − 0.4), between two float32
+    scale = {name: 4 * bound for name, bound in allowed.items()}  # kept weights grow by up to 1 / (1 − 0.4)
     for other in (two, three):
         assert all(error <= scale[name] for name, error in errors(other, one).items())
     [another] = (over(config, contiguous(S, 2), batch, seed=12)[0],)
@@ -177,13 +175,14 @@ def without_windows(*tensors: Tensor, mask: Mask, **options: Any) -> Any:
     return ring_attention(*tensors, mask=replace(mask, window=None), **options)
 
 
+@pytest.mark.thorough
 def test_a_wrong_adapter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ring_attention", without_windows)
     assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS)) != []
 
 
 def test_the_bounds_are_those_of_float32() -> None:
-    """What is allowed is far below what any mistake does: some units of last place, and more than none."""
+    """The bounds are a few units of last place, far below the effect of any mistake."""
     batch = batch_of(S)
     true = truth(qwen2(), batch)
     allowed = bounds(qwen2(), batch, true)
@@ -205,10 +204,11 @@ SCRIPTS = {
 SCRIPT = SCRIPTS["train"]
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under torchrun on two processes, and on one rank alone: the same losses, which fall."""
+    """The script of the page has falling losses, equal under torchrun on two processes and on one rank."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     two = losses(under_torchrun(script, 2))
@@ -242,15 +242,16 @@ def changed(text: str, changes: dict[str, str]) -> str:
 
 
 def trainers(tmp_path: Path, changes: dict[str, str], processes: int) -> list[tuple[str, ...]]:
-    """The losses and norms that transformers' Trainer prints in each step, by a changed script of the page."""
+    """Return the losses and norms that transformers' Trainer prints, in a changed script of the page."""
     script = tmp_path / f"trainer-{processes}.py"
     script.write_text(changed(SCRIPTS["trainer"], changes), encoding="utf-8")
     said = under_torchrun(script, processes)
     return re.findall(r"step \d+: loss ([\d.]+), norm ([\d.]+)", said)
 
 
+@pytest.mark.thorough
 def test_the_trainer_of_the_page(tmp_path: Path) -> None:
-    """Losses and norms of Trainer alone on one process, over one ring of two and over two rings of two."""
+    """Trainer has the same losses and norms on one process, over a ring of two and over two such rings."""
     one = trainers(tmp_path, TO_TRAINER_ALONE, 1)
     assert len(one) == 5
     for changes, processes in ({}, 2), (RINGS_OF_TWO, 4):

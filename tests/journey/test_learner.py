@@ -1,4 +1,4 @@
-"""The course's main job, end to end, as one learner does it: lesson 05, its exercise, the grade, real processes."""
+"""The course's main task, end to end, as a learner does it: lesson 05, its exercise, grade and processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.browser.notebook_page import NotebookPage, enter, open_notebook
 from tests.browser.window import Window, arrow, window
 from tests.course.submissions_of import submission
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
 
 EXERCISE = "exercises/05_emulated_ring.ipynb"
 STAGES = ("05.step", "05.forward", "05.causal")
@@ -61,7 +61,7 @@ def test_a_learner_goes_from_the_lesson_to_full_points_and_to_real_processes(lab
 
 
 def study(lesson: NotebookPage) -> None:
-    """Run the lesson on its 8,192 tokens and 8 ranks, and move the ring."""
+    """Run the lesson on its 8,192 tokens and 8 ranks, and step through its ring."""
     lesson.run_all()
     assert [error for cell in lesson.cells for error in cell.errors] == []
     assert "S, P, H, Hkv, D = 8192, 8, 8, 2, 64" in lesson.find("corpus.qkv(S,").source
@@ -74,7 +74,7 @@ def study(lesson: NotebookPage) -> None:
 
 
 def sees_what_is_not_written(exercise: NotebookPage) -> None:
-    """Run the skeleton as it comes: every check says so, and nothing fails."""
+    """Run the unchanged skeleton: every check reports that the code is not written, and no cell fails."""
     exercise.run_all()
     assert [error for cell in exercise.cells for error in cell.errors] == []
     for stage in STAGES:
@@ -82,7 +82,7 @@ def sees_what_is_not_written(exercise: NotebookPage) -> None:
 
 
 def is_told_of_a_mistake(exercise: NotebookPage) -> None:
-    """Average the partial outputs, be told just that with a small example, and save all the same."""
+    """Average the partial outputs, get the message about that mistake, and save the notebook."""
     text = submission(f"05/wrong_step_{MISTAKE}").source
     function = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     told = answer(exercise, "05.step", ast.get_source_segment(text, function) or "")
@@ -102,7 +102,7 @@ def gets_it_right(exercise: NotebookPage) -> None:
 
 
 def answer(exercise: NotebookPage, stage: str, source: str) -> str:
-    """Write `source` into the stage's cell, run it and its check, and return what the check says."""
+    """Write `source` into the stage's cell, run it and its check, and return the check's output."""
     place = exercise.graded(stage).index
     exercise.write(place, source)
     assert exercise.run(place).errors == []
@@ -110,7 +110,7 @@ def answer(exercise: NotebookPage, stage: str, source: str) -> str:
 
 
 def graded(notebook: Path) -> dict[str, Any]:
-    """Return what `ringlab grade NOTEBOOK --json` reports of the one submission."""
+    """Return the report of `ringlab grade NOTEBOOK --json` on the one submission."""
     command = [str(Path(sys.executable).parent / "ringlab"), "grade", str(notebook), "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = json.loads(run.stdout)
@@ -120,7 +120,7 @@ def graded(notebook: Path) -> dict[str, Any]:
 
 
 def runs_on_real_processes(notebook: Path) -> None:
-    """The saved function gives on 2 processes what it gives on 2 virtual ranks, bit for bit."""
+    """The saved function gives the same bits on 2 processes as on 2 virtual ranks."""
     ring_forward = saved_function(notebook, "ring_forward")
     layout, qkv = contiguous(512, 2), corpus.qkv(512, heads=2, head_dim=32)
 
@@ -135,7 +135,7 @@ def runs_on_real_processes(notebook: Path) -> None:
 
 
 def saved_function(notebook: Path, name: str) -> Callable[..., Any]:
-    """Return a function of the graded cells, with the notebook's imports and nothing else of it."""
+    """Return a function of the graded cells, which can use the notebook's imports but no other cells."""
     cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
     namespace: dict[str, Any] = {"__name__": "learner"}
     for cell in (cells[0], *(cell for cell in cells if cell.metadata.get("grade"))):
@@ -144,5 +144,5 @@ def saved_function(notebook: Path, name: str) -> Callable[..., Any]:
 
 
 def flat(text: str) -> str:
-    """Return the text without its line breaks, which depend on the width it is told in."""
+    """Return the text without line breaks, which depend on the width of the output."""
     return " ".join(text.split())

@@ -1,6 +1,7 @@
 """Inputs for the laws: seeded tensors of given shapes, and hypothesis strategies for the shapes.
 
-A law is worth as much as what it refutes: every law is shown to hold for the real thing and to fail for a mutant.
+A law is useful only if it can fail, so every law is shown to hold for the right code and to fail for a
+mutant.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ringlab.layout import Layout, dealt
 
 @dataclass(frozen=True)
 class Shape:
-    """B, H, K, Lq, Lk, D of an attention problem, and Dv, the head dim of v; as D if it is 0."""
+    """B, H, K, Lq, Lk, D of an attention problem, and Dv, the head dim of v, which is D if Dv is 0."""
 
     B: int
     H: int
@@ -32,7 +33,7 @@ class Shape:
 
 
 def shapes(longest: int = 24, square: bool = False, fewest_keys: int = 1) -> st.SearchStrategy[Shape]:
-    """Small problems with every number of heads per key/value head."""
+    """Return a strategy for small problems, with any number of query heads per key/value head."""
 
     def build(B: int, K: int, group: int, Lq: int, Lk: int, D: int, Dv: int) -> Shape:
         return Shape(B, K * group, K, Lq, Lq if square else Lk, D, Dv)
@@ -75,9 +76,9 @@ LAYOUTS = st.builds(
 
 
 def refute(law: Callable[..., None], real: Any, mutant: Any, examples: Iterable[tuple[Any, ...]]) -> None:
-    """Fail unless `law(mutant, *example)` fails for one of the examples, where `law(real, *example)` holds.
+    """Fail unless `law(mutant, *example)` fails for one of the examples, and `law(real, *example)` holds.
 
-    Only an AssertionError refutes: a mutant that crashes would be caught without the law.
+    Only an AssertionError counts, because a mutant that crashes would be noticed without the law.
     """
     for example in examples:
         law(real, *example)

@@ -1,4 +1,4 @@
-"""Every block backend is attention on its tile: forward against the oracle, gradients from the final lse and delta."""
+"""Every block backend is attention on its tile: the oracle's forward, and gradients by final lse and delta."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ringlab.merge import Partial, merge
 from tests.laws.draw import SEEDS, Shape, refute, shapes, tensors
 
 BLOCKS = tuple(get_block(name, torch.zeros(1, 1, 1, 1)) for name in available())
-# Float64 shows whether the mathematics is right; what other dtypes lose is measured on fixed cases,
-# in tests/substrates, for a search would look for inputs on which the yardstick is exact by luck.
+# Float64 shows whether the mathematics is right. The rounding errors of other dtypes are measured on fixed
+# cases, in tests/substrates, because a search would find inputs for which the reference is exact by luck.
 Keys = list[slice]
 
 
 def causal_shape(shape: Shape) -> Shape:
-    """As many rows as keys or more, which is what a causal tile has."""
+    """Return the shape with at least as many rows as keys, as causal tiles have."""
     return replace(shape, Lq=max(shape.Lq, shape.Lk))
 
 
 def all_in_blocks(
     block: Block, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, keys: Keys, causal: bool, scale: float
 ) -> Results:
-    """Attention as a rank computes it: partials of blocks of keys merged, then gradients block by block."""
+    """Return attention as a rank computes it: merged partials of blocks, then gradients block by block."""
     state = Partial.identity(q, v.shape[-1])
     for part in keys:
         state = merge(state, block.forward(q, k[..., part, :], v[..., part, :], causal=causal, scale=scale))
@@ -74,7 +74,7 @@ def law_a_tile_is_attention(
 
 
 def law_blocks_of_keys_add_up(block: Block, shape: Shape, seed: int, dtype: torch.dtype, cut: int) -> None:
-    """Full tiles over two parts of the keys, with the lse and delta of both."""
+    """Full tiles over two parts of the keys, with the lse and delta of all keys, add up to attention."""
     q, k, v, dout = tensors(shape, seed, dtype)
     scale, cut = shape.D**-0.5, cut % (shape.Lk + 1)
     parts = [part for part in (slice(0, cut), slice(cut, shape.Lk)) if part.start < part.stop]
@@ -96,11 +96,11 @@ def test_blocks_of_keys_add_up(block: Block, shape: Shape, seed: int, cut: int) 
     law_blocks_of_keys_add_up(block, shape, seed, torch.float64, cut)
 
 
-# Mutants: the naive block with one thing wrong.
+# Mutants: the naive block with one fault each.
 
 
 class DeltaOfTheBlock(Naive):
-    """delta from this block's own partial instead of the final one."""
+    """A block that takes delta from its own partial instead of the final one."""
 
     def backward(self, rows: BackwardRows, k: Tensor, v: Tensor, **options: Any) -> Any:
         own = self.forward(rows.q, k, v, **options)
@@ -118,6 +118,7 @@ TILES = [(shape, 0, torch.float64, causal, 2.0) for shape, causal in itertools.p
 CUTS = [(shape, 0, torch.float64, 2) for shape in SHAPES]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("law", "mutant", "examples"),
     [

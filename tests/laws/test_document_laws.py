@@ -1,4 +1,4 @@
-"""Layouts of packed documents: every token has one owner, every rank an equal share of each document's work."""
+"""Layouts of packed documents: every token has one owner, and ranks have equal work on each document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = st.lists(st.integers(0, 60), max_size=6).map(tuple)
 
 
 def scores(layout: Layout, lengths: Lengths) -> list[int]:
-    """The scores that each rank computes under a causal mask in each document: a token sees those up to itself."""
+    """Return the scores of each rank under a causal mask, in which a token sees its document up to itself."""
     mask = Mask(documents=lengths)
     return [int((mask.position_ids(layout.positions(rank)) + 1).sum()) for rank in range(layout.P)]
 
@@ -37,7 +37,7 @@ def law_every_token_has_one_owner(make: Maker, lengths: Lengths, P: int) -> None
 
 
 def law_equal_shares_of_each_document(make: Maker, lengths: Lengths, P: int) -> None:
-    """Of each document, behind what its length leaves over, the same tokens' number and scores to every rank."""
+    """All ranks have equal tokens and scores of each document, apart from its first few tokens."""
     layout, mask = make(lengths, P), Mask(documents=lengths)
     shares = []
     for rank in range(P):
@@ -69,7 +69,7 @@ def test_tiles_compute_these_scores_and_no_others(lengths: Lengths, P: int) -> N
 
 
 def all_left_to_one(lengths: Lengths, P: int) -> Layout:
-    """What a document's length leaves over goes to rank 0: a bias that grows with the number of documents."""
+    """Deal the remainder of each document to rank 0, a bias that grows with the number of documents."""
     layout = per_document(lengths, P)
     mask = Mask(documents=lengths)
     left = mask.position_ids(np.arange(layout.S)) < np.array(lengths, int)[
@@ -87,7 +87,7 @@ def zigzag_of_all(lengths: Lengths, P: int) -> Layout:
 
 
 def one_rank_twice(lengths: Lengths, P: int) -> Any:
-    """Not a layout: rank 0 owns what rank 1 does."""
+    """Return an invalid layout in which rank 0 owns the tokens of rank 1."""
     layout = per_document(lengths, P)
     other = Layout(layout.S, P, "twice", layout.ranks)
     object.__setattr__(other, "ranks", (layout.ranks[1], *layout.ranks[1:]))
@@ -145,7 +145,7 @@ def test_position_ids_that_are_none(ids: Any, words: str) -> None:
 
 
 def test_position_ids_that_contradict_the_layout() -> None:
-    """Those of another layout, of the shard itself, of the whole sequence, or of one document only."""
+    """Position ids of another layout, of the shard, of the whole sequence or of one document are refused."""
     lengths, P = (9, 20, 3), 2
     layout, mask = per_document(lengths, P), Mask(documents=lengths)
     ids = mask.position_ids(np.arange(sum(lengths)))

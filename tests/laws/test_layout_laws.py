@@ -1,4 +1,4 @@
-"""Layouts partition the sequence, whatever the dealing; shard and unshard are inverse; runs describe positions."""
+"""Layouts partition the sequence for any dealing; shard and unshard are inverse; runs describe positions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_tokens_are_dealt_as_defined(dealing: Dealing) -> None:
 
 
 def tokens_on(dim: int, S: int) -> np.ndarray:
-    """Different numbers everywhere, S of them on axis `dim` of three."""
+    """Return an array of different numbers with three axes, S of them on axis `dim`."""
     shape = [2, 3, 2]
     shape[dim] = S
     return np.arange(np.prod(shape)).reshape(shape)
@@ -104,11 +104,11 @@ def test_unshard_undoes_shard_of_tuples(dealing: Dealing) -> None:
     law_unshard_undoes_shard(deal, (array, torch.from_numpy(array) * 2, array + 0.5), 1, *dealing)
 
 
-# Mutants: each is a layout with one thing broken, and stands beside the law that must notice.
+# Mutants: each is a layout with one fault, next to the law that must notice the fault.
 
 
 class Broken:
-    """A layout whose given methods are replaced; `whole` is the sound one."""
+    """A layout with some methods replaced; `whole` is the right layout."""
 
     def __init__(self, layout: Layout, **methods: Callable[..., Any]) -> None:
         self.whole = layout

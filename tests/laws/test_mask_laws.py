@@ -1,6 +1,6 @@
-"""Tiles under any mask equal the mask's own definition, and blocks make as few hops as that definition allows.
+"""Tiles under any mask equal the mask's definition, and blocks make as few hops as that definition allows.
 
-Dropout draws what Philox says, pair by pair, wherever the pair is computed; soft caps and their slope.
+Dropout draws Philox's numbers, pair by pair, wherever a pair is computed; soft caps and their slope.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def problems(
     lengths: st.SearchStrategy[int] = LENGTHS,
     ranks: st.SearchStrategy[int] = RANKS,
 ) -> tuple[Layout, Mask]:
-    """A layout and a mask of its length, of every kind and of several at once."""
+    """Return a layout and a mask of its length, of one kind or of several kinds combined."""
     S, P = draw(lengths), draw(ranks)
     cuts = sorted(draw(st.lists(st.integers(0, S), max_size=5)))
     documents = tuple(b - a for a, b in pairwise([0, *cuts, S])) if cuts else ()
@@ -71,7 +71,7 @@ def law_tiles_paint_the_mask(tiles: Planner, layout: Layout, mask: Mask, largest
 
 
 def law_tiles_hold_no_blind_row(tiles: Planner, layout: Layout, mask: Mask, largest: int | None) -> None:
-    """A backend is never asked for a row without keys, nor for a triangle that is not square or is too large."""
+    """No tile has a row without keys, and every causal tile is square and at most the largest size."""
     for rank in range(layout.P):
         for origin in range(layout.P):
             for tile in tiles(layout, rank, origin, mask, largest):
@@ -81,7 +81,7 @@ def law_tiles_hold_no_blind_row(tiles: Planner, layout: Layout, mask: Mask, larg
 
 
 def law_work_counts_the_pairs(tiles: Planner, layout: Layout, mask: Mask, largest: int | None) -> None:
-    """A rank that meets its own keys in ascending order needs one causal launch."""
+    """The work equals the visible pairs, and a rank's own block in ascending order is one causal tile."""
     for rank in range(layout.P):
         for origin in range(layout.P):
             found = tiles(layout, rank, origin, mask, largest)
@@ -120,7 +120,7 @@ def test_tiles_paint_the_mask(problem: tuple[Layout, Mask], largest: int | None)
 
 @given(n=st.integers(0, 20), m=st.integers(1, 20), lo=st.integers(-30, 30), hi=st.integers(-30, 30))
 def test_a_band_is_cut_into_few_tiles(n: int, m: int, lo: int, hi: int) -> None:
-    """No more than four for each stretch of rows as long as the band is wide, and two for what sticks out."""
+    """A band has at most four tiles for each stretch of rows as long as the band is wide, and two more."""
     tiles = band(n, m, lo, hi)
     i, j = np.arange(n)[:, None], np.arange(m)
     assert np.array_equal(painted(tuple(tiles), n, m), (j >= i + lo) & (j <= i + hi))
@@ -133,7 +133,7 @@ def test_a_band_is_cut_into_few_tiles(n: int, m: int, lo: int, hi: int) -> None:
 def the_window_in_local_indices(
     layout: Layout, rank: int, origin: int, mask: Mask, largest: int | None
 ) -> tuple[Tile, ...]:
-    """A window laid over each block's own indices, a mistake found in published code."""
+    """A mutant that lays a window over each block's own indices, as some published code does."""
     rows, keys = layout.length(rank), layout.length(origin)
     if mask.window is None or not mask.causal:
         return plan.tiles(layout, rank, origin, mask, largest)
@@ -141,7 +141,7 @@ def the_window_in_local_indices(
 
 
 def one_triangle(layout: Layout, rank: int, origin: int, mask: Mask, largest: int | None) -> tuple[Tile, ...]:
-    """Triangles are not cut to the size that the backend asks for."""
+    """A mutant that does not cut triangles to the size that the backend accepts."""
     return plan.tiles(layout, rank, origin, mask, None)
 
 
@@ -180,7 +180,7 @@ def test_the_law_notices(
 
 SEEDS = st.integers(0, 2**64 - 1)
 WORDS = st.integers(0, 2**32 - 1)
-# Known answers that come with the authors' Random123 library.
+# Known answers from the authors' Random123 library.
 PI = ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0))
 ONES = ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2)
 KNOWN = [
@@ -215,7 +215,7 @@ def test_both_are_one_function(counter: tuple[int, int, int, int], seed: int) ->
 def test_a_tile_draws_its_part_of_the_whole(
     rate: float, seed: int, rows: list[int], keys: list[int], heads: tuple[int, int]
 ) -> None:
-    """Rows and keys in any order, any heads, and parts of parts."""
+    """A tile draws its part of the whole's numbers, for any rows, keys and heads, and for parts of tiles."""
     first, count = heads
     scores = ScoreRules(dropout=rate, seed=seed, first_head=first)
     tile = scores.of_tile(np.array(rows, np.int64), np.array(keys, np.int64))
@@ -228,7 +228,7 @@ def test_a_tile_draws_its_part_of_the_whole(
 
 
 def test_so_many_are_dropped_and_each_draw_is_its_own() -> None:
-    """A share of 0.1 of 200,000 to four standard deviations; no two heads, batches, rows, columns or seeds alike."""
+    """A share of 0.1 is dropped up to four standard deviations, and other heads or seeds draw otherwise."""
     drawn = twin.factors(2, 5, 144, 0.1, 7) == 0
     assert abs(drawn.mean() - 0.1) < 4 * np.sqrt(0.09 / drawn.size)
     for axis in range(4):

@@ -22,12 +22,12 @@ Merge = Callable[[Partial, Partial], Partial]
 EPSILON = torch.finfo(torch.float64).eps
 
 LSE = st.one_of(st.just(-math.inf), st.floats(-5, 5), st.floats(-800, 800))
-# A bound relative to the largest number says nothing where rounding is absolute, among subnormal numbers.
+# Subnormal numbers are left out, because they round by an absolute amount, which no relative bound covers.
 NUMBERS = st.floats(-10, 10).map(lambda x: x if abs(x) > 1e-290 else 0.0)
 
 
 def partial_of(lse: float, values: list[float]) -> Partial:
-    """One row; out is 0 where no key was seen, as everywhere."""
+    """Return a partial of one row; its out is 0 if the row saw no key."""
     out = torch.tensor(values, dtype=torch.float64) * (0.0 if lse == -math.inf else 1.0)
     return Partial(out.view(1, 1, 1, -1) + 0.0, torch.tensor(lse, dtype=torch.float64).view(1, 1, 1))
 
@@ -37,7 +37,7 @@ IDENTITY = partial_of(-math.inf, [0.0, 0.0])
 
 
 def assert_same_up_to_rounding(a: Partial, b: Partial, *inputs: Partial) -> None:
-    """A weight e^(lse − L) carries the rounding of L: ε|L| of itself; a few operations round beside it."""
+    """Assert that a and b are equal up to the error ε|L| of a weight e^(lse − L) and a few roundings."""
     largest = max(float(x.lse.abs().masked_fill(x.lse.isinf(), 0).max()) for x in inputs)
     values = max(float(x.out.abs().max()) for x in inputs)
     unit = EPSILON * (8 + 2 * largest)
@@ -62,7 +62,7 @@ def law_associative(merge: Merge, a: Partial, b: Partial, c: Partial) -> None:
 
 
 def law_lies_between(merge: Merge, a: Partial, b: Partial) -> None:
-    """A merged row is a weighted mean of the two, and has seen at least what each has."""
+    """A merged row is between the two rows, and its lse is at least the lse of each."""
     if IDENTITY.lse in (a.lse, b.lse):
         return
     merged = merge(a, b)
@@ -118,7 +118,7 @@ def test_two_empty_partials_stay_empty() -> None:
     assert torch.equal(both.out, IDENTITY.out) and torch.equal(both.lse, IDENTITY.lse)
 
 
-# Mutants: the ways in which merge is written wrongly.
+# Mutants: common mistakes in writing merge.
 
 
 def weigh(a: Partial, b: Partial, lse: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def weigh(a: Partial, b: Partial, lse: Tensor) -> Tensor:
 
 
 def unguarded(a: Partial, b: Partial) -> Partial:
-    """The textbook line, with −inf − (−inf) in it."""
+    """Merge by the textbook formula, which computes −inf − (−inf)."""
     lse = torch.logaddexp(a.lse, b.lse)
     return Partial(weigh(a, b, lse), lse)
 
@@ -142,7 +142,7 @@ def rescales_only_the_new(a: Partial, b: Partial) -> Partial:
 
 
 def keeps_the_larger(a: Partial, b: Partial) -> Partial:
-    """The maximum instead of logaddexp."""
+    """Take the maximum instead of logaddexp."""
     lse = torch.maximum(a.lse, b.lse)
     total = weigh(a, b, lse.masked_fill(lse == -math.inf, 0.0))
     return Partial(total, lse)

@@ -19,7 +19,7 @@ Problem = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Oracle:
-    """What the laws hold to account; mutants override a method."""
+    """The functions that the laws test; mutants override a method."""
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> oracle.Result:
         return oracle.attention(q, k, v, **options)
@@ -35,7 +35,7 @@ def problem(shape: Shape, seed: int) -> Problem:
 
 
 def random_mask(shape: Shape, seed: int) -> np.ndarray:
-    """About half the pairs visible; some rows see nothing."""
+    """Return a mask in which about half of the pairs are visible and some rows see nothing."""
     generator = np.random.default_rng(seed)
     mask = generator.random((shape.B, shape.H, shape.Lq, shape.Lk)) < 0.5
     mask[:, :, generator.random(shape.Lq) < 0.2] = False
@@ -45,7 +45,7 @@ def random_mask(shape: Shape, seed: int) -> np.ndarray:
 def one_row(
     q: np.ndarray, keys: list[np.ndarray], values: list[np.ndarray], scale: float
 ) -> tuple[list[float], float]:
-    """Attention of one query, term by term; math.fsum adds without rounding in between."""
+    """Return the attention of one query, term by term; math.fsum adds without intermediate rounding."""
     if not keys:
         return [0.0] * len(q), -math.inf
     scores = [scale * math.fsum(float(a) * float(b) for a, b in zip(q, key, strict=True)) for key in keys]
@@ -65,7 +65,7 @@ def law_equals_the_definition(
     mask = random_mask(shape, seed) if masked else None
     scale = temperature * shape.D**-0.5
     out, lse = subject.attention(q, k, v, causal=causal, mask=mask, scale=scale)
-    # A score's rounding, D·ε of its absolute terms, moves p by as much of itself; rows add Lk terms.
+    # The rounding of a score, D·ε of its absolute terms, is also the relative error of p; rows add Lk terms.
     rounding = EPSILON * (
         8 + shape.Lk + 2 * shape.D * scale * shape.D * np.abs(q).max() * np.abs(k).max(initial=0)
     )
@@ -80,9 +80,9 @@ def law_equals_the_definition(
 def law_gradient_is_the_slope(
     subject: Oracle, shape: Shape, seed: int, causal: bool, masked: bool, more: bool = False
 ) -> None:
-    """Along a random direction, against a central difference of the loss Σ dout·out + Σ dlse·lse.
+    """The gradient along a random direction is the central difference of the loss Σ dout·out + Σ dlse·lse.
 
-    With `more` scores are capped and weights dropped.
+    With `more`, scores are capped and weights are dropped.
     """
     inputs = problem(shape, seed)
     q, k, v, dout = inputs
@@ -111,7 +111,7 @@ def law_gradient_is_the_slope(
 
 
 def law_caps_and_drops(subject: Oracle, shape: Shape, seed: int, causal: bool, cap: float) -> None:
-    """Entry by entry: lse of all capped scores, out of the weights that are kept."""
+    """The lse is that of all capped scores, and out sums only the kept weights, entry by entry."""
     q, k, v, _ = problem(shape, seed)
     kept = 1.25 * random_mask(shape, seed + 2)
     out, lse = subject.attention(q, k, v, causal=causal, softcap=cap, factors=kept)
@@ -128,7 +128,7 @@ def law_caps_and_drops(subject: Oracle, shape: Shape, seed: int, causal: bool, c
 
 
 def law_hidden_keys_do_not_matter(subject: Oracle, shape: Shape, seed: int, poison: float) -> None:
-    """Whatever stands at masked positions, even NaN, results are the same bit for bit."""
+    """Results are bit for bit the same with any values at masked positions, even NaN."""
     q, k, v, dout = problem(shape, seed)
     hidden = np.random.default_rng(seed).random(shape.Lk) < 0.5
     mask = np.broadcast_to(~hidden, (shape.Lq, shape.Lk))
@@ -151,7 +151,7 @@ def law_a_blind_row_is_zero(subject: Oracle, shape: Shape, seed: int) -> None:
 
 
 def law_a_nan_reaches_who_sees_it(subject: Oracle, shape: Shape, seed: int, token: int) -> None:
-    """A NaN in k or v at key j reaches exactly the rows i ≥ j of its heads."""
+    """A NaN in k or v at key j reaches exactly the rows i ≥ j of the heads that read this key."""
     q, k, v, _ = problem(shape, seed)
     j, group = token % shape.Lk, shape.H // shape.K
     for poisoned in ("k", "v"):
@@ -204,11 +204,11 @@ def test_nan_and_loud_logits(shape: Shape, seed: int, token: int, loudness: floa
     law_survives_loud_logits(Oracle(), shape, seed, loudness)
 
 
-# Oracles with one thing wrong.
+# Oracles with one fault each.
 
 
 class Plain(Oracle):
-    """softmax(scale·qkᵀ)v with the mask as an additive number, and its gradient; overridden below."""
+    """softmax(scale·qkᵀ)v with the mask as an added number, and its gradient; mutants override methods."""
 
     hidden_score = -math.inf
     subtract_top = True
@@ -255,14 +255,14 @@ class BottomRight(Plain):
 
 
 class HeadsInTurn(Plain):
-    """Query head h reads head h % K."""
+    """A mutant in which query head h reads key/value head h % K."""
 
     def heads(self, kv: np.ndarray, group: int) -> np.ndarray:
         return np.tile(kv, (1, group, 1, 1))
 
 
 class NoDelta(Oracle):
-    """dS = p·dP, without taking the row's mean off."""
+    """A mutant in which dS = p·dP, without subtracting delta."""
 
     def gradients(self, q: Any, k: Any, v: Any, dout: Any, **options: Any) -> oracle.Gradients:
         out = oracle.attention(q, k, v, **{name: x for name, x in options.items() if name != "dlse"}).out
@@ -278,7 +278,7 @@ class NoCapBackward(Oracle):
 
 
 class DropsFromLse(Oracle):
-    """Keys that are dropped are masked: the others share what they had."""
+    """A mutant that masks dropped keys, so that the other keys get their weight."""
 
     def attention(self, q: Any, k: Any, v: Any, factors: Any = None, **options: Any) -> oracle.Result:
         return super().attention(q, k, v, mask=None if factors is None else factors > 0, **options)

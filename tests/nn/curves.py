@@ -1,4 +1,4 @@
-"""Short trainings and how far their curves are from the exact one, which one process computes in float64."""
+"""Short trainings, and the distance of their curves from the exact curve of one process in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEDULED = Recipe(
 
 
 def steps_of(recipe: Recipe, P: int | None = None, *, mutant: bool = False) -> list[Step]:
-    """Return the steps of a training on P virtual ranks, or of an ordinary model. A mutant's are not kept."""
+    """Return the steps of a training on P virtual ranks, or on one process; a mutant's are not cached."""
     return _run(recipe, P) if mutant else _kept(recipe, P)
 
 
@@ -41,16 +41,17 @@ _kept = cache(_run)
 
 
 def error(found: list[Step], true: list[Step], name: str = "loss") -> float:
-    """Return the largest relative difference of a curve of losses or norms."""
+    """Return the largest relative difference between two curves of losses or norms."""
     values = [(getattr(one, name), getattr(other, name)) for one, other in zip(found, true, strict=True)]
     return max(abs(one - other) / abs(other) for one, other in values)
 
 
 def bound(recipe: Recipe, name: str = "loss") -> float:
-    """Return the largest error allowed: FACTOR times that of one process in the same precision, and roundings.
+    """Return the largest allowed error: FACTOR times one process's in the same precision, plus roundings.
 
-    It is the largest on a few seeds, of one process that adds up its gradients in a few orders (micro-batches), so that
-    luck does not decide. In float64 one process is exact itself, so only roundings are left: as many as in test_loss.py.
+    The error of one process is the largest over a few seeds and over a few orders in which it adds up its
+    gradients (micro-batches), so that luck does not decide. In float64 one process is exact, so only
+    roundings remain: as many as in test_loss.py.
     """
     plain = max(_plain_error(replace(recipe, seed=recipe.seed + other), name) for other in range(3))
     roundings = 2000 if recipe.precision == "float64" else 1

@@ -1,6 +1,6 @@
-"""ContextParallelAttention is an ordinary layer, wherever its tokens lie; rotary positions are global ones.
+"""ContextParallelAttention is an ordinary layer, wherever its tokens are; rotary positions are global.
 
-Blockwise feed-forward and recomputed layers: the same values, less memory, and the ring goes round again.
+Blockwise feed-forward and recomputed layers give the same values with less memory, and the ring runs again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def normal(S: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def run(layer: ContextParallelAttention, x: Tensor, dout: Tensor, context: Context | None) -> list[Tensor]:
-    """Output, the gradient of x, and those of the weights."""
+    """Return the output, the gradient of x, and the gradients of the weights."""
     x = x.clone().requires_grad_()
     out = layer(x, context)
     return [out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), dout)]
@@ -72,7 +72,7 @@ def over_ranks(
 def test_scattered_equals_together(
     layout: Layout, seed: int, qk_norm: bool, sinks: bool, Dv: int | None
 ) -> None:
-    """Over ranks the layer is the layer alone: its output and all gradients; its sinks count once."""
+    """The layer over ranks has the output and gradients of the layer alone; its sinks count once."""
     x, dout, more = normal(layout.S, seed), normal(layout.S, seed + 1), {"sinks": sinks, "value_dim": Dv}
     together = run(layer_of(qk_norm, **more), x, dout, None)
     scattered = over_ranks(qk_norm, layout, x, dout, more, block="naive")
@@ -95,7 +95,7 @@ def test_the_layer_alone_is_the_oracles_attention(sunk: bool, Dv: int) -> None:
 
 
 def with_sinks_of_no_weight(ring: Ring | None, x: Tensor, dout: Tensor, sinks: bool = True) -> list[Tensor]:
-    """Output and gradients of a layer all of whose sinks are −∞, or that has none."""
+    """Return output and gradients of a layer whose sinks are all −∞, or which has no sinks."""
     layer = layer_of(False, x.dtype, sinks=True)
     with torch.no_grad():
         layer.sinks.fill_(-torch.inf)
@@ -121,7 +121,7 @@ def test_a_sink_of_minus_infinity_is_no_sink() -> None:
 
 @pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)
 def test_errors_in_float32_are_those_of_one_process(layout: Layout) -> None:
-    """The largest of some inputs': a norm's gradient is six numbers, of which one process may have all right by luck."""
+    """Errors in float32 are no larger than one process's, by the largest over several inputs."""
     exact = layer_of(True, torch.float32).double()
     errors: dict[str, list[list[float]]] = {"ring": [], "plain": []}
     for seed in range(5, 65, 10):
@@ -190,7 +190,7 @@ def test_position_ids_may_start_anew_with_each_document() -> None:
 def refused(
     ring: Ring, wrong_rank: int, kind: type[Exception], said: str, layout: Layout, **options: object
 ) -> bool:
-    """Whether the rank with the wrong options says what is wrong, and the others that ranks differ."""
+    """Check that the rank with wrong options names the fault, and that other ranks name the difference."""
     wrong = ring.rank == wrong_rank or wrong_rank < 0
     with pytest.raises(kind if wrong else AgreementError, match=said if wrong else "same call"):
         Context.agreed(ring, layout, **(options if wrong else {}))
@@ -224,7 +224,7 @@ def test_layouts_of_another_world_and_heads_that_do_not_fit_are_refused() -> Non
 
 
 def test_tokens_of_another_length_are_refused_on_every_rank() -> None:
-    """Rank 1 forgets to shard."""
+    """Tokens that rank 1 forgot to shard are refused on every rank."""
     x = normal(8, 0)
 
     def program(ring: Ring) -> bool:
@@ -266,7 +266,7 @@ def peak(program: object, *args: object) -> int:
 
 
 def test_a_block_is_what_the_hidden_values_take() -> None:
-    """All tokens: gate, silu, up, their product, and gradients, 64 wide; by blocks only x, out and the weights grow."""
+    """A feed-forward in blocks holds the hidden values of one block, and in one piece those of all tokens."""
     x = torch.randn(1, 2048, 16)
     whole, by_1024, by_64 = (peak(feed_forward_step, block, x) for block in (None, 1024, 64))
     hidden = x.shape[1] * 64 * 4

@@ -1,4 +1,4 @@
-"""Training goes on from a checkpoint on any world size, and a crash leaves the last whole one."""
+"""Training continues from a checkpoint on any world size, and a crash leaves the last complete checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 
 
 class PowerCutError(Exception):
-    """The machine stops."""
+    """Stands for the machine losing power."""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_crash_while_saving_leaves_the_one_before(
 
 
 def test_after_a_rank_has_died_training_goes_on(tmp_path: Path, uninterrupted: list[float]) -> None:
-    """Rank 1 of two is killed amid the fifth step; four go on from the third."""
+    """Training continues from step 3 on four ranks after rank 1 of two was killed in step 5."""
     outcome = VirtualCluster(2, memory=False).run(train, replace(RECIPE, steps=4))
     before = len(list(outcome.trace.exchanges(1)))
     dying = VirtualCluster(2, memory=False, faults=[Fault("kill", 1, before + 1)])
@@ -91,7 +91,7 @@ def test_after_a_rank_has_died_training_goes_on(tmp_path: Path, uninterrupted: l
 def test_a_resume_without_the_optimizer_leaves_the_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: list[float]
 ) -> None:
-    """A mutant: the comparison sees lost moments, and data that begin anew."""
+    """Mutants that lose the optimizer's state, or start the data again, change the curve."""
     train(None, replace(RECIPE, steps=3), tmp_path)
     real = checkpoint.load
 

@@ -1,4 +1,4 @@
-"""Loss and gradients over a ring are those of one process."""
+"""Loss and gradients over a ring equal those of one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def law_equals_one_process(layout: Layout, tokens: Tensor, ignored: Tensor, **wr
 @given(layout=LAYOUTS, seed=SEEDS, data=st.data())
 def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, data: st.DataObject) -> None:
     tokens = tokens_of(layout.S, seed)
-    keep = data.draw(st.integers(0, layout.S - 2))  # a label that counts, whichever else do not
+    keep = data.draw(st.integers(0, layout.S - 2))  # a label that counts, whatever other labels are ignored
     ignored = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.6
     ignored[0, keep] = False
     law_equals_one_process(layout, tokens, ignored)
@@ -78,13 +78,14 @@ def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, 
 TOKENS = tokens_of(12, 1)
 
 
+@pytest.mark.thorough
 def test_the_law_notices() -> None:
     with pytest.raises(AssertionError):
         law_equals_one_process(zigzag(12, 3), TOKENS, nothing_ignored(TOKENS), reduce=mean_gradients)
 
 
 def test_ranks_without_a_label_that_counts() -> None:
-    """Where means of local means would be NaN."""
+    """Ranks without a counted label do not matter, although a mean of local means would be NaN."""
     law_equals_one_process(contiguous(12, 3), TOKENS, only_the_first(4, TOKENS))
 
 
@@ -106,7 +107,7 @@ def test_an_output_layer_of_its_own_and_heads_without_norms() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_packed_documents_are_documents_alone(restarted: bool) -> None:
-    """Their loss is the mean over all tokens that have a successor in their own document."""
+    """The loss of packed documents is the mean over all tokens with a successor in the same document."""
     lengths = (7, 1, 12, 4)
     tokens, mask, layout = tokens_of(sum(lengths)), Mask(documents=lengths), per_document(lengths, 3)
     parts = [part for part in tokens.split(lengths, dim=1) if part.shape[1] > 1]
@@ -154,7 +155,7 @@ def test_a_batch_in_which_nothing_counts_raises_on_every_rank() -> None:
 
 
 def test_a_replica_without_labels_has_a_part_in_the_count_of_all() -> None:
-    """Over the ring of a sequence alone it raises while the other replica goes on; its remedy is the call that counts."""
+    """A replica without labels is right if labels are counted over all rings; its own count is refused."""
     degrees = Degrees(dp=2, cp=2)
     rows = torch.stack([TOKENS[0], TOKENS[1]])
     labels = next_tokens(rows)
@@ -183,11 +184,11 @@ def test_a_replica_without_labels_has_a_part_in_the_count_of_all() -> None:
 
 @pytest.mark.parametrize("count", [0, 0.0, -1, math.nan])
 def test_a_count_of_nothing_is_refused(count: Any) -> None:
-    """The loss would be NaN, and by the next step all weights."""
+    """A count of zero is refused, because the loss and then all weights would become NaN."""
     logits, labels = torch.zeros(1, 2, 3), torch.full((1, 2), IGNORE)
     with pytest.raises(TrainingError, match="above zero"):
         loss_share(logits, labels, count)
-    assert loss_share(logits, labels, 5).item() == 0.0  # a rank without labels, where others have some
+    assert loss_share(logits, labels, 5).item() == 0.0  # a rank without labels, when other ranks have some
 
 
 @pytest.mark.parametrize("unused", [math.nan, math.inf, -math.inf])

@@ -1,4 +1,4 @@
-"""Data, context and tensor parallelism together are one process; degrees that do not factor are refused by name."""
+"""Data, context and tensor parallelism together equal one process; degrees that do not factor are refused."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from ringlab.nn.loss import loss_share, next_tokens, valid_tokens
 from tests.nn.curves import bound, steps_of
 from tests.nn.ways import equal, four_on_meshes
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = ModelConfig(vocabulary=40, width=16, layers=2, heads=4, kv_heads=2, hidden=32, qk_norm=True)
 TOKENS = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(0))
 EPSILON = torch.finfo(torch.float32).eps
@@ -39,7 +41,7 @@ def alone(dtype: torch.dtype, tokens: Tensor = TOKENS) -> dict[str, object]:
 
 
 def plainest_errors() -> dict[str, float]:
-    """One process's errors in float32, the largest of some inputs': a norm's gradient is four numbers, right by luck."""
+    """Return the float32 errors of one process, as the largest over several inputs."""
     largest: dict[str, float] = {}
     for seed in range(6):
         tokens = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(seed))
@@ -59,7 +61,7 @@ LEARNER = replace(RECIPE, model=replace(CONFIG, vocabulary=256, tied=False))
 
 @dataclass(frozen=True)
 class Processes:
-    """What four of them found, and where their checkpoints lie."""
+    """The results of four processes, and the folder of their checkpoints."""
 
     results: list[tuple[list[dict[str, Any]], list[float], list[list[float]]]]
     folder: Path
@@ -86,7 +88,7 @@ def test_a_step_on_a_mesh_is_that_of_one_process(four: Processes) -> None:
 
 
 def test_the_norm_is_the_whole_gradients_on_every_rank_of_a_mesh(four: Processes) -> None:
-    """A rank that forgets that others hold the rest has another norm, and each its own."""
+    """All ranks have the norm of the whole gradient; a norm of the rank's own part would differ."""
     gradients = [x.double().flatten() for name, x in alone(torch.float64).items() if name != "loss"]
     norm = float(torch.cat(gradients).norm())
     for place, degrees in enumerate(DEGREES):
@@ -110,7 +112,7 @@ def test_functions_for_whole_models_refuse_sharded_ones(four: Processes) -> None
 
 
 def test_bfloat16_on_a_mesh_trains_as_on_one_process(four: Processes) -> None:
-    """FSDP casts its shards of the float32 masters and sums gradients in float32; tensor parallelism casts here."""
+    """FSDP and tensor parallelism in bfloat16 stay within one process's distance of the float64 curve."""
     recipe = replace(LEARNER, precision="bfloat16")
     exact = [step.loss for step in steps_of(replace(recipe, precision="float64"))]
     for *_, curves in four.results:
@@ -121,7 +123,7 @@ def test_bfloat16_on_a_mesh_trains_as_on_one_process(four: Processes) -> None:
 
 
 def test_shards_of_processes_are_read_by_others_and_by_one(four: Processes, tmp_path: Path) -> None:
-    """FSDP over dp 2 × cp 2 wrote, cp 2 × tp 2 went on in other pieces; now one process does, then virtual ranks."""
+    """Checkpoints of four processes on two meshes can be continued by one process and by virtual ranks."""
     folder = shutil.copytree(four.folder, tmp_path / "copy")
     whole = train(None, LEARNER)
     assert all(equal(curve, whole[:4]) for _, curve, _ in four.results)

@@ -1,4 +1,4 @@
-"""bfloat16 with float32 masters: gradients are those of a bfloat16 model, updates those of float32, whatever computes."""
+"""bfloat16 with float32 masters: gradients are a bfloat16 model's, updates are float32's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def share_of(model: nn.Module, context: Context | None = None) -> Tensor:
 
 @pytest.mark.parametrize("changes", [{}, {"recompute": True}, {"tied": False}], ids=str)
 def test_gradients_are_those_of_a_bfloat16_model(changes: dict[str, Any]) -> None:
-    """Bit for bit, with layers that are recomputed, and with a table that two layers share."""
+    """Gradients are a bfloat16 model's bit for bit, also with recomputed layers and a shared table."""
     masters = Transformer(replace(CONFIG, **changes), seed=2)
     rounded = deepcopy(masters).to(BF16)
     before = deepcopy(masters.state_dict())
@@ -73,7 +73,7 @@ RATE = 1e-4
 
 
 def a_rank_of_a_step(ring: Ring, masters: torch.dtype) -> tuple[dict[str, Tensor], set[torch.dtype]]:
-    """A rank's weights after a step of a model that computes in bfloat16, and the dtypes of the optimizer's state."""
+    """Return a rank's weights after a step in bfloat16, and the dtypes of the optimizer's state."""
     model = Transformer(CONFIG, seed=2).to(masters)
     optimizer = AdamW(model.parameters(), lr=RATE)
     update(model, optimizer, TOKENS, Context(ring, LAYOUT), dtype=BF16, clip=0.5)
@@ -81,7 +81,7 @@ def a_rank_of_a_step(ring: Ring, masters: torch.dtype) -> tuple[dict[str, Tensor
 
 
 def law_of_the_update(masters: torch.dtype) -> None:
-    """Weights after a step are AdamW's, in float32, by the float32 sum of the ranks' rounded gradients: bit for bit."""
+    """After a step, weights equal float32 AdamW's bit for bit, by the float32 sum of rounded gradients."""
 
     def gradients(ring: Ring) -> dict[str, Tensor]:
         model = Transformer(CONFIG, seed=2).to(BF16)
@@ -110,7 +110,7 @@ def test_the_law_notices_masters_in_bfloat16() -> None:
 
 
 def test_masters_take_the_steps_that_bfloat16_would_ignore() -> None:
-    """The norms' weights begin at 1, where bfloat16 ignores less than 0.002."""
+    """Float32 masters take steps so small that a bfloat16 weight of 1 would not change."""
 
     def after_three_steps(masters: torch.dtype) -> Tensor:
         model = Transformer(CONFIG, seed=2).to(masters)
@@ -127,7 +127,7 @@ def test_masters_take_the_steps_that_bfloat16_would_ignore() -> None:
 
 
 class Plain(nn.Module):
-    """Somebody's own model over the ring, with nothing of ringlab's in it but the attention."""
+    """A user's own model over the ring, in which only the attention is ringlab's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Plain(nn.Module):
 
 
 def gradients_by(ring: Ring, way: str) -> dict[str, Tensor]:
-    """The gradients of one step of `Plain` that this rank has in the end."""
+    """Return the gradients of one step of `Plain` that this rank has in the end."""
     model: nn.Module = Plain()
     wrapped = DistributedDataParallel(model) if way.startswith("DDP") else model
     context = Context(ring, zigzag(24, ring.world_size))
@@ -173,14 +173,16 @@ def two_processes() -> list[dict[str, Any]]:
     return launch(on_processes, 2, RECIPES, memory=False).results
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", RECIPES)
 def test_processes_train_as_virtual_ranks_do_bit_for_bit(precision: str) -> None:
     virtual = VirtualCluster(2, memory=False).run(train, RECIPES[precision]).results
     assert [found[precision] for found in two_processes()] == virtual
 
 
+@pytest.mark.thorough
 def test_ddp_averages_so_its_loss_is_to_be_multiplied_by_the_number_of_ranks() -> None:
-    """Of somebody's own model: `sum_gradients` is right, DDP alone is off by P, DDP of P times the loss is right."""
+    """For a user's model `sum_gradients` is right, DDP is too small by P, and DDP of P × loss is right."""
     [true] = VirtualCluster(1).run(gradients_by, "sum_gradients").results
     for found in two_processes():
         for way, factor in zip(WAYS, (1.0, 0.5, 1.0), strict=True):

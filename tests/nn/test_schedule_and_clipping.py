@@ -132,7 +132,7 @@ def test_a_limit_of_nothing_is_refused() -> None:
 
 
 def law_is_one_process(recipe: Recipe, P: int, *, mutant: bool = False) -> None:
-    """Losses and norms stay within their bounds, and each step has the recipe's rate."""
+    """Losses and norms are within their bounds, and each step has the recipe's rate."""
     exact = steps_of(replace(recipe, precision="float64", micro_batches=1))
     found = steps_of(recipe, P, mutant=mutant)
     assert [step.number for step in found] == list(range(1, recipe.steps + 1))
@@ -155,12 +155,13 @@ def test_a_linear_decay_to_a_floor_is_that_of_one_process() -> None:
 
 
 def rounded_and_summed(model: nn.Module, *rings: Ring | None) -> None:
-    """The sum over ranks in bfloat16."""
+    """Round the gradients to bfloat16 before their sum over ranks."""
     for parameter in model.parameters():
         parameter.grad = parameter.grad.bfloat16().to(parameter.dtype)
     sum_gradients(model, *rings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -186,7 +187,7 @@ def test_the_law_notices(name: str, wrong: Callable[..., Any], monkeypatch: pyte
     ids=str,
 )
 def test_a_step_sends_what_the_formula_says(changes: dict[str, Any]) -> None:
-    """Clipping sends nothing; gradients travel once a step, in the masters' dtype; K and V in the computation's."""
+    """A step sends gradients once, in the masters' dtype, and K/V in the computing dtype, and no more."""
     recipe, P = replace(SCHEDULED, steps=1, warmup=0, **changes), 3
     trace = VirtualCluster(P, memory=False).run(train, recipe).trace
     parameters = sum(p.numel() for p in Transformer(recipe.model).parameters())
@@ -196,7 +197,7 @@ def test_a_step_sends_what_the_formula_says(changes: dict[str, Any]) -> None:
     for rank in range(P):
         there, back = (ring_traffic(sizes, layout, rank=rank, backward=way) for way in (False, True))
         reduced = [e.bytes_sent for e in trace.exchanges(rank) if e.tag == "all_reduce"]
-        scalars = 2 * 8  # how many labels count, and the loss
+        scalars = 2 * 8  # the number of counted labels, and the loss
         assert sum(reduced) == (P - 1) * (parameters * master + scalars)
         around = [e.bytes_sent for e in trace.exchanges(rank) if e.tag != "all_reduce"]
         assert sum(around) == recipe.micro_batches * (there.total_bytes + back.total_bytes)

@@ -1,8 +1,8 @@
-"""The loss curve is the same wherever the sequence lies.
+"""The loss curve does not depend on the layout of the sequence.
 
-Batches are a function of their number, so that the number is the position in the data.
+A batch is a function of its number, so the number is the position in the data.
 
-Training as the guide has it: alone, on virtual ranks and on processes the losses are the same.
+Training as in the guide: one process, virtual ranks and processes have the same losses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringlab.nn import Degrees, Recipe, text, train
 from ringlab.nn import training as module
 from tools.loss_curves import ALONE, RECIPE, curves, differences
 
-ALIKE = 1e-5  # relative, in float32: the goal
+ALIKE = 1e-5  # the relative difference that is allowed in float32
 SHORT = replace(RECIPE, steps=12)
 
 
@@ -33,8 +33,9 @@ def test_curves_are_alike_here() -> None:
     assert all(difference <= ALIKE for difference in differences(found).values()), differences(found)
 
 
+@pytest.mark.thorough
 def test_a_wrong_reduction_leaves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: without the sum over ranks each model goes its own way."""
+    """A mutant that does not sum gradients over ranks leaves the curve."""
     monkeypatch.setattr(module, "sum_gradients", lambda *args: None)
     assert all(difference > 100 * ALIKE for difference in differences(curves(SHORT)).values())
 
@@ -47,7 +48,7 @@ def test_a_window_goes_over_the_ring_as_over_one_rank() -> None:
 
 
 def test_sequences_over_rings_beside_each_other_are_one_batch() -> None:
-    """dp 2 × cp 2 on virtual ranks; test_mesh has it on processes, where FSDP shards the model."""
+    """Two rings of two sequences train as one batch; test_mesh tests the same on processes."""
     short = replace(SHORT, steps=4)
     [one, *others] = VirtualCluster(4, memory=False).run(train, short, None, Degrees(dp=2, cp=2)).results
     assert all(curve == one for curve in others)
@@ -131,6 +132,7 @@ GUIDE = (Path(__file__).parents[2] / "docs/guide/training.md").read_text(encodin
 [EXAMPLE] = re.findall(r"```python\n(from ringlab import VirtualCluster\n.*?)```", GUIDE, re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_example_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "steps=5" in EXAMPLE and '`launch(train, 4, recipe, "runs/first")`' in GUIDE
     monkeypatch.chdir(tmp_path)

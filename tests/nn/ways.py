@@ -1,6 +1,6 @@
 """One step's loss and gradients over a ring.
 
-Programs that run on processes as well; those import them from here.
+The module has the programs that run on processes too, because processes import their programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONFIG = ModelConfig(vocabulary=11, width=8, layers=2, heads=2, kv_heads=1, hidd
 
 
 def model_of(config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float64) -> Transformer:
-    """A model whose attention and positions matter: weights ten times as large as those that training begins with."""
+    """Return a model with weights ten times the initial ones, so that attention and positions matter."""
     model = Transformer(config, seed=3).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,13 +45,13 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 
 def equal(one: list[float], other: list[float]) -> bool:
-    """Whether two loss curves are one: to 1e-5 relative in float32, step by step."""
+    """Return whether two loss curves are equal step by step, to 1e-5 relative in float32."""
     return len(one) == len(other) and all(
         abs(a - b) <= 1e-5 * abs(b) for a, b in zip(one, other, strict=True)
     )
 
 
-# One process, an ordinary model: torch's own attention, no ring.
+# One process with an ordinary model: torch's own attention, no ring.
 
 
 def alone(tokens: Tensor, ignored: Tensor, config: ModelConfig = CONFIG) -> tuple[float, Gradients]:
@@ -73,7 +73,7 @@ def shifted_then_sharded(tokens: Tensor, ignored: Tensor, context: Context) -> T
 
 
 def mean_gradients(model: nn.Module, ring: Ring) -> None:
-    """A mistake: the mean over ranks in place of the sum."""
+    """A mistake: take the mean over ranks in place of the sum."""
     sum_gradients(model, ring)
     for parameter in model.parameters():
         parameter.grad /= ring.world_size
@@ -87,7 +87,7 @@ def step(
     config: ModelConfig = CONFIG,
     reduce: Callable[..., None] = sum_gradients,
 ) -> tuple[float, Gradients]:
-    """Return what a rank has at the end: the loss of all ranks and the gradients."""
+    """Return the result of a rank: the loss of all ranks and the gradients."""
     context = Context(ring, layout, block="naive")
     model, labels = model_of(config), shifted_then_sharded(tokens, ignored, context)
     share = loss_share(model(context.shard(tokens), context), labels, valid_tokens(labels, ring))
@@ -103,7 +103,7 @@ def on_virtual_ranks(layout: Layout, *args: Any, **options: Any) -> list[tuple[f
 def gradients_of_a_step(
     ring: Ring, config: ModelConfig, tokens: Tensor, block: str = "auto"
 ) -> dict[str, Any]:
-    """Loss share, summed gradients, and how often this rank sent K and V."""
+    """Return the loss share and the summed gradients of this rank."""
     context = Context(ring, zigzag(tokens.shape[1], ring.world_size), block=block)
     model = Transformer(config, seed=1)
     mine, labels = context.shard(tokens), context.shard(next_tokens(tokens))
@@ -114,7 +114,7 @@ def gradients_of_a_step(
 
 
 def step_on_a_mesh(ring: Ring, config: ModelConfig, degrees: Degrees, tokens: Tensor) -> dict[str, Any]:
-    """The whole gradients of a model that is split by `degrees`, and the loss, on every rank."""
+    """Return the whole gradients of a model that `degrees` split, and the loss, on every rank."""
     cp, dp = mesh.rings(ring, degrees)
     model = Transformer(config, seed=1)
     mesh.parallelize(model, mesh.build(degrees))
@@ -138,7 +138,7 @@ def step_on_a_mesh(ring: Ring, config: ModelConfig, degrees: Degrees, tokens: Te
 def four_on_meshes(
     ring: Ring, config: ModelConfig, tokens: Tensor, several: tuple[Degrees, ...], recipe: Recipe, folder: str
 ) -> tuple[list[dict[str, Any]], list[float], list[list[float]]]:
-    """All that tests ask of four processes, in one start: a step by each of `several`, then trainings by each."""
+    """Return all results that tests need of four processes: a step for each of `several`, then trainings."""
     steps = [step_on_a_mesh(ring, config, degrees, tokens) for degrees in several]
     ways = tuple((degrees, 2 * (number + 1)) for number, degrees in enumerate(several))
     in_bfloat16 = [train(ring, replace(recipe, precision="bfloat16"), None, degrees) for degrees in several]
@@ -148,7 +148,7 @@ def four_on_meshes(
 def one_after_the_other(
     ring: Ring, recipe: Recipe, folder: str, ways: tuple[tuple[Degrees, int], ...]
 ) -> list[float]:
-    """The curve of a training that goes on, from its checkpoints, by other degrees each time."""
+    """Return the curve of a training that continues from its checkpoints with other degrees each time."""
     curve: list[float] = []
     for degrees, steps in ways:
         curve = train(ring, recipe, folder, degrees, until=steps)
@@ -160,7 +160,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _norm_of_the_own_part(model: nn.Module) -> float:
-    """A mutant: a rank that forgets that others hold the rest."""
+    """A mutant: return the norm of the rank's own part, as if no other rank had a part."""
     return sum(float(_local(p.grad).double().square().sum()) for p in model.parameters()) ** 0.5
 
 

@@ -1,4 +1,4 @@
-"""The wheel, built once from a copy, so that the checkout stays as it is; nothing is downloaded."""
+"""The wheel, built once from a copy, so that the checkout is not changed; nothing is downloaded."""
 
 from __future__ import annotations
 

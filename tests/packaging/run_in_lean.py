@@ -1,9 +1,10 @@
-"""Run commands of ringlab one after the other in one process, and say how each ended: one JSON object on stdout.
+"""Run commands of ringlab one after the other in one process, and print their results as one JSON object.
 
     python run_in_lean.py COMMANDS.json
 
-COMMANDS.json: {"refused": [module, …], "watched": [module, …], "setup": code, "commands": [[word, …], …]}. A refused
-module cannot be imported. For each command: its status, stdout, stderr, and which of the watched modules it asked for.
+COMMANDS.json: {"refused": [module, …], "watched": [module, …], "setup": code, "commands": [[word, …], …]}. A
+refused module cannot be imported. The result of a command has its status, stdout, stderr, and the watched
+modules that it tried to import.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 
 class Guard(importlib.abc.MetaPathFinder):
-    """Finds nothing; keeps the names of watched modules that are asked for, and refuses some."""
+    """A finder that finds no module; it records the requested watched modules, and refuses some modules."""
 
     def __init__(self, watched: list[str], refused: list[str]) -> None:
         self.watched, self.refused, self.asked = set(watched), set(refused), list[str]()

@@ -1,4 +1,4 @@
-"""What the code imports, pyproject.toml declares: the reference its dependencies, everything else an extra."""
+"""Every import of the code is declared in pyproject.toml: the reference's as dependency, others in extras."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -44,7 +46,7 @@ OWNERS = importlib.metadata.packages_distributions()
 
 @cache
 def declared(*extras: str) -> frozenset[str]:
-    """Return the distributions that an install with `extras` brings by name, those of included extras too."""
+    """Return the names of the distributions that an install with `extras` brings, by included extras too."""
     requirements = [Requirement(text) for text in PROJECT["dependencies"]]
     for extra in extras:
         requirements += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
@@ -56,7 +58,7 @@ def declared(*extras: str) -> frozenset[str]:
 
 
 def imported(source: str) -> set[str]:
-    """Return the top-level modules that `source` imports, at any depth, but Python's own."""
+    """Return the top-level modules that `source` imports anywhere, without Python's own modules."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -76,7 +78,7 @@ def undeclared(name: str, source: str, allowed: frozenset[str]) -> list[str]:
 
 
 def sources(*folders: str) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every Python file in folders of the checkout."""
+    """Yield the name and the text of every Python file in folders of the checkout."""
     for folder in folders:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             yield path.relative_to(CHECKOUT).as_posix(), path.read_text()
@@ -109,7 +111,7 @@ def test_a_notebook_asks_for_an_extra_before_it_imports_of_it(name: str) -> None
 
 
 def asked_for(source: str) -> Iterator[tuple[str, str]]:
-    """Yield (package, extra) for each call of require_package, and of doctor's `optional`, with literal names."""
+    """Yield (package, extra) for each call of require_package, and of `optional`, with literal names."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require_package":
             package, extra, _ = node.args
@@ -150,7 +152,7 @@ def test_an_undeclared_import_is_noticed() -> None:
 
 
 def test_the_developers_install_has_every_extra() -> None:
-    """As `make test` sets it up."""
+    """The developers' install, as `make test` makes it, has every extra."""
     assert declared("test", "site") == declared(*PROJECT["optional-dependencies"])
 
 

@@ -1,4 +1,4 @@
-"""The generated pages of docs/ say what the code and the results say today."""
+"""The generated pages of docs/ agree with the present code and results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import ringlab
 from tools.docs import __main__ as docs
 from tools.docs import benchmarks
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = dict(docs.pages())
@@ -25,7 +27,7 @@ def test_every_public_name_has_a_section() -> None:
 
 
 def test_results_of_a_gpu_are_shown(tmp_path: Path) -> None:
-    """As `make gpu` writes them; these are made up."""
+    """The page of benchmarks shows made-up results that have the form of `make gpu`'s results."""
     results = tmp_path / "benchmarks/results"
     shutil.copytree(CHECKOUT / "benchmarks/results", results)
     for name in ("kernels", "ring"):

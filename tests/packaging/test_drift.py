@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock, environment.yml and what is installed agree."""
+"""pyproject.toml, requirements.lock, environment.yml and the installed packages agree."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
@@ -28,7 +31,7 @@ OF_CUDA = ("nvidia-", "cuda-")
 
 
 def asked_for() -> Iterator[Requirement]:
-    """Yield everything that pyproject.toml asks for, except extras that include other extras of ringlab."""
+    """Yield every requirement of pyproject.toml, except extras that include other extras of ringlab."""
     groups = [PROJECT["build-system"]["requires"], PROJECT["project"]["dependencies"], *EXTRAS.values()]
     for text in (text for group in groups for text in group):
         requirement = Requirement(text)
@@ -56,7 +59,7 @@ def test_the_lock_has_one_version_of_all_that_is_asked_for() -> None:
 
 
 def test_the_lock_fits_every_machine() -> None:
-    """No build of one machine, such as torch's +cpu, and nothing that only CUDA's build of torch needs."""
+    """The lock has no build for one kind of machine, such as torch's +cpu, and no package of CUDA builds."""
     for name, pin in PINS.items():
         assert Version(version_of(pin)).local is None, pin
         assert not name.startswith(OF_CUDA), pin
@@ -69,7 +72,7 @@ def test_conda_installs_the_learners_extra_with_the_lock() -> None:
 
 
 def test_the_lock_is_complete() -> None:
-    """Everything that the installed packages ask for here is in the lock, in the installed version."""
+    """All packages that the installed packages require here are in the lock, in the installed version."""
     wrong = []
     for name, installed in sorted(installed_closure().items()):
         if name not in PINS:
@@ -80,7 +83,7 @@ def test_the_lock_is_complete() -> None:
 
 
 def installed_closure() -> dict[str, str]:
-    """Return name and version of what ringlab[test,site] needs here, as installed."""
+    """Return the names and versions of the installed packages that ringlab[test,site] needs here."""
     pending: list[tuple[str, str]] = [("ringlab", extra) for extra in ("", "test", "site")]
     reached = set(pending)
     found: dict[str, str] = {}

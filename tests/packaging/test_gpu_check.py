@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU: what it asks for, in which order, and that it needs nothing but what it names."""
+"""`make gpu` without a GPU: its commands, their order, and the packages that it needs, which it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = CHECKOUT / "tools/gpu_check.sh"
-# What the lock brings besides, and a machine set up for something else may not have.
+# Packages that the lock also installs, and that a machine set up for other work may lack.
 OTHERS = (
     "hypothesis",
     "beartype",
@@ -38,7 +38,7 @@ esac
 def run(
     folder: Path, no_gpu: int = 0, tests: int = 0, missing: str = "", **options: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the script with a Python that writes down how it was called; return its output and those calls."""
+    """Run the script with a Python that records its calls; return the finished script and those calls."""
     log, python = folder / "calls", folder / "python"
     log.touch()
     python.write_text(STAND_IN.format(log=log, no_gpu=no_gpu, tests=tests, missing=missing))
@@ -80,9 +80,10 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
     assert "needed: jaxtyping rich" in done.stderr and "-m pip install jaxtyping rich" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["tests/gpu", "commands"])
 def test_nothing_else_is_imported(what: str) -> None:
-    """Run the imports in a Python where the other packages of the lock file cannot be imported."""
+    """The script imports only the packages that it names, even if other packages are missing."""
     code = f"import sys\nfor name in {OTHERS!r}: sys.modules[name] = None\n"
     if what == "commands":
         rooms = ("kernels", "emulated_ring", "draw", "tune")

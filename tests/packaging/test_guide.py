@@ -1,4 +1,4 @@
-"""The programs of the guide print what stands below them, its commands exist, and every page is in its index."""
+"""The programs of the guide print the output below them, its commands exist, its index has every page."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def test_every_program_is_followed_by_what_it_prints() -> None:
     assert texts.count("```python") == len(PROGRAMS) >= 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source, printed", PROGRAMS)
 def test_a_program_prints_what_stands_below_it(source: str, printed: str, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -51,6 +52,7 @@ def test_a_command_exists(command: str) -> None:
     parsed(shlex.split(command))
 
 
+@pytest.mark.thorough
 def test_the_script_runs_under_torchrun(tmp_path: Path) -> None:
     found = re.search(
         r"```py\n(# ring\.py.*?)```", (GUIDE / "processes.md").read_text(encoding="utf-8"), re.DOTALL
@@ -93,7 +95,7 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Return a line for each link of a page to a file, or to a heading of a page, that is not there."""
+    """Return a line for each link of a page to a missing file, or to a missing heading of a page."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = []
     for target in re.findall(r"\]\((?!\w+:)([^)\s]*)\)", text):
@@ -107,7 +109,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a code host gives the headings of a page."""
+    """Return the anchors that a code host makes for the headings of a page."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     plain = [
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")

@@ -1,4 +1,4 @@
-"""Citation, container and Binder name this version, and what is there."""
+"""Citation, container and Binder name this version and existing files."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_the_container_installs_what_make_lab_installs_and_opens_lesson_00() -> 
 
 
 def test_binder_finds_the_learners_install_at_the_root() -> None:
-    """It prefers a folder binder or .binder to the root, where `-e .` in environment.yml would be another place."""
+    """There is no folder binder or .binder, which Binder would prefer to the root; `-e .` needs the root."""
     assert not (CHECKOUT / "binder").exists() and not (CHECKOUT / ".binder").exists()

@@ -1,4 +1,4 @@
-"""What the instructor's manual says to type, can be typed; the numbers in it are those of the code."""
+"""The commands in the instructor's manual can be typed, and its numbers agree with the code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import typer
 from ringlab.cli import app
 from ringlab_course.judge import grade, sandbox, submission
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANUAL = (CHECKOUT / "docs/instructors.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)
@@ -26,7 +28,7 @@ NEVER_RUN = ("--unsafe", "--scheduler", "systemd-run", "nbgrader")
 
 
 def commands(block: str) -> list[list[str]]:
-    """Return the commands of a block as words: without here-documents, redirections and the shell's own words."""
+    """Return the commands of a block as words, without here-documents, redirections and shell keywords."""
     text = re.sub(r"<<'(\w+)'\n.*?\n\1$", "", block, flags=re.DOTALL | re.MULTILINE).replace("\\\n", " ")
     found = []
     for line in text.splitlines():
@@ -41,7 +43,7 @@ OURS = [words for words in ALL if "ringlab" in words]
 
 
 def parsed(words: list[str]) -> None:
-    """Have the command line read `words` without running them. Raises: LookupError, or what the command line raises."""
+    """Parse `words` without running them. Raises: LookupError, or the error of the command line."""
     command: Any = typer.main.get_command(app)
     arguments = words[words.index("ringlab") + 1 :]
     while hasattr(command, "get_command"):
@@ -55,7 +57,7 @@ def parsed(words: list[str]) -> None:
 
 @pytest.fixture
 def a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folders that the manual speaks of: Ada hands in the solution, Bilal the skeleton, Chen a broken file."""
+    """Make the folders of the manual: Ada submits the solution, Bilal the skeleton, Chen a broken file."""
     slug = "01_naive_attention"
     for learner, kind in (("ada", "solutions"), ("bilal", "exercises"), ("chen", "exercises")):
         path = tmp_path / "submitted" / learner / slug / f"{slug}.ipynb"
@@ -80,7 +82,7 @@ def test_every_command_of_ours_is_one(words: list[str], a_class: Path) -> None:
 
 @pytest.mark.parametrize("line", ["ringlab garde x", "ringlab grade submitted --bok x", "ringlab gradebook show", "ringlab grade nowhere"])  # fmt: skip
 def test_a_command_that_is_none_is_noticed(line: str, a_class: Path) -> None:
-    with pytest.raises(Exception) as caught:  # typer brings errors of its own, which it does not show
+    with pytest.raises(Exception) as caught:  # typer does not export its own error classes
         parsed(line.split())
     assert type(caught.value).__name__ in ("LookupError", "NoSuchOption", "MissingParameter", "BadParameter")
 
@@ -88,7 +90,7 @@ def test_a_command_that_is_none_is_noticed(line: str, a_class: Path) -> None:
 @pytest.mark.needs_bwrap
 @pytest.mark.slow
 def test_the_manual_can_be_followed(a_class: Path) -> None:
-    """All that needs but a folder of notebooks, in the manual's order."""
+    """The commands that need only a folder of notebooks run in the manual's order."""
     lines = [words for words in OURS if not set(words) & set(NEVER_RUN)]
     assert len(lines) > 15
     for words in lines:

@@ -1,4 +1,6 @@
-"""`pip install ringlab` without extras: the reference works, and whatever needs more names the extra in one line."""
+"""`pip install ringlab` without extras: the reference works, and other commands name the extra that they
+need.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -92,9 +96,10 @@ Ended = dict[str, Any]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with a wheel and the packages that its base dependencies need, and the modules that it lacks.
+    """A virtual environment with a wheel and its base dependencies, and the modules that it lacks.
 
-    The packages are links to this environment's own: nothing is downloaded, and none of an extra can be imported.
+    The packages are links to this environment's own packages. So nothing is downloaded, and no package of an
+    extra can be imported.
     """
 
     folder: Path
@@ -102,10 +107,10 @@ class Environment:
     hidden: frozenset[str]
 
     def run(self, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Return a program of the environment, run far from the checkout."""
+        """Run a program of the environment far from the checkout, and return the finished process."""
         elsewhere = self.folder.parent / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
-        ours = ("PYTHON", "RINGLAB", "TRITON")  # what tests set for themselves
+        ours = ("PYTHON", "RINGLAB", "TRITON")  # tests set these for themselves
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         command = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(
@@ -119,7 +124,7 @@ class Environment:
 
 
 def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
-    """Return the installed distributions that the requirements need, their own requirements included."""
+    """Return the installed distributions that the requirements need, directly or indirectly."""
     pending = [(Requirement(text), "") for text in requirements]
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
@@ -137,7 +142,7 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
 
 
 def make(folder: Path, wheel: Path, requirements: Iterable[str]) -> Environment:
-    """Return a new environment in `folder` with the wheel and what the requirements need."""
+    """Return a new environment in `folder` with the wheel and the packages that the requirements need."""
     packages = closure(requirements)
     venv.EnvBuilder(symlinks=True).create(folder)
     command = [
@@ -162,7 +167,7 @@ def make(folder: Path, wheel: Path, requirements: Iterable[str]) -> Environment:
     stdlib = {
         *sys.stdlib_module_names,
         "test",
-    }  # Python's own tests; some packages install theirs by that name
+    }  # Python's own tests; some packages install theirs under the same name
     return Environment(folder, site, frozenset(hidden - stdlib))
 
 
@@ -180,7 +185,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 def run(
     installed: Environment, lines: list[str], refused: tuple[str, ...], setup: str, **variables: str
 ) -> dict[str, Ended]:
-    """Return how each command ended where the refused modules cannot be imported."""
+    """Return the result of each command in a Python that cannot import the refused modules."""
     file = installed.folder.parent / "commands.json"
     commands = [line.split() for line in lines]
     asked = {"refused": refused, "watched": WATCHED, "setup": setup, "commands": commands}
@@ -209,7 +214,7 @@ def faults(ended: Ended, status: int) -> list[str]:
 
 @pytest.mark.parametrize("line", REFERENCE)
 def test_a_command_of_the_reference_runs(reference: dict[str, Ended], line: str) -> None:
-    """The course cannot be imported either."""
+    """A command of the reference runs even if the course cannot be imported."""
     assert faults(reference[line], REFERENCE[line]) == []
 
 
@@ -235,13 +240,13 @@ def test_verify_met_every_transport(reference: dict[str, Ended]) -> None:
 
 
 def test_no_package_of_an_extra_can_be_imported(installed: Environment) -> None:
-    """The checker's own check: an environment that leaked would prove nothing."""
+    """No package of an extra can be imported; otherwise the tests of the environment would prove nothing."""
     assert set(OF_THE_LAB) | {"transformers", "jax", "distributed", "pytest"} <= installed.hidden
     assert leaks(installed) == []
 
 
 def leaks(installed: Environment, **variables: str) -> list[str]:
-    """Return the modules that should not be in the environment and can be found there."""
+    """Return the hidden modules that can be imported in the environment."""
     code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if importlib.util.find_spec(n)))"
     return installed.run("python", "-c", code, *sorted(installed.hidden), **variables).stdout.split()
 
@@ -328,7 +333,7 @@ def test_the_installed_program_runs_and_names_the_extra(installed: Environment) 
     assert len(done.stderr.splitlines()) == 1 and "'ringlab[lab]'" in done.stderr
 
 
-# Mutants: a module of the base that imports too much.
+# Mutants: a module of the base that imports a package of an extra.
 
 PLAN = "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki"
 TOO_MUCH = {

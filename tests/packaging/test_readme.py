@@ -1,4 +1,4 @@
-"""Programs of the README and of the tour print what stands below them, and the commands that they name exist."""
+"""The programs of the README and of the tour print the output shown below them, and their commands exist."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHOWN = re.findall(r"```(\w+)\n(.*?)```\n\n```text\n(.*?)```", TOUR, re.DOTALL)
 
 
 def words(text: str) -> str:
-    """The words of a text, without the frames of tables: columns are as wide as the terminal."""
+    """Return the words of a text without the frames of tables, whose width depends on the terminal."""
     return " ".join(re.sub("[┃│]", " ", text).split())
 
 

@@ -1,6 +1,6 @@
-"""What may be skipped on a learner's machine may not be skipped where everything is required.
+"""Tests that may be skipped on a learner's machine must run if everything is required.
 
-The set-up says what it needs where Python is too old or cannot make environments, and is quick when done.
+The set-up names its needs if Python is too old or cannot make environments, and a second run is quick.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_plain(): pass
 
 
 def run(folder: Path, required: bool, tests: str = TESTS) -> str:
-    """Run TESTS where no bubblewrap, no browser and no GPU can be found; return pytest's output."""
+    """Run `tests` without bubblewrap, browser and GPU; return pytest's output."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_needs.py").write_text(tests)
     marks = "".join(f"    {mark}: x\n" for mark in ("needs_bwrap", "needs_chromium", "needs_cuda"))
@@ -48,6 +48,7 @@ def run(folder: Path, required: bool, tests: str = TESTS) -> str:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
 
 
+@pytest.mark.thorough
 def test_a_machine_without_them_skips_and_says_how_to_mend_it(tmp_path: Path) -> None:
     output = run(tmp_path, required=False)
     assert "1 passed, 5 skipped" in output
@@ -55,21 +56,24 @@ def test_a_machine_without_them_skips_and_says_how_to_mend_it(tmp_path: Path) ->
     assert "needs chromium: sudo apt-get update && sudo apt-get install -y chromium" in output
 
 
+@pytest.mark.thorough
 def test_where_all_is_required_a_skip_is_a_failure(tmp_path: Path) -> None:
     output = run(tmp_path, required=True)
     assert "skipped although RINGLAB_REQUIRE_ALL=1" in output
-    # The marked tests run; one that skips itself fails; a GPU is the one thing that may be absent.
+    # The marked tests run, and a test that skips itself fails. Only a GPU may be absent.
     assert "1 failed, 3 passed, 2 skipped" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("required", [True, False])
 def test_what_may_be_absent_is_said_in_one_loud_line(tmp_path: Path, required: bool) -> None:
     loud = [line for line in run(tmp_path, required).splitlines() if line.startswith("!!!")]
     assert len(loud) == 1 and "2 TESTS NOT RUN: needs an NVIDIA GPU" in loud[0] and "make gpu" in loud[0]
 
 
+@pytest.mark.thorough
 def test_no_skip_of_ones_own_passes_for_an_absent_gpu(tmp_path: Path) -> None:
-    """The reason must be the one that tests/needs.py found, not merely sound like it."""
+    """A skip for an absent GPU counts only with the exact reason from tests/needs.py."""
     tests = "import pytest\ndef test_shirks(): pytest.skip('needs an NVIDIA GPU')\n"
     output = run(tmp_path, required=True, tests=tests)
     assert "1 failed" in output and "NOT RUN" not in output
@@ -77,7 +81,7 @@ def test_no_skip_of_ones_own_passes_for_an_absent_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("user", "printed"), [("1000", True), ("0", False)])
 def test_the_missing_packages_are_named_loudly(tmp_path: Path, user: str, printed: bool) -> None:
-    """Without root the script says the command once and goes on; as root it asks apt, here a stand-in."""
+    """Without root the script prints the install command and continues; as root it calls apt (a stand-in)."""
     apt = tmp_path / "apt-get"
     for name, body in (
         ("id", f"echo {user}"),
@@ -108,7 +112,7 @@ def test_a_machine_where_all_is_required_stops_without_them(tmp_path: Path) -> N
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout of nothing but the set-up, in a directory with spaces in its name."""
+    """Return a checkout with only the set-up, in a directory with spaces in its name."""
     folder = tmp_path / "a checkout with spaces"
     shutil.copytree(CHECKOUT / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "requirements.lock"):
@@ -159,14 +163,14 @@ def test_a_newer_python_is_found_where_python3_is_too_old(checkout: Path, tmp_pa
     )
     tools.joinpath("dirname").symlink_to(str(shutil.which("dirname")))
     done = setup(checkout, PATH=str(tools))
-    assert "Python 3.8" not in done.stderr  # it went on with the newer one, to the next need:
+    assert "Python 3.8" not in done.stderr  # the script took the newer Python, and stopped at the next need:
     assert "needed: Python's venv and ensurepip modules" in done.stderr
     assert "apt-get install python3-venv" in done.stderr
     assert done.returncode == 1
 
 
 def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(checkout: Path) -> None:
-    """pip is a stand-in that writes down how it was called."""
+    """A second run installs nothing, and a changed lock installs again; pip is a stand-in with a log."""
     log = checkout / "pip.log"
     body = f'case "$2" in pip) echo "$@" >>"{log}" ;; *) exec "{sys.executable}" "$@" ;; esac'
     script(checkout / ".venv/bin/python", body)

@@ -1,4 +1,4 @@
-"""The wheel holds the whole package and works where there is no checkout."""
+"""The wheel has the whole package and works without a checkout."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""Problems of assignment, an exact search for small ones, and the program that trains on an assignment's micro-batches."""
+"""Problems of assignment, an exact search for small ones, and a program that trains on its micro-batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COSTS = SequenceCosts(
 
 @st.composite
 def problems(draw: st.DrawFn, most: int = 12) -> tuple[list[int], int, int]:
-    """Lengths, P, and a capacity at which the longest fits on all ranks."""
+    """Return lengths, P, and a capacity large enough for the longest sequence on all ranks."""
     P = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     lengths = draw(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=most))
     least = max(int(shares(max(lengths), P).max()), 1)
@@ -37,7 +37,7 @@ def problems(draw: st.DrawFn, most: int = 12) -> tuple[list[int], int, int]:
 
 
 def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> float:
-    """The optimum: every sequence in every group of every micro-batch, those that can no longer win left out."""
+    """Return the optimum, found by search over every group and micro-batch without hopeless branches."""
     groups = [(first, d) for d in nested_degrees(P) for first in range(0, P, d)]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     time = {(i, d): costs.rank_s(lengths[i], d) for i in order for d in nested_degrees(P)}
@@ -51,10 +51,10 @@ def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts
         if number == len(order):
             best = sum(float(each.max()) for each in busy)
             return
-        for batch in range(len(busy) + 1):  # a new one last; which of several empty ones does not matter
+        for batch in range(len(busy) + 1):  # the new one last; empty micro-batches are all alike
             new = batch == len(busy)
             for first, d in groups:
-                if new and first:  # in an empty micro-batch all groups of a degree are alike
+                if new and first:  # in an empty micro-batch, all groups of a degree are equivalent
                     continue
                 ranks, i = slice(first, first + d), order[number]
                 tokens = (np.zeros(P, int) if new else held[batch]).copy()
@@ -73,7 +73,7 @@ def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts
     return float(best)
 
 
-# Training on an assignment.
+# A training step on an assignment.
 
 
 def sequences_of(lengths: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -83,7 +83,7 @@ def sequences_of(lengths: tuple[int, ...], seed: int = 0) -> list[Tensor]:
 
 @lru_cache(maxsize=4)
 def one_process(lengths: tuple[int, ...]) -> tuple[float, Gradients]:
-    """Each sequence by itself, with torch's own attention."""
+    """Return the loss and gradients of one process, sequence by sequence, with torch's own attention."""
     model = model_of()
     long = [x for x in sequences_of(lengths) if len(x) > 1]
     each = [torch.nn.functional.cross_entropy(model(x[None])[0, :-1], x[1:], reduction="sum") for x in long]
@@ -93,7 +93,7 @@ def one_process(lengths: tuple[int, ...]) -> tuple[float, Gradients]:
 
 
 def step(ring: Ring, assignment: Assignment, schedule: str = "ring") -> tuple[float, Gradients]:
-    """The loss of all sequences and its gradients, micro-batch by micro-batch, on every rank."""
+    """Return the loss of all sequences and its gradients on every rank, summed over the micro-batches."""
     model, sequences = model_of(), sequences_of(assignment.lengths)
     count = sum(max(0, n - 1) for n in assignment.lengths)
     total = torch.zeros((), dtype=torch.float64)
@@ -109,7 +109,7 @@ def step(ring: Ring, assignment: Assignment, schedule: str = "ring") -> tuple[fl
 
 
 def counted(assignment: Assignment) -> int:
-    """The labels that count, as the ranks' shards have them."""
+    """Return the number of counted labels in the shards of all ranks."""
     found = 0
     for number in range(len(assignment.micro_batches)):
         packing, layout = assignment.packing(number), assignment.layout(number)

@@ -1,4 +1,4 @@
-"""Packed batches in every form that data loaders give them, drawn by hypothesis."""
+"""Packed batches in every form that data loaders produce, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LAYOUT_NAMES = ("contiguous", "striped", "zigzag", "per_document")
 
 @dataclass(frozen=True)
 class Given:
-    """What a data loader gives: arrays of tokens, and the packing read from what it says of them.
+    """A data loader's batch: the packing, and for each token the document that it belongs to.
 
-    whose: for each element of the arrays, the number of its document, −1 for padding.
+    whose: for each element of the arrays, the number of its document, or −1 for padding.
     """
 
     packing: Packing
@@ -34,7 +34,7 @@ def cu_seqlens(lengths: list[int]) -> Given:
 
 
 def padded_cu_seqlens(lengths: list[int]) -> Given:
-    """Each document rounded up to 4 tokens, as TransformerEngine's THD has them for two ranks."""
+    """Pad each document to a multiple of 4 tokens, as TransformerEngine's THD does for two ranks."""
     places = [-(-n // 4) * 4 for n in lengths]
     parts = [
         [number] * n + [-1] * (place - n)
@@ -45,13 +45,13 @@ def padded_cu_seqlens(lengths: list[int]) -> Given:
 
 
 def position_ids(lengths: list[int]) -> Given:
-    lengths = [n for n in lengths if n]  # ids say nothing of an empty document
+    lengths = [n for n in lengths if n]  # position ids cannot represent an empty document
     ids = np.concatenate([np.arange(n) for n in lengths])
     return Given(Packing.of_position_ids(ids), np.repeat(np.arange(len(lengths)), lengths)[None])
 
 
 def document_ids(lengths: list[int]) -> Given:
-    """With padding at the end, whose id is 0."""
+    """Return document ids with padding of id 0 at the end."""
     lengths = [n for n in lengths if n]
     whose = np.append(np.repeat(np.arange(len(lengths)), lengths), [-1, -1])[None]
     return Given(Packing.of_document_ids(whose + 1, padding=0), whose)
@@ -88,6 +88,6 @@ def given_batches(draw: st.DrawFn) -> Given:
 
 
 def values_of(given: Given, seed: int = 0) -> Any:
-    """Different numbers of all tokens, and −7 at all padding."""
+    """Return different numbers for all tokens, and −7 for all padding."""
     numbers = np.random.default_rng(seed).permutation(given.whose.size).reshape(given.whose.shape)
     return np.where(given.whose < 0, -7, numbers)

@@ -1,4 +1,4 @@
-"""A training step on a packed batch, and one published mistake; the others are wrong steps of the conformance suite."""
+"""A training step on a packed batch, and one published mistake; the conformance suite has other mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.nn.ways import CONFIG, Gradients, gradients_of, model_of
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as a data loader gives it, and the layout that deals its packed sequence. weights: of each label, or None."""
+    """A data loader's batch and the layout of its packed sequence. weights: of each label, or None."""
 
     packing: Packing
     layout: Layout
@@ -37,7 +37,7 @@ def batch_of(packing: Packing, name: str, P: int, seed: int = 0, weighted: bool 
 
 
 def alone(batch: Batch) -> tuple[float, Gradients]:
-    """One process, each document by itself, with torch's own attention; no packing."""
+    """Return the loss and gradients of one process, document by document, with torch's own attention."""
     model, packing = model_of(), batch.packing
     weights = torch.ones(packing.shape) if batch.weights is None else batch.weights
     total, weight = torch.zeros(()), torch.zeros(())
@@ -61,7 +61,7 @@ def shifted_then_sharded(batch: Batch, ring: Ring) -> Tensor:
 
 
 def over_the_end_of_documents(batch: Batch, ring: Ring) -> Tensor:
-    """The roll of the whole sequence (Megatron-LM, 4495)."""
+    """Return labels rolled over the whole sequence, the mistake of Megatron-LM 4495."""
     rolled = next_tokens(batch.packing.pack(batch.tokens, IGNORE))
     return batch.layout.shard(rolled, ring.rank, dim=1)
 
@@ -87,5 +87,5 @@ def step(ring: Ring, batch: Batch, make_labels: Labels = shifted_then_sharded) -
 
 
 def on_virtual_ranks(batch: Batch, *labels: Labels) -> list[tuple[float, Gradients]]:
-    """Return the values of each rank."""
+    """Return the loss and gradients of each rank."""
     return VirtualCluster(batch.layout.P, memory=False).run(step, batch, *labels).results

@@ -1,4 +1,4 @@
-"""Laws of assignment: every token once, within the capacity, between the bound and static; and the optimum of small ones."""
+"""Laws of assignment: each token once, within capacity, no slower than static; small ones near optimum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Drawn = tuple[list[int], int, int]
 
 
 def law(make: Assign, drawn: Drawn) -> None:
-    """An assignment that a step can run, no slower than static and no faster than the bound."""
+    """A step can run the assignment, which is no slower than static and no faster than the bound."""
     lengths, P, capacity = drawn
     made = make(lengths, P, capacity, COSTS)
     owned = np.zeros((len(lengths), P), int)
@@ -60,7 +60,7 @@ def test_an_assignment_keeps_the_law(drawn: Drawn) -> None:
 
 
 def no_linear_cost(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> Assignment:
-    """Weighs attention alone, and so takes many short sequences for nothing."""
+    """A mutant that counts attention only, so that many short sequences seem to cost nothing."""
     return assign(lengths, P, capacity, replace(costs, token_s=0.0))
 
 
@@ -68,12 +68,13 @@ UNEVEN = ([900, 30, 40, 20, 10, 700, 60, 50, 35, 25, 45, 15], 4, 400), COSTS
 MANY = ([300, 300, 300, 300, *[12] * 300], 8, 2000), replace(COSTS, token_s=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_law_notices_what_is_left_out() -> None:
     refute(law_no_slower, assign, no_linear_cost, [UNEVEN, MANY])
 
 
 def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:
-    """No slower than static, nor than ringlab's own by more than 5 %."""
+    """The assignment is no slower than static, and at most 5 % slower than ringlab's own."""
     seconds = make(*drawn, costs).seconds(costs)
     assert seconds <= static(*drawn, costs).seconds(costs)
     assert seconds <= 1.05 * assign(*drawn, costs).seconds(costs)
@@ -92,7 +93,7 @@ def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:
     ],
 )
 def test_what_no_step_can_run_is_refused(placements: list[list[Placement]], words: str) -> None:
-    """Groups that cross, ranks that are not there, a capacity that is ignored, tokens twice or never."""
+    """Crossing groups, missing ranks, exceeded capacities, and tokens dealt twice or never are refused."""
     with pytest.raises(LayoutError) as caught:
         Assignment((8, 4), 4, 8, tuple(map(tuple, placements)))
     assert words in str(caught.value)
@@ -106,7 +107,7 @@ SMALL = [
 
 
 def test_small_ones_are_near_the_optimum() -> None:
-    """Found by exact search. Fourteen of the sixteen are optimal; the worst was measured 7.8 % above."""
+    """Small assignments are near the optimum of an exact search, at most 8 % above and 1 % on average."""
     ratios, bounds = [], []
     for lengths, P, capacity in SMALL:
         best = best_seconds(lengths, P, capacity, COSTS)
@@ -124,7 +125,7 @@ def test_shares_are_those_of_the_layout(length: int, degree: int) -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 8])
 def test_the_time_of_a_sequence_is_made_of_counted_work(degree: int) -> None:
-    """Of FLOPs and bytes of `ringlab.cost`, for a length that 2·degree divides, and hops that hide or do not."""
+    """The time of a sequence follows from `ringlab.cost`'s FLOPs and bytes, with and without hidden hops."""
     a_model, machine, n = model("llama3-8b"), hardware("h100"), 16384
     costs, sizes = SequenceCosts.of(a_model, machine), a_model.attention()
     peak, link, expected = machine.peak("bfloat16"), machine.inside, 0.0

@@ -1,6 +1,6 @@
-"""Sequences in groups of ranks: attention is the oracle's, a step is that of one process, on threads and on processes.
+"""Sequences in groups of ranks: attention is the oracle's, and a step equals one process's.
 
-What is sent is what the formula says, and a rank's memory is that of a ring which fills its capacity, at the most.
+The sent bytes equal the formula, and a rank's memory is at most that of a ring that fills its capacity.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES = {"H": 8, "K": 4, "D": 16}
 
 
 def whole(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """q, k, v and dout of the first micro-batch."""
+    """Return q, k, v and dout of the first micro-batch."""
     draw, S = torch.Generator().manual_seed(3), NESTED.packing(0).length
     heads = (SIZES["H"], SIZES["K"], SIZES["K"], SIZES["H"])
     return tuple(
@@ -45,7 +45,7 @@ def whole(dtype: torch.dtype) -> tuple[Tensor, ...]:
 def attend(
     ring: Ring, dtype: torch.dtype, schedule: str = "ring", window: int | None = None, block: str = "naive"
 ) -> tuple[Tensor, ...]:
-    """This rank's rows of out, and its dq, dk and dv."""
+    """Return this rank's rows of out, and its dq, dk and dv."""
     context = GroupedContext.of(ring, NESTED, 0, schedule=schedule, window=window, block=block)
     *qkv, dout = (context.layout.shard(x, ring.rank) for x in whole(dtype))
     q, k, v = (x.requires_grad_() for x in qkv)
@@ -82,8 +82,9 @@ def jobs(ring: Ring) -> tuple[list[tuple[Tensor, ...]], Any]:
     return [attend(ring, dtype) for dtype in DTYPES], step(ring, NESTED)
 
 
+@pytest.mark.thorough
 def test_processes() -> None:
-    """On four gloo processes attention is within the bounds, and a step is bit by bit that of virtual ranks."""
+    """On four gloo processes attention is within the bounds, and a step has the bits of virtual ranks."""
     attentions, steps = zip(*launch(jobs, 4, threads=1).results, strict=True)
     for dtype, shards in zip(DTYPES, zip(*attentions, strict=True), strict=True):
         assert beyond(list(shards), dtype) == {}
@@ -116,7 +117,7 @@ def test_a_step_on_what_is_assigned_is_that_of_one_process(drawn: tuple[list[int
 
 
 def test_what_is_sent_is_what_the_formula_says() -> None:
-    """In bytes and in rounds: P − 1 hops forward and 2P − 1 messages backward, for each sequence in its group."""
+    """The bytes and rounds equal the formula: P − 1 hops forward, 2P − 1 backward, for each sequence."""
     trace = VirtualCluster(4).run(attend, torch.float32).trace
     sizes = Attention(**SIZES, dtype="float32")
     for rank in range(4):
@@ -133,7 +134,7 @@ def test_what_is_sent_is_what_the_formula_says() -> None:
 
 
 def peak(assignment: Assignment) -> int:
-    """The most bytes that any rank holds in attention, forward and backward."""
+    """Return the most bytes that any rank holds in attention, forward and backward."""
 
     def program(ring: Ring) -> None:
         context = GroupedContext.of(ring, assignment, 0, block="native")
@@ -145,7 +146,7 @@ def peak(assignment: Assignment) -> int:
 
 
 def test_memory_is_that_of_the_capacity_at_most() -> None:
-    """Beside a ring of one sequence that gives every rank as many tokens as the capacity allows."""
+    """A rank needs at most the memory of a ring of one sequence that fills the capacity of every rank."""
     capacity, P = 512, 4
     full = peak(Assignment((capacity * P,), P, capacity, ((Placement(0, capacity * P, 0, P),),)))
     mixed = assign([1500, 130, 110, 120, 125], P, capacity, COSTS)
@@ -155,7 +156,7 @@ def test_memory_is_that_of_the_capacity_at_most() -> None:
 
 
 def in_an_order_of_its_own(ring: Ring) -> None:
-    """A mutant: odd ranks go through their sequences from the last to the first."""
+    """A mutant: odd ranks attend to their sequences in reverse order."""
     context = GroupedContext.of(ring, NESTED, 0)
     if ring.rank % 2:
         object.__setattr__(context, "placements", context.placements[::-1])
@@ -169,7 +170,7 @@ def test_another_order_on_some_ranks_does_not_pass() -> None:
 
 
 def another_assignment(ring: Ring) -> None:
-    """Equal layouts' names, and other groups on one rank."""
+    """Make assignments whose layouts have equal names, but whose groups differ on one rank."""
     swapped = Assignment((8, 8), 2, 8, ((Placement(1, 8, 1, 1), Placement(0, 8, 0, 1)),))
     straight = Assignment((8, 8), 2, 8, ((Placement(0, 8, 0, 1), Placement(1, 8, 1, 1)),))
     GroupedContext.of(ring, swapped if ring.rank else straight, 0)

@@ -1,4 +1,4 @@
-"""Laws of packing: every form says the same, all that is cut comes back, and labels stay in their documents."""
+"""Laws of packing: all forms agree, everything that is cut comes back, and labels stay in their documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_packed_and_cut_comes_back(batch: Given, P: int, name: str) -> N
 @settings(max_examples=60)
 @given(batch=given_batches())
 def test_the_mask_lets_tokens_see_their_own_document(batch: Given) -> None:
-    """By the packed sequence's own document ids, padding included: no token of a document sees padding."""
+    """Tokens see the tokens of their own document and no padding, by the packed sequence's document ids."""
     packing = batch.packing
     everyone, ids = np.arange(packing.length), packing.document_ids
     seen = packing.mask(causal=False).visible(everyone, everyone)
@@ -68,11 +68,11 @@ Shift = Callable[[Packing, Tensor, int], Tensor]
 
 
 def law_labels_stay_in_their_document(shift: Shift, batch: Given, ahead: int) -> None:
-    """Each document's labels are those that it has alone; padding has none."""
+    """Each document has the labels that it would have alone, and padding has none."""
     packing, values = batch.packing, values_of(batch)
     labels = shift(
         packing, torch.from_numpy(np.where(values < 0, 5, values)), ahead
-    )  # padding as a token, as collators may
+    )  # padding has a token id, as from some collators
     for document, of_document in zip(
         packing.unpack(packing.pack(values)), packing.unpack(labels), strict=True
     ):
@@ -86,7 +86,7 @@ def right(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
 
 
 def over_the_end(packing: Packing, labels: Tensor, ahead: int) -> Tensor:
-    """The roll of multi-token prediction that leaks into the next document."""
+    """A mutant: multi-token prediction rolls labels over the end of a document into the next one."""
     return next_tokens(packing.pack(labels, IGNORE), None, ahead)
 
 
@@ -107,7 +107,7 @@ def test_the_law_of_labels_notices() -> None:
 
 
 def gathered(ring: Ring, name: str) -> list[Any]:
-    """A document's tokens on every rank, in three dtypes."""
+    """Return whether every rank gets all tokens back, for each of three dtypes."""
     packing = Packing.of_lengths([5, 0, 1, 9]).padded(4)
     layout, found = packing.layout(name, ring.world_size), []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -124,7 +124,7 @@ def test_gather_on_virtual_ranks_and_processes() -> None:
 
 
 def gathered_wrongly(ring: Ring, part: str) -> type[Exception] | None:
-    """What each rank raises where rank 0 alone has a wrong part."""
+    """Return the error type that a rank raises if rank 0 alone has a wrong part."""
     packing = Packing.of_lengths([5, 3])
     layout = packing.layout("zigzag", ring.world_size)
     right = torch.ones(1, layout.length(ring.rank), 2)
@@ -186,7 +186,7 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
     assert torch.equal(packing.pack(ids), ids.reshape(1, 10))
     to_a_multiple = Packing.of_position_ids(
         [[0, 1, 2, 0, 0, 0]]
-    )  # as trl pads a flattened row: labels are −100 there
+    )  # trl pads a flattened row like this, with labels of −100
     assert to_a_multiple.documents == (3, 1, 1, 1)
     same = Packing.of_document_ids([[1, 1], [1, 1]])
     assert same.documents == (2, 2), "one id in two rows is two documents"
@@ -250,7 +250,7 @@ OTHER: dict[str, dict[str, Any]] = {
 
 
 def cut_over(ring: Ring, changed: dict[str, Any], **options: Any) -> RinglabError | dict[str, Any]:
-    """What rank 1 is told that has another batch than the other ranks of its ring, and what they are told."""
+    """Return a rank's error, or its result, if rank 1 has another batch than the other ranks."""
     given = {
         "lengths": (3, 2),
         "input_ids": [1, 2, 3, 4, 5],

@@ -1,4 +1,4 @@
-"""A step on a packed batch is a step on its documents, each alone."""
+"""A step on a packed batch equals a step on its documents, each alone."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_a_packed_step_is_its_documents_alone(
     law_equals_the_documents_alone(batch_of(drawn.packing, name, P, seed, weighted))
 
 
+@pytest.mark.thorough
 def test_the_law_notices() -> None:
     batch = batch_of(FORMS["padded_cu_seqlens"]([7, 1, 6, 2]).packing, "per_document", 3)
     with pytest.raises(AssertionError):

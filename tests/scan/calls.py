@@ -1,4 +1,4 @@
-"""A right call of every function that hybrid layers need, on a rank of two, for tests that make it wrong."""
+"""A right call of every function that hybrid layers use, on one of two ranks; tests spoil parts of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUT = contiguous(8, P)
 
 
 def drawn(*shape: int) -> Tensor:
-    """Return numbers that vmap lets one make."""
+    """Return numbers made without a random generator, which vmap would refuse."""
     return (torch.arange(math.prod(shape)) + len(shape)).sin().reshape(shape)
 
 
@@ -47,7 +47,7 @@ def tensors(name: str) -> tuple[list[Tensor], dict[str, Tensor]]:
 
 
 def attend(ring: Ring, name: str, replaced: int | str = 0, by: Tensor | None = None, **options: Any) -> Any:
-    """Return what the call returns, with one tensor replaced."""
+    """Return the result of the call with one tensor replaced."""
     given, named = tensors(name)
     if by is not None and isinstance(replaced, int):
         given[replaced] = by
@@ -57,5 +57,5 @@ def attend(ring: Ring, name: str, replaced: int | str = 0, by: Tensor | None = N
 
 
 def places(name: str) -> list[int | str]:
-    """Return the places of all tensors of a call."""
+    """Return the positions and names of all tensors of a call."""
     return [*range(len(CALLS[name][1])), *CALLS[name][2]]

@@ -1,4 +1,4 @@
-"""Problems of linear attention for laws and mutants, small ones of every kind."""
+"""Small problems of linear attention, of every kind, for laws and mutants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringlab.scan.graph import SCANS
 
 @dataclass(frozen=True)
 class Problem:
-    """Linear attention of two heads of v over the ranks of a layout."""
+    """Linear attention with two heads of v over the ranks of a layout."""
 
     layout: Layout
     kind: str = "gated-delta"
@@ -35,7 +35,7 @@ class Problem:
     seed: int = 0
 
     def inputs(self) -> Inputs:
-        """Return the inputs, whole, and the gradients of the results."""
+        """Return the whole inputs, and the gradients of the results."""
         generator, S, H = np.random.default_rng(self.seed), self.layout.S, 2
 
         def draw(*shape: int) -> Tensor:
@@ -81,14 +81,14 @@ def wrong(results: Results, problem: Problem) -> dict[str, Any]:
 
 
 def cut(S: int, *places: float) -> tuple[int, ...]:
-    """Return the lengths of documents that begin at these places of the sequence, from 0 to 1; two may be one place."""
+    """Return lengths of documents that begin at these fractions of the sequence; two may be equal."""
     ends = [0, *sorted(round(S * place) for place in places), S]
     return tuple(b - a for a, b in pairwise(ends))
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, str, int]:
-    """A problem, a scan and the length of a chunk."""
+    """Return a problem, a scan and the length of a chunk."""
     S, P = draw(st.integers(1, 18)), draw(st.integers(1, 5))
     make = draw(st.sampled_from([contiguous, zigzag, lambda S, P: dealt(S, P, chunk=3)]))
     places = draw(st.lists(st.floats(0, 1), max_size=3))

@@ -1,4 +1,4 @@
-"""The short convolution over ranks is that of the whole sequence, with its gradients."""
+"""The short convolution over ranks equals that of the whole sequence, with its gradients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Convolution:
 
 
 def whole(problem: Convolution) -> tuple[Tensor, ...]:
-    """torch's own convolution, document by document, in float64, with its gradients."""
+    """Return torch's own convolution, document by document, in float64, with its gradients."""
     x, weight, dout = (tensor.double() for tensor in problem.tensors())
     x.requires_grad_(), weight.requires_grad_()
     parts = x.split(problem.documents or (problem.layout.S,), dim=1)
@@ -83,7 +83,7 @@ def joined(problem: Convolution, shards: list[tuple[Tensor, ...]]) -> tuple[Tens
 
 
 def law_equals_the_whole(problem: Convolution) -> None:
-    """Sums of `kernel` products, and of all tokens for the weight, each rounded, in the dtype of x."""
+    """Results equal the whole's up to roundings of the sums: `kernel` products, or all tokens."""
     run = VirtualCluster(problem.layout.P, memory=False).run(of_rank, problem)
     x, weight, dout = problem.tensors()
     sizes = (
@@ -120,7 +120,7 @@ HALF = Convolution(contiguous(9, 3), dtype=torch.bfloat16, autocast=True)
 
 
 def test_autocast_casts_the_weight() -> None:
-    """A weight in float32, and tokens in bfloat16: what a layer has under autocast."""
+    """Autocast casts a float32 weight for bfloat16 tokens, as in a layer under autocast."""
     law_equals_the_whole(HALF)
 
 
@@ -142,12 +142,12 @@ def test_the_law_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_halo_of_several_ranks() -> None:
-    """Shards of two tokens: a halo of three comes from two ranks."""
+    """A halo of three tokens comes from two ranks if shards have two tokens."""
     law_equals_the_whole(Convolution(contiguous(7, 5)))
 
 
 def test_the_halo_is_what_was_before() -> None:
-    """Of each stretch, in order, zeros before a document begins."""
+    """The halo of each stretch has the tokens before it, in order, and zeros before a document begins."""
     layout, x = zigzag(16, 2), torch.arange(1.0, 17.0).reshape(1, 16, 1)
 
     def program(ring: Ring) -> list[list[float]]:
@@ -199,7 +199,7 @@ def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
 
 @pytest.mark.parametrize("documents", [(), (2, 2)], ids=str)
 def test_kernels_of_other_widths_are_refused(documents: tuple[int, ...]) -> None:
-    """Also where no message is needed, as a document begins with the second rank."""
+    """Kernels of unequal width are refused even if no message is needed, as at a document's beginning."""
 
     def program(ring: Ring) -> RinglabError | None:
         try:

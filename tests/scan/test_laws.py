@@ -1,4 +1,4 @@
-"""Linear attention over ranks is the recurrence: any layout of stretches, scan, kind and documents; and mutants that are not."""
+"""Linear attention over ranks is the recurrence for any layout, scan, kind and documents; mutants are not."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ DECAY = Problem(zigzag(14, 3), "decay", K=2)
 
 
 def adds_states(later: Passage, earlier: Passage) -> Passage:
-    """As without decay and delta rule: what is left of the earlier state is forgotten."""
+    """A mutant that adds states without the later transition, as if there were no decay and no delta rule."""
     return Passage(earlier.transition, later.contribution + earlier.contribution)
 
 
 def keeps_gradients_at_home(*arguments: Any, **other: Any) -> dict[int, Passage]:
-    """Backward, no gradient of a state arrives from later ranks."""
+    """A mutant whose backward gets no gradient of a state from later ranks."""
     found = executor.pass_states(*arguments, **other)
     if arguments[-1] == "state":
         return found
@@ -48,7 +48,7 @@ def keeps_gradients_at_home(*arguments: Any, **other: Any) -> dict[int, Passage]
 
 
 def forgets_documents(*arguments: Any) -> tuple[Element, ...]:
-    """The state that leaves a rank still has the documents before the last one: other ranks read across the border."""
+    """A mutant that keeps earlier documents in the state that leaves a rank, so later ranks read them."""
     return tuple(
         Element(each.rank, (slice(each.stretches[0].start, each.stretches[-1].stop),), each.fresh)
         for each in elements_of(*arguments)
@@ -70,7 +70,7 @@ def test_the_law_notices(place: str, mutant: Any, problem: Problem, monkeypatch:
 
 
 def in_two_calls(ring: Ring, problem: Problem, first: int) -> tuple[Tensor, ...]:
-    """A prompt in two calls, the second of which goes on from the state of the first."""
+    """Run a prompt in two calls, the second of which continues from the state of the first."""
     inputs, P = problem.inputs(), ring.world_size
     layouts = contiguous(first, P), contiguous(problem.layout.S - first, P)
     state, results, leaves = inputs.initial, [], []
@@ -91,7 +91,7 @@ def in_two_calls(ring: Ring, problem: Problem, first: int) -> tuple[Tensor, ...]
 
 @pytest.mark.parametrize("first", [1, 6])
 def test_two_calls_are_one(first: int) -> None:
-    """Also backward, through the state between them: conventions of initial and last states fit each other."""
+    """Two calls equal one, also backward through the state between them."""
     problem = Problem(contiguous(11, 3))
     shards = list(
         zip(*VirtualCluster(3, memory=False).run(in_two_calls, problem, first).results, strict=True)
@@ -119,7 +119,7 @@ def test_a_document_does_not_see_a_nan_of_another() -> None:
 
 
 def test_the_last_column_counts() -> None:
-    """The normaliser of the first linear attentions, Σ q·k, is one more column of v, of ones."""
+    """A column of ones in v gives Σ q·k, the normaliser of the first linear attentions."""
     layout = contiguous(9, 3)
     q, k = torch.rand(2, 1, 1, 9, 4).unbind()
     v = torch.cat([torch.randn(1, 1, 9, 2), torch.ones(1, 1, 9, 1)], dim=-1)
@@ -132,7 +132,7 @@ def test_the_last_column_counts() -> None:
 
 
 def test_a_decay_for_each_channel_is_one_for_each_head_of_one_channel() -> None:
-    """Gated linear attention, by hand, and the way around that docs/guide/scan.md tells of."""
+    """A decay for each channel is the same as one head for each channel, as docs/guide/scan.md explains."""
     layout, (B, H, S, D, Dv) = contiguous(11, 3), (1, 2, 11, 3, 4)
     q, k, decay = torch.randn(3, B, H, S, D, dtype=torch.float64).unbind()
     v, decay = torch.randn(B, H, S, Dv, dtype=torch.float64), -decay.abs()
@@ -159,7 +159,7 @@ HALVES = Problem(contiguous(8, 2), dtype=torch.bfloat16)
 
 
 def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
-    """A forward and its backward, both inside autocast, with q and v in float32, or both outside in bfloat16."""
+    """Run forward and backward inside autocast with q and v in float32, or outside in bfloat16."""
     inputs = HALVES.inputs()
     if autocast:
         inputs = replace(inputs, q=inputs.q.float(), v=inputs.v.float())
@@ -168,7 +168,7 @@ def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
 
 
 def test_autocast_casts_as_by_hand_and_rounds_nothing_else() -> None:
-    """On processes, too: there the program's own thread computes, inside autocast, and on virtual ranks a worker outside it."""
+    """Autocast gives the bits of a cast by hand, on virtual ranks and on processes."""
     plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
     for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
         for one, other in zip(found.results, plain, strict=True):

@@ -1,4 +1,4 @@
-"""Torch's modes around linear attention, the short convolution and latent attention: honoured, or refused on every rank."""
+"""Torch's modes around linear attention, short convolution and latent attention: honoured or refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def transformed(way: str, ring: Ring, name: str, place: int | str) -> Any:
 @pytest.mark.parametrize("way", ["grad", "vmap", "jvp", "forward_ad"])
 @pytest.mark.parametrize("name", CALLS)
 def test_transforms_are_refused_by_name(name: str, way: str) -> None:
-    """On the rank that is inside one; the other is told."""
+    """The rank inside a transform refuses it by name, and the other rank is informed."""
 
     def program(ring: Ring) -> list[Any]:
         return [

@@ -1,4 +1,4 @@
-"""The oracle of linear attention: its gradients by finite differences, and what it is in cases that are known."""
+"""The oracle of linear attention: gradients by finite differences, and results in known cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAVES = ("q", "k", "v", "decay", "beta", "initial_state")
 
 
 def arrays(problem: Problem) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arguments of the oracle that have gradients, and those that have none."""
+    """Return the arguments of the oracle that have gradients, and the other arguments."""
     given = problem.inputs()
     named = dict(zip(LEAVES, given.leaves, strict=True))
     return {name: x.numpy() for name, x in named.items() if x is not None}, {"documents": given.documents}
@@ -29,7 +29,7 @@ def loss(arguments: dict[str, np.ndarray], other: dict[str, Any], problem: Probl
 
 
 def law_gradients_are_differences(problem: Problem) -> None:
-    """Along a few directions, the change of the loss is the gradient, to the accuracy of central differences."""
+    """The loss changes along random directions as the gradient says, up to errors of central differences."""
     arguments, other = arrays(problem)
     given = problem.inputs()
     found = oracle.gradients(**arguments, **other, dout=given.dout, dstate=given.dstate)
@@ -43,7 +43,8 @@ def law_gradients_are_differences(problem: Problem) -> None:
             for sign in (1, -1)
         )
         measured, expected = (there - back) / (2 * step), float((gradient * direction).sum())
-        # The third derivative's part is of the order of step²; rounding of the loss is divided by the step.
+        # The third derivative adds an error of the order of step², and the loss's rounding is divided by the
+        # step.
         assert abs(measured - expected) <= 1e-7 * (1 + np.abs(gradient * direction).sum()), name
 
 
@@ -70,7 +71,7 @@ def test_plain_is_a_product_of_matrices() -> None:
 
 
 def test_the_delta_rule_is_its_product_of_transitions() -> None:
-    """S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, as the paper writes it."""
+    """The delta rule is S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ, as in the paper."""
     arguments, _ = arrays(Problem(contiguous(5, 1)))
     state = arguments["initial_state"][0, 1]
     for t in range(5):

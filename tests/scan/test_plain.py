@@ -1,4 +1,4 @@
-"""The page to read first computes what the oracle computes: token by token, chunk by chunk, and over ranks."""
+"""The plain scan, the file to read first, gives the oracle's results: by token, by chunk, and over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What linear attention refuses: by name, on every rank, before any data moves."""
+"""Linear attention refuses impossible calls by name, on every rank, before any data moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ones(*shape: int, **other: Any) -> torch.Tensor:
 
 
 def call(ring: Ring, change: dict[str, Any]) -> Any:
-    """Two ranks of two tokens, four heads of v over two of q and k."""
+    """Call linear attention on two ranks of two tokens, with four heads of v over two of q and k."""
     given: dict[str, Any] = {"q": ones(1, 2, 2, 3), "k": ones(1, 2, 2, 3), "v": ones(1, 4, 2, 5)}
     given |= {"ring": ring, "layout": contiguous(4, 2)} | change
     return linear_attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
@@ -110,7 +110,7 @@ def test_ranks_that_call_differently_are_refused(name: str) -> None:
 
 
 def test_backward_through_another_call_is_refused() -> None:
-    """One rank goes back through the first of two equal calls, the other through the second."""
+    """Backward is refused if one rank goes back through the first of two calls and one through the second."""
 
     def program(ring: Ring) -> str:
         q = ones(1, 2, 2, 3, requires_grad=True)
@@ -126,7 +126,7 @@ def test_backward_through_another_call_is_refused() -> None:
 
 
 def test_nothing_at_all() -> None:
-    """No tokens: no outputs, and the last state is the initial one, with its gradient."""
+    """Without tokens there are no outputs, and the last state is the initial one, with its gradient."""
 
     def program(ring: Ring) -> Any:
         state = torch.full((1, 4, 3, 5), 2.0, requires_grad=True)
@@ -143,14 +143,14 @@ def test_nothing_at_all() -> None:
 
 
 class Incomparable(float):
-    """A number that no check foresees."""
+    """A number whose comparison raises an error that no check expects."""
 
     def __ge__(self, other: object) -> bool:
         raise ArithmeticError("no such number")
 
 
 class Unreadable(tuple[int, ...]):
-    """Lengths that no check foresees."""
+    """Lengths whose iteration raises an error that no check expects."""
 
     def __iter__(self) -> Iterator[int]:
         raise ArithmeticError("no such lengths")

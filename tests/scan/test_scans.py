@@ -1,4 +1,4 @@
-"""Scans as data: every element gets what is before it, once; and bytes, messages, rounds, memory and FLOPs of the formulas."""
+"""Scans as data: every element gets all earlier ones once; bytes, rounds, memory and FLOPs match formulas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.scan.problems import Problem
 def law_every_element_hears_of_all_before_it(
     scan: Callable[[int], Hops], elements: tuple[Element, ...]
 ) -> None:
-    """A passage is the list of the elements that it leads through; composing two needs that they join."""
+    """Every element gets all earlier ones once; here a passage is a list of elements, joined in order."""
     scans, module.SCANS["mine"] = dict(module.SCANS), scan
     try:
         plan = plan_scan("mine", elements)
@@ -71,7 +71,7 @@ def law_every_element_hears_of_all_before_it(
 
 
 def _reaches(before: list[int], i: int, first: list[int], elements: tuple[Element, ...]) -> bool:
-    """Return whether the elements before i reach back to one at which all that came before is forgotten, or to the first."""
+    """Return whether the elements before i reach back to the first, or to one that forgets earlier ones."""
     if elements[i].fresh or i == 0:
         return True
     return bool(before) and (before[0] == first[i] or any(elements[j].forgets for j in before))
@@ -93,7 +93,7 @@ def test_every_element_hears_of_all_before_it(scan: str, elements: tuple[Element
 
 
 def halves_only(count: int) -> Hops:
-    """Doubling that stops a round too early."""
+    """Return the hops of a doubling scan that stops a round too early."""
     return module.doubling(count)[:-1] if count > 2 else module.doubling(count)
 
 
@@ -112,7 +112,7 @@ def test_the_zigzag_passes_each_rank_twice_and_the_middle_once() -> None:
 
 
 def test_documents_save_messages() -> None:
-    """No state passes a rank at whose first token a document begins, and no transition one inside which a document begins."""
+    """No state passes a rank that begins with a document, and no transition passes a document's beginning."""
     plan = plan_scan("doubling", elements_of(contiguous(16, 4), (6, 2, 8)))
     assert [[(hop.source, hop.target, hop.whole) for hop in hops] for hops in plan.rounds] == [
         [(0, 1, True), (2, 3, True)]
@@ -134,7 +134,7 @@ def traced(sizes: LinearAttention, layout: Layout, scan: str) -> Trace:
 
 
 def assert_as_the_formula_says(sizes: LinearAttention, P: int, scan: str, tokens: int) -> None:
-    """Forward and backward, of every rank, in bytes and messages."""
+    """Every rank sends the formula's bytes and messages, forward and backward."""
     run = traced(sizes, contiguous(P * tokens, P), scan)
     for rank in range(P):
         there, back = (
@@ -164,7 +164,7 @@ def test_rounds_are_those_of_the_plan(P: int, scan: str) -> None:
 
 
 def only_pass(ring: Ring, sizes: LinearAttention, scan: str) -> None:
-    """States pass as in a forward; nothing else is computed."""
+    """Pass states as in a forward, and compute nothing else."""
     state = getattr(torch, sizes.dtype) if sizes.dtype == "float64" else torch.float32
     side, heads = sizes.D if sizes.delta else 1, (sizes.B, sizes.H)
 
@@ -185,7 +185,7 @@ WIDE = LinearAttention(B=1, H=2, D=16, Dv=48, dtype="float32")
 
 
 def assert_as_much_memory(sizes: LinearAttention, P: int, scan: str) -> None:
-    """The meter's peak is the formula's; 4 bytes are the number behind the shapes of messages."""
+    """The meter's peak is the formula's, except for the 4 bytes of a number sent with the shapes."""
     peak = max(report.peak_bytes for report in VirtualCluster(P).run(only_pass, sizes, scan).memory) - 4
     expected = passing_bytes(sizes, P, scan)
     assert peak == expected or (scan == "doubling" and P > 2 and peak < expected)
@@ -211,7 +211,7 @@ def test_the_meter_notices_an_all_gather(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("delta", [True, False])
 def test_flops(delta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as torch counts them; a triangular solve of C rows for n columns counts C²·n."""
+    """FLOPs are torch's counts of products; a triangular solve of C rows and n columns counts C²·n."""
     sizes, L = LinearAttention(B=1, H=2, D=4, Dv=6, dtype="float32", delta=delta), 23
     problem = Problem(
         contiguous(L, 1), "gated-delta" if delta else "decay", K=2, D=4, Dv=6, dtype=torch.float32

@@ -1,12 +1,13 @@
-"""Problems of latent attention: the program, the truth in float64, and the errors allowed.
+"""Problems of latent attention: the program, the truth in float64, and the allowed errors.
 
-Truth makes all K and V in float64 and asks the oracle. The plainest implementation makes them in the dtype of the latent and
-leaves all gradients to autograd.
+The truth computes all K and V in float64 and runs the oracle on them. The plainest implementation computes
+them in the dtype of the latent and leaves all gradients to autograd.
 
-The floor: results of attention itself (out, lse, dq) have that of `ringlab.conformance.tolerance` for the K and V of the truth, rounded to the dtype.
-Gradients of the latent and the weights are sums of products with dK and dV: those may be off by the bounds of dK and dV
-there, which a sum passes on times the largest sum of |factors|, and storing rounds once more. In bfloat16 storing is nearly all, and the sum's
-share is left out.
+The allowed errors: for the results of attention itself (out, lse, dq), those of
+`ringlab.conformance.tolerance` for the truth's K and V, rounded to the dtype. Gradients of the latent and the
+weights are sums of products with dK and dV. Their allowed error is the bound of dK and dV times the largest
+sum of |factors|, plus one rounding when they are stored. In bfloat16 the stored rounding is nearly the whole
+error, so the sum's part is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INPUTS = ("q", "latent", "k_rope", "w_k", "w_v")
 
 @dataclass(frozen=True)
 class Problem:
-    """A latent attention, and how it is spread over ranks."""
+    """A latent attention, and the layout that spreads it over ranks."""
 
     layout: Layout
     H: int = 3
@@ -42,12 +43,12 @@ class Problem:
     mask: Mask = field(default_factory=Mask)
     dtype: torch.dtype = torch.float64
     through_lse: bool = False
-    autocast: bool = False  # of weights in float32, to bfloat16
+    autocast: bool = False  # from float32 weights to bfloat16
     seed: int = 0
 
     @lru_cache(maxsize=64)  # noqa: B019 (problems are few)
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the five inputs, dout and dlse, whole; weights keep K and V of size 1."""
+        """Return the five inputs, dout and dlse, whole; the weights' scale gives K and V a size of 1."""
         draw = np.random.default_rng(self.seed).standard_normal
         S, D = self.layout.S, self.Dn + self.Dr
         shapes = (
@@ -98,7 +99,7 @@ def program(ring: Ring, problem: Problem, schedule: str = "ring", block: str = "
 
 
 def join(problem: Problem, shards: list[tuple[Tensor, ...]]) -> Results:
-    """Return the results of the whole sequence from those of `program` on every rank."""
+    """Return the results of the whole sequence from every rank's results of `program`."""
     out, lse, *gradients = zip(*shards, strict=True)
     unshard = problem.layout.unshard
     whole = [unshard(parts) for parts in gradients[:3]]
@@ -120,7 +121,7 @@ def keys_and_values(latent: Tensor, k_rope: Tensor, w_k: Tensor, w_v: Tensor) ->
 
 @lru_cache(maxsize=64)
 def truth(problem: Problem) -> tuple[Results, dict[str, float]]:
-    """Return the results in float64, and the relative errors allowed."""
+    """Return the results in float64, and the allowed relative errors."""
     q, latent, k_rope, w_k, w_v, dout, dlse = (x.double() for x in problem.tensors())
     k, v = keys_and_values(latent, k_rope, w_k, w_v)
     positions = np.arange(problem.layout.S)
@@ -148,7 +149,8 @@ def _allowed(
     q, latent, _, w_k, w_v, dout, _ = problem.tensors()
     dtype = problem.dtype
     attention = bounds(q, kv[0].to(dtype), kv[1].to(dtype), dout, mask=problem.mask, dlse=dlse)
-    # Bounds are relative to the largest gradient, or to 1 where all are 0: rows that see one key have no dK.
+    # Bounds are relative to the largest gradient, or to 1 if all are 0, since rows that see one key have no
+    # dK.
     off_k, off_v = (
         attention[name] * (np.abs(x).max() or 1.0) for name, x in zip(("dk", "dv"), dkv, strict=True)
     )
@@ -172,7 +174,7 @@ def _allowed(
 
 
 def plainest(problem: Problem) -> Results:
-    """Return the results with every tensor materialised in the dtype, gradients by autograd."""
+    """Return the results with every tensor materialised in the dtype, and gradients by autograd."""
     *inputs, dout, dlse = problem.tensors()
     leaves = [x.clone().requires_grad_() for x in inputs]
     k, v = keys_and_values(*leaves[1:])

@@ -1,6 +1,6 @@
-"""Attention problems, the program that computes one with any schedule, and what its results are held to.
+"""Attention problems, the program that computes one with any schedule, and the bounds of its results.
 
-A block that knows no soft caps and no dropout, as somebody's own may be.
+A block without soft caps and dropout, as a user's own block may be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.philox import factors
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention, and how it is spread over ranks. Dv: the head dim of v, D if 0. sinks: the size of sinks, none if 0."""
+    """An attention problem on ranks. Dv: head dim of v, D if 0. sinks: the size of sinks, none if 0."""
 
     layout: Layout
     H: int
@@ -47,13 +47,13 @@ class Problem:
         return tensors(shape, self.seed, self.dtype)
 
     def dlse(self) -> Tensor | None:
-        """Return the gradient of lse, whole; None if the loss is one of out alone."""
+        """Return the whole gradient of lse, or None if the loss depends only on out."""
         random = torch.Generator().manual_seed(self.seed)
         shape = self.B, self.H, self.layout.S
         return torch.randn(shape, generator=random, dtype=torch.float64) if self.through_lse else None
 
     def logits(self) -> Tensor | None:
-        """Return a sink of each head, the last one so low that it takes nothing."""
+        """Return a sink for each head; the last sink is so low that it takes no weight."""
         if not self.sinks:
             return None
         random = torch.Generator().manual_seed(self.seed)
@@ -62,7 +62,7 @@ class Problem:
         return drawn.to(self.dtype)
 
     def scoring(self) -> dict[str, Any]:
-        """Return what the oracle must know beside the tensors."""
+        """Return the oracle's arguments apart from the tensors."""
         kept = factors(self.B, self.H, self.layout.S, self.dropout, self.seed) if self.dropout else None
         logits = self.logits()
         sinks = None if logits is None else logits.double().numpy()
@@ -72,7 +72,7 @@ class Problem:
 def program(
     ring: Ring, problem: Problem, schedule: Any, return_lse: bool = True, block: str = "naive"
 ) -> tuple[Tensor, ...]:
-    """Return this rank's rows of out and lse, and its dq, dk, dv and, with sinks, the gradient of these."""
+    """Return this rank's rows of out and lse, and its dq, dk, dv and, with sinks, their gradient."""
     layout, sinks = problem.layout, problem.logits()
     *qkv, dout = layout.shard(problem.tensors(), ring.rank)
     leaves = [x.requires_grad_() for x in qkv] + ([] if sinks is None else [sinks.requires_grad_()])
@@ -97,7 +97,7 @@ def joined(problem: Problem, shards: list[tuple[Tensor, ...]]) -> Results:
 
 
 def run(problem: Problem, schedule: Any, block: str = "naive", return_lse: bool = True) -> Outcome:
-    """Return what virtual ranks compute."""
+    """Return the outcome of a run on virtual ranks."""
     cluster = VirtualCluster(problem.layout.P, memory=False)
     return cluster.run(program, problem, schedule, return_lse, block)
 
@@ -108,13 +108,13 @@ def solve(problem: Problem, schedule: Any, block: str = "naive") -> Results:
 
 
 def hold(problem: Problem, schedule: Any, block: str = "naive") -> None:
-    """Fail unless virtual ranks give what the oracle gives, the gradient of sinks too."""
+    """Fail unless virtual ranks give the oracle's results, and its gradient of sinks."""
     shards = run(problem, schedule, block).results
     assert_equals_the_oracle(joined(problem, shards), problem)
     if problem.sinks:
         found = sum(shard[5] for shard in shards).double().numpy()
         expected, terms = true_gradient_of_sinks(problem)
-        roundings = 100 if problem.dtype == torch.float64 else 1  # of each term
+        roundings = 100 if problem.dtype == torch.float64 else 1  # roundings of each term
         most = roundings * torch.finfo(problem.dtype).eps * (1 + problem.sinks) * terms
         assert np.abs(found - expected).max() <= most, "the gradient of sinks"
 
@@ -131,7 +131,7 @@ def assert_equals_the_oracle(results: Results, problem: Problem) -> None:
 
 
 def out_and_lse(problem: Problem, sinks: np.ndarray) -> oracle.Result:
-    """Return the oracle's result with these sinks."""
+    """Return the oracle's out and lse with these sinks."""
     q, k, v, _ = problem.tensors()
     positions = np.arange(problem.layout.S)
     visible = problem.mask.of_length(problem.layout.S).visible(positions, positions)
@@ -139,7 +139,7 @@ def out_and_lse(problem: Problem, sinks: np.ndarray) -> oracle.Result:
 
 
 def true_gradient_of_sinks(problem: Problem) -> tuple[np.ndarray, float]:
-    """Return −Σ_i p_i (dout_i · out_i − dlse_i) of each head, p_i = e^(sink − lse_i); and the size of what is summed."""
+    """Return each head's −Σ_i p_i (dout_i · out_i − dlse_i), p_i = e^(sink − lse_i), and the terms' size."""
     sinks = problem.scoring()["sinks"]
     true, dout, dlse = out_and_lse(problem, sinks), problem.tensors()[3].double(), problem.dlse()
     weights = np.exp(sinks[:, None] - true.lse)
@@ -149,7 +149,7 @@ def true_gradient_of_sinks(problem: Problem) -> tuple[np.ndarray, float]:
 
 
 class Broken(Native):
-    """A block whose own check fails, by an error that no caller foresees."""
+    """A block whose own check fails with an error that no caller expects."""
 
     def supports(self, q: Tensor) -> str | None:
         raise KeyError("on this machine")

@@ -1,4 +1,4 @@
-"""The cache holds every token once, in balance, and grows seldom; what does not fit is refused on every rank."""
+"""The cache has every token once, in balance, and grows seldom; tokens beyond its room are refused."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Filled = tuple[list[int], np.ndarray, Tensor, Tensor]
 
 
 def numbered(S: int) -> tuple[Tensor, Tensor]:
-    """k and v of which each token says its position."""
+    """Return k and v whose numbers are the positions of the tokens."""
     k = torch.arange(float(S)).reshape(1, 1, S, 1).expand(1, 2, S, 3).contiguous()
     return k, -k
 
 
 def fill(ring: Ring, layout: Layout, counts: list[int]) -> tuple[Filled, list[list[int]]]:
-    """A prefill and appended tokens; and the lengths after each step."""
+    """Fill a cache by a prefill and appended tokens; return its contents, and the lengths after each step."""
     k, v = numbered(layout.S + sum(counts))
     shards = (layout.shard(x[..., : layout.S, :], ring.rank) for x in (k, v))
     cache, at = ShardedCache.of_shards(ring, layout, *shards), layout.S
@@ -82,7 +82,7 @@ def test_prompts_that_are_not_in_order_are_sorted() -> None:
 
 
 def follow(ring: Ring) -> tuple[list[list[int]], list[int], list[int]]:
-    """Shards, tokens and shards again: the positions of each rank, and those that came next for this one."""
+    """Append shards, tokens and shards; return all ranks' positions, and this rank's `next_positions`."""
     cache, following = ShardedCache(ring, batch=1, kv_heads=2, head_dim=3), []
     for layout in (zigzag(9, 3), None, striped(5, 3)):
         k, v = numbered(14)
@@ -102,7 +102,7 @@ def test_every_rank_knows_where_each_token_is() -> None:
     results = VirtualCluster(3, memory=False).run(follow).results
     for rank, (everywhere, mine, following) in enumerate(results):
         assert everywhere == results[0][0] and everywhere[rank] == mine
-        assert set(following) - set(mine) <= {9, 10}  # tokens known to all ranks, which one of them keeps
+        assert set(following) - set(mine) <= {9, 10}  # tokens that all ranks know and one rank keeps
     assert (np.sort(np.concatenate(results[0][0])) == np.arange(16)).all()
 
 
@@ -114,7 +114,7 @@ def test_the_law_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_grows_without_copying_everything_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that are copied to larger memory, while so many are appended one by one."""
+    """A cache that grows token by token copies only a bounded multiple of its tokens."""
     copied: list[int] = []
     grow = ShardedCache._grow
 
@@ -217,12 +217,12 @@ def empty(ring: Ring) -> Exception | None:
 
 
 def other_lengths(ring: Ring) -> Exception | None:
-    """Rank 1 has missed a token."""
+    """Return the error of a decode for which rank 1 lacks a token."""
     return asked(lambda: decode(query(), a_cache(ring, 6 if ring.rank != 1 else 5)))
 
 
 def other_places(ring: Ring) -> Exception | None:
-    """As many tokens on every rank's count, and others of them here."""
+    """Return the error of a decode for which counts are equal on all ranks, but positions differ."""
     layout = (contiguous, zigzag)[ring.rank % 2](5, ring.world_size)
     k, v = (layout.shard(x, ring.rank) for x in numbered(5))
     return asked(lambda: decode(query(), ShardedCache.of_shards(ring, layout, k, v)))

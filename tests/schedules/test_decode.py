@@ -1,4 +1,4 @@
-"""Decode against a cache on several ranks is decode against the whole cache; what it sends does not grow."""
+"""Decode against a cache on several ranks equals decode against the whole cache; its messages do not grow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MASKS = st.one_of(
 
 @dataclass(frozen=True)
 class Generation:
-    """A prefill under a layout, and steps of `new` tokens after it."""
+    """A prefill with a layout, followed by steps of `new` tokens each."""
 
     prefill: Layout
     steps: int
@@ -55,12 +55,12 @@ class Generation:
         return self.prefill.S + self.steps * self.new
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of all tokens, the generated ones too."""
+        """Return q, k and v of all tokens, including the generated tokens."""
         return tensors(Shape(2, self.H, self.K, self.S, self.S, 8, self.Dv), 0, self.dtype)[:3]
 
 
 def generate(ring: Ring, run: Generation) -> tuple[Tensor, Tensor, list[int]]:
-    """Return out and lse of the generated tokens, and how many tokens each rank has in the end."""
+    """Return out and lse of the generated tokens, and each rank's number of tokens at the end."""
     q, k, v = run.tensors()
     layout, start = run.prefill, run.prefill.S
     shards = (layout.shard(x[..., :start, :], ring.rank) for x in (k, v))
@@ -102,7 +102,8 @@ def assert_equals_one_process(results: list[Any], run: Generation) -> None:
         here = slice(step * run.new, (step + 1) * run.new)
         for name, mine, whole in (("out", out[..., here, :], true.out), ("lse", lse[..., here], true.lse)):
             rows = whole[..., -run.new :, :] if name == "out" else whole[..., -run.new :]
-            # Errors are allowed relative to the largest entry of the whole, as its bound is.
+            # Errors are allowed relative to the largest entry of the whole, since its bound is relative to
+            # it, too.
             scale = np.abs(whole).max() / np.abs(rows).max()
             assert relative_error(mine, rows) <= allowed[name] * scale, f"{name} of step {step} is wrong"
 
@@ -147,6 +148,7 @@ def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) ->
     return cache_tiles(mask, np.arange(len(positions)), S, n)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize(
     ("function", "mutant"),
@@ -165,7 +167,7 @@ def test_the_oracle_notices(function: str, mutant: Any, merge: str, monkeypatch:
 
 
 def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Along the tree, with this rank's own partial first: right up to rounding, and other bits on every rank."""
+    """Ranks that merge their own partial first are noticed, because their bits differ by roundings."""
     run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
 
     def own_first(comm: Any, part: Partial) -> Partial:
@@ -183,7 +185,7 @@ def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.Mon
 
 @given(MASKS, st.integers(1, 4), st.integers(0, 20), st.integers(0, 2**16))
 def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) -> None:
-    """Each visible pair once, none besides, whichever keys are here."""
+    """Tiles of the cache have each visible pair once and no other pair, for any set of keys on the rank."""
     S = before + n
     positions = np.flatnonzero(np.random.default_rng(seed).random(S) < 0.6)
     met = np.zeros((n, len(positions)), int)
@@ -195,7 +197,7 @@ def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) ->
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 6, 8])
 def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None:
-    """On the meter, forward of a token: those of the formula, and at 2,000 tokens as many as at 20."""
+    """A token sends the formula's bytes, as many with 2,000 cached tokens as with 20."""
     for new in (1, 3):
         expected = decode_traffic(Attention(2, 4, 2, 8, "float32", Dv=5), P, new=new, merge=merge)
         for S in (20, 2000):
@@ -207,7 +209,7 @@ def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None
 
 
 def prefill_and_generate(ring: Ring) -> tuple[Tensor, Tensor]:
-    """The rows of a ring over the prompt, and a token after it."""
+    """Return a ring's rows over the prompt, and the row of a decoded token after the prompt."""
     layout = zigzag(30, ring.world_size)
     q, k, v, _ = tensors(Shape(1, 4, 2, 31, 31, 8), 1)
     shards = [layout.shard(x[..., :30, :], ring.rank) for x in (q, k, v)]
@@ -218,7 +220,7 @@ def prefill_and_generate(ring: Ring) -> tuple[Tensor, Tensor]:
 
 
 def test_prefill_by_ring() -> None:
-    """The ring's rows and the decoded one are those of one causal attention."""
+    """The ring's rows and the decoded row together equal one causal attention."""
     results = VirtualCluster(3, memory=False).run(prefill_and_generate).results
     prompt = zigzag(30, 3).unshard([out for out, _ in results])
     whole = tensors(Shape(1, 4, 2, 31, 31, 8), 1)
@@ -234,7 +236,7 @@ RUNS = [
 
 
 def test_decode_marks_nothing_for_blocks_that_are_not_thread_safe() -> None:
-    """Ranks compute with a thread-safe block side by side; the next call may bring another block."""
+    """A thread-safe block leaves no mark on the attention function, as the next block may not be safe."""
     on_virtual_ranks(RUNS[0])
     assert not hasattr(module.attend_to_cache, "thread_safe")
 

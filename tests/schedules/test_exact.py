@@ -1,6 +1,6 @@
-"""Every schedule is attention: any degrees, layout, heads, mask, score rules and sinks, against the oracle.
+"""Every schedule is attention, for any degrees, layout, heads, mask, score rules and sinks, by the oracle.
 
-What schedules refuse: by name, on every rank, before any data moves.
+Schedules refuse impossible calls by name, on every rank, before any data moves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.schedules.problems import Problem, assert_equals_the_oracle, hold, pr
 
 
 def in_another_order(S: int, P: int) -> Layout:
-    """A zig-zag whose ranks store their later tokens first; only a layout of one's own does."""
+    """Return a zig-zag whose ranks store later tokens first, as only a user's own layout does."""
     runs = tuple(tuple(reversed(zigzag(S, P).runs(rank))) for rank in range(P))
     return Layout(S, P, "in another order", runs)
 
@@ -44,7 +44,7 @@ TRAVELLING = (QueryRingSchedule(), BurstSchedule(), BidirectionalSchedule(), Mul
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, Any]:
-    """A problem, and a schedule that is offered for it."""
+    """Return a problem, and a schedule that supports the problem."""
     inside, ring = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2, 3]))
     layout, mask = draw(layouts_and_masks(st.integers(1, 20), st.just(inside * ring)))
     if draw(st.booleans()):
@@ -86,7 +86,7 @@ def test_any_schedule_equals_the_oracle(drawn: tuple[Problem, Any], block: str) 
 
 
 def test_rows_of_one_rank_are_the_ring_and_one_column_is_ulysses() -> None:
-    """The mesh's ends are the very programs, bit for bit."""
+    """A mesh with a degree of one gives the bits of the ring or of Ulysses."""
     problem = Problem(zigzag(21, 4), 8, 2)
     for one, other in (
         (HybridSchedule(ulysses=1), "ring"),
@@ -99,7 +99,7 @@ def test_rows_of_one_rank_are_the_ring_and_one_column_is_ulysses() -> None:
 
 
 def test_queries_meet_blocks_in_the_order_of_the_ring() -> None:
-    """So where one tile holds what two ranks share, their forward is the ring's, bit for bit."""
+    """If a pair of ranks is one tile, a ring of queries has the bits of the ring of K/V in the forward."""
     problem = Problem(contiguous(21, 4), 8, 2, dtype=torch.float32)
     ring, by_queries = (solve(problem, name) for name in ("ring", "query-ring"))
     assert torch.equal(ring.out, by_queries.out) and torch.equal(ring.lse, by_queries.lse)
@@ -119,7 +119,7 @@ def test_rows_of_one_rank_keep_the_order_in_which_it_stores_its_tokens() -> None
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:
-    """Without lse the same out and gradients."""
+    """Without return_lse no lse is sent, and out and gradients are the same."""
     problem = Problem(zigzag(16, 4), 4, 2)
     with_lse, without = (VirtualCluster(4).run(program, problem, "ulysses", asked) for asked in (True, False))
     for (out, _, *gradients), (only, *others) in zip(with_lse.results, without.results, strict=True):
@@ -143,7 +143,7 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
 )
 @pytest.mark.parametrize("block", ["native", "blockwise", "naive"])
 def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
-    """Other ranks have a loss on out only, or on nothing but lse; with "native" the trace says what computed."""
+    """Gradients are right if one rank's loss uses lse and another's only out; the trace names the block."""
     problem = Problem(zigzag(24, 4), 8, 4, dtype=torch.float64, through_lse=True)
     layout, whole = problem.layout, problem.dlse()
     assert whole is not None
@@ -183,7 +183,7 @@ def test_a_loss_on_the_lse_of_one_rank_alone(schedule: str, block: str) -> None:
 )
 @pytest.mark.parametrize("block", ["native", "naive"])
 def test_the_lse_that_is_returned_may_be_changed_in_place(schedule: str, block: str) -> None:
-    """As code does that merges it, or takes its logarithm to another base. Gradients are as if it were left alone."""
+    """Changing the returned lse in place, as merging code does, leaves the gradients unchanged."""
     problem = Problem(zigzag(16, 4), 4, 4)
 
     def of_rank(ring: Ring, changed: bool) -> tuple[Tensor, ...]:
@@ -201,7 +201,7 @@ def test_the_lse_that_is_returned_may_be_changed_in_place(schedule: str, block: 
 
 
 def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
-    """Without return_lse, Ulysses sends no gradient of lse; with it, one number a row and head, also where it is zero."""
+    """Ulysses sends a gradient of lse only with return_lse: one number a row and head, even if it is zero."""
     problem = Problem(zigzag(16, 4), 4, 4)
     sent = {}
     for asked in (True, False):
@@ -231,6 +231,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Any, Problem]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_oracle_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home, function, mutant, schedule, problem = MUTANTS[name]
@@ -246,7 +247,7 @@ def test_the_oracle_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shared_heads_are_summed_in_the_state_dtype(
     split: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bfloat16 gradients of the one K/V head of four ranks are those of a ring, but for a last place at the most."""
+    """bfloat16 gradients of the one K/V head of four ranks equal a ring's, up to one unit of last place."""
     problem = Problem(contiguous(64, 4), 4, 1, D=16, dtype=torch.bfloat16)
     original = all_to_all._tokens_of
     monkeypatch.setattr(
@@ -350,7 +351,7 @@ def test_ranks_with_other_degrees_disagree() -> None:
 
 
 def test_one_schedule_by_several_names() -> None:
-    """Ranks agree on what is meant, not on how it is written."""
+    """Ranks that write the same schedule in different ways agree."""
 
     def program(ring: Ring) -> RinglabError | None:
         names: list[Any] = [

@@ -1,4 +1,4 @@
-"""Latent attention against its definition in float64, on virtual ranks and processes; what it sends; and what it refuses."""
+"""Latent attention against its definition in float64, on virtual ranks and processes; traffic; refusals."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def test_the_latent_is_all_that_travels(schedule: str, dtype: str) -> None:
 
 
 def test_deepseek_sends_a_seventy_first_of_its_keys_and_values() -> None:
-    """128 heads of 128 + 64 and 128, a latent of 512 + 64: 576 numbers of a token in place of 40,960."""
+    """For DeepSeek's 128 heads, a token sends a latent of 576 numbers instead of 40,960 of K and V."""
     sizes = Attention(H=128, K=128, D=192, Dv=128)
     whole, latent = (ring_traffic(sizes, 8, 8, latent=n).total_bytes for n in (0, 576))
     assert whole / latent == 40960 / 576 > 71
 
 
 def test_memory_in_flight_is_that_of_the_latent() -> None:
-    """Twice as many blocks on the way around make no difference, and each of them is a latent."""
+    """Memory in flight is that of latents, and does not grow with the number of ranks."""
     peaks = []
     for P in (4, 8):
         problem = Problem(contiguous(32 * P, P), H=2, Dn=4, Dr=2, Dv=4, R=64, mask=Mask(causal=False))

@@ -1,8 +1,11 @@
-"""Rows of ranks: every token of theirs once, where the row's layout says that it is.
+"""Rows of ranks have each of their ranks' tokens once, at the place that the row's layout gives.
 
-On processes: the bits of the virtual cluster, and its errors word for word. Few launches, for each takes its time.
+On processes: the bits of the virtual cluster, and its errors word for word. There are few launches, because
+each takes time.
 
-Every schedule gives a block that computes whole steps as many as were announced, also where a mask saves some.
+Every schedule gives a block that computes whole steps as many K/V blocks as announced, even if a mask skips
+some.
+some.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ def law_rows_hold_their_ranks_tokens(layout: Layout, ulysses: int) -> None:
             assert (of_row[stretch.in_row] == own[stretch.in_rank]).all()
             seen[stretch.in_rank] += 1
         assert (seen == 1).all()
-    assert sum(rows.layout.lengths) == layout.S  # the layout itself refuses tokens owned twice
+    assert sum(rows.layout.lengths) == layout.S  # the layout itself refuses tokens with two owners
 
 
+@pytest.mark.thorough
 @given(st.sampled_from(MAKERS), st.integers(0, 40), st.sampled_from([(1, 1), (1, 4), (2, 2), (3, 2), (2, 3)]))
 def test_rows_hold_their_ranks_tokens(make: object, S: int, degrees: tuple[int, int]) -> None:
     ring, ulysses = degrees
@@ -59,15 +63,16 @@ def test_the_law_notices_stretches_that_lie_elsewhere(monkeypatch: pytest.Monkey
 
 
 def test_runs_in_another_order_are_laid_where_they_belong() -> None:
-    """A rank may store its runs as it likes; no layout that ringlab makes has them out of order."""
+    """Runs in any stored order are placed rightly; ringlab's own layouts have their runs in order."""
     layout = Layout(8, 2, "any", ((Run(6, 1, 2), Run(0, 1, 2)), (Run(2, 1, 4),)))
     for ulysses in (1, 2):
         law_rows_hold_their_ranks_tokens(layout, ulysses)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [contiguous, zigzag])
 def test_rows_of_a_layout_are_that_layout(make: object) -> None:
-    """So the tiles of a row are as few as those of a rank."""
+    """The rows of a layout are the same layout of fewer ranks, so a row has as few tiles as a rank."""
     layout = make(64, 8)  # type: ignore[operator]
     for ulysses in (2, 4):
         rows, alone = rows_of_ranks(layout, ulysses).layout, make(64, 8 // ulysses)  # type: ignore[operator]
@@ -77,7 +82,7 @@ def test_rows_of_a_layout_are_that_layout(make: object) -> None:
 
 
 def test_one_row_is_the_sequence_itself() -> None:
-    """Whatever the ranks hold, one causal tile."""
+    """One row of all ranks is the sequence in order, with one causal tile, for every layout."""
     for layout in (contiguous(50, 4), striped(50, 4), zigzag(50, 4)):
         rows = rows_of_ranks(layout, 4).layout
         assert rows.ranks == ((Run(0, 1, 50),),)
@@ -104,6 +109,7 @@ def on_four(ring: Ring) -> tuple[Any, list[tuple[Tensor, ...]]]:
     return rows_and_columns(ring), test_exact.solve_all(ring)
 
 
+@pytest.mark.thorough
 def test_rows_columns_and_schedules() -> None:
     mine, its = launch(on_four, 4, threads=1), VirtualCluster(4, memory=False).run(on_four)
     assert_rows_and_columns([moved for moved, _ in mine.results])
@@ -122,6 +128,7 @@ def on_three(ring: Ring) -> tuple[int, list[RinglabError | None], list[tuple[Ten
     return sent, refused, test_decode.generate_all(ring)
 
 
+@pytest.mark.thorough
 def test_refusals_and_decode() -> None:
     mine, its = launch(on_three, 3, threads=1), VirtualCluster(3, memory=False).run(on_three)
     for (sent, refused, decoded), (_, expected, tokens) in zip(mine.results, its.results, strict=True):
@@ -142,7 +149,7 @@ def test_documents_that_save_hops(schedule: str) -> None:
 
 
 def test_a_count_that_is_too_large_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is written out at the last block: one that never comes leaves nothing."""
+    """A count of blocks that is too large is noticed, because the last block never comes."""
     monkeypatch.setattr(RingSchedule, "block_count", lambda self, call: len(call.offsets) + 1)
     with pytest.raises(ShapeError, match="lse of shape"):
         assert_equals_the_oracle(solve(FEW, "ring", block="triton"), FEW)

@@ -1,6 +1,6 @@
-"""Attention sinks: tests/schedules/test_exact.py holds them to the oracle; here is what they cost.
+"""Attention sinks: their cost. (tests/schedules/test_exact.py compares their results with the oracle.)
 
-They count once, whatever the number of ranks and blocks; bytes and memory are those of attention without them.
+Sinks count once for any number of ranks and blocks. They add no bytes, and almost no memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.schedules.problems import Problem, hold, out_and_lse, run, true_gradi
 
 
 def counted_on_every_rank(partial: Partial, sinks: Tensor) -> Partial:
-    """P times: as if each rank's block came with its own."""
+    """A mutant that adds the sinks twice, as if each rank's block had its own sinks."""
     return with_sinks(with_sinks(partial, sinks), sinks)
 
 
 def by_the_lse_of_keys(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The weight of the sink beside that of the keys, not among all."""
+    """A mutant that weighs a sink against the keys alone instead of against keys and sinks."""
     keys = lse + torch.log1p(-torch.exp(sinks[:, None] - lse))
     return sink_gradient(sinks, keys, delta)
 
@@ -65,7 +65,7 @@ def test_a_sink_is_merged_like_any_partial_and_one_of_minus_infinity_is_none() -
 
 
 def test_the_gradient_of_sinks_is_that_of_the_loss() -> None:
-    """The formula of the truth itself, by differences."""
+    """The truth's formula for the gradient of sinks agrees with differences of the loss."""
     problem = Problem(zigzag(8, 2), 4, 2, through_lse=True, dropout=0.3, sinks=1.0)
     dout, dlse = problem.tensors()[3].double().numpy(), problem.dlse().numpy()  # type: ignore[union-attr]
 
@@ -89,7 +89,7 @@ SIZES = {"B": 2, "H": 4, "K": 2, "D": 4, "dtype": "float32"}
 
 
 def test_sinks_send_nothing() -> None:
-    """Neither lse nor its gradient travels for them, under any schedule."""
+    """Sinks send no lse and no gradient of lse, under any schedule."""
     problem = Problem(zigzag(16, 2), 4, 2, B=2, dtype=torch.float32, sinks=1.0)
     formulas = {"ring": ring_traffic, "ulysses": ulysses_traffic}
     for schedule, formula in formulas.items():
@@ -101,7 +101,7 @@ def test_sinks_send_nothing() -> None:
 
 
 def test_the_backward_of_native_stays_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a gradient of lse it goes to blockwise, which the trace says; sinks alone are no reason."""
+    """Sinks alone keep native's backward native; a gradient of lse moves it to blockwise."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("blockwise computes")
@@ -133,8 +133,8 @@ def peak_bytes(sinks: Tensor | None, schedule: str) -> int:
 
 @pytest.mark.parametrize("schedule", ["ring", "ulysses"])
 def test_sinks_take_no_memory_but_some_numbers_a_row(schedule: str) -> None:
-    """A second out would be 64 numbers a row and head."""
-    rows = 4 * 256 * 4  # of one number for each row and head
+    """Sinks take at most four numbers a row and head; a second out would take 64."""
+    rows = 4 * 256 * 4  # bytes of one number for each row and head
     assert peak_bytes(torch.zeros(4), schedule) - peak_bytes(None, schedule) <= 4 * rows
 
 

@@ -1,10 +1,10 @@
-"""What the schedules send is what their formulas say, byte for byte; and what of it leaves a node.
+"""The schedules send the bytes that their formulas predict, in total and out of a node.
 
 Bytes of the schedules that cross nodes, or merge partial results: double ring and decode.
 
-Ranks side by side make nodes of `node` ranks each. Backward counts the backward pass alone.
+Consecutive ranks form nodes of `node` ranks each. `backward` counts the backward pass alone.
 
-What each schedule holds beyond its shard, on the meter; the guide says these figures.
+The memory of each schedule beyond its shard, by the meter; the guide has these figures.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tests.schedules.problems import Problem, program
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What leaves a node: bytes of all its ranks, and of the rank that sends most of it."""
+    """Bytes that leave a node: those of all its ranks, and those of its busiest rank."""
 
     node_bytes: int
     busiest_rank_bytes: int
 
 
 def double_ring_traffic(sizes: Attention, S: int, P: int, node: int, *, backward: bool = False) -> Traffic:
-    """Return what a rank of ceil(S/P) tokens sends in a double ring: as many bytes and messages as in a ring."""
+    """Return the traffic of a rank of ceil(S/P) tokens in a double ring, which equals that of a ring."""
     return ring_traffic(sizes, -(-S // P) * P, P, backward=backward)
 
 
 def between_nodes(
     sizes: Attention, S: int, P: int, node: int, *, double: bool, backward: bool = False
 ) -> NodeTraffic:
-    """Return what leaves a node of ranks of ceil(S/P) tokens, in a double ring or in a ring.
+    """Return the bytes that leave a node, whose ranks have ceil(S/P) tokens, in a double ring or in a ring.
 
-    In a ring one rank of a node sends to the next: P − 1 blocks of K and V, and in backward P of dK and dV too.
-    In a double ring each of the n ranks sends N − 1 blocks to its place in the next of the N nodes, so P − n of
-    them leave the node, and in backward N of dK and dV.
+    In a ring one rank of a node sends to the next node: P − 1 blocks of K and V, and in backward also P
+    blocks of dK and dV. In a double ring each of the n ranks sends N − 1 blocks to the same place in the next
+    of the N nodes. So P − n blocks leave the node, and in backward N blocks of dK and dV for each rank.
     """
     nodes, tokens = P // node, -(-S // P)
     blocks, gradients, senders = (nodes - 1, nodes, node) if double else (P - 1, P, 1)
@@ -66,10 +66,11 @@ def between_nodes(
 
 
 def decode_traffic(sizes: Attention, P: int, *, new: int = 1, merge: str = "all-reduce") -> Traffic:
-    """Return what the busiest of `P` ranks sends to decode `new` tokens of each sequence, however long these are.
+    """Return the traffic of the busiest of `P` ranks to decode `new` tokens of each sequence of any length.
 
-    out and lse in the state dtype, to each of P − 1 others at once, or once in each of log2 P rounds of a tree.
-    Where P is no power of two, a rank that speaks for one beyond it sends it the result too.
+    A rank sends out and lse in the state dtype, to each of P − 1 other ranks at once, or once in each of log2
+    P rounds of a tree. If P is no power of two, a rank that stands in for one beyond the power also sends it
+    the result.
     """
     message = sizes.B * sizes.H * new * (sizes.value_dim + 1) * state_bytes(sizes.dtype)
     if merge == "all-reduce":
@@ -114,7 +115,7 @@ FORMULAS: dict[str, tuple[int, Formula]] = {
 
 
 def assert_as_the_formula_says(schedule: str, sizes: Attention, return_lse: bool = False) -> None:
-    """Forward and backward together, of every rank, in bytes and messages."""
+    """Assert that every rank sends the formula's bytes and messages, forward and backward together."""
     P, formula = FORMULAS[schedule]
     there, back = formula(sizes, False), formula(sizes, True)
     run = trace(sizes, contiguous(24, P), schedule, return_lse=return_lse)
@@ -139,7 +140,7 @@ def test_ragged_ranks_send_no_more_than_the_formula_says() -> None:
 
 
 def leaves_a_node(run: Trace, node: int, passes: Callable[[str], bool]) -> NodeTraffic:
-    """What leaves the first node, counted message by message."""
+    """Return the bytes that leave the first node, counted message by message."""
     of_ranks = [
         sum(e.bytes_sent for e in run.exchanges(rank) if e.to is not None and e.to >= node and passes(e.tag))
         for rank in range(node)
@@ -165,18 +166,20 @@ SAVING = ["ring", "allgather", "double-ring(node=2)", "query-ring", "bidirection
 
 @pytest.mark.parametrize("schedule", SAVING)
 def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
-    """Windows that reach one rank back: one hop in place of seven; the double ring saves whole nodes."""
+    """A window that reaches one rank back needs one hop of seven; the double ring skips whole nodes."""
     layout, mask = contiguous(64, 8), Mask(window=8)
     whole, near = (trace(MHA, layout, schedule, m) for m in (None, mask))
     share = sum(e.bytes_sent for e in near.exchanges()) / sum(e.bytes_sent for e in whole.exchanges())
-    # K, V there and back again, and dK, dV home: 3 parts of 1 hop in place of 7, 7 and 8, or of 3, 3 and 4 hops.
+    # K, V in forward and backward, and dK, dV home: 3 parts of 1 hop in place of 7, 7 and 8 hops, or 3, 3 and
+    # 4 hops.
     expected = {
         "ring": (1 + 1 + 2) / (7 + 7 + 8),
         "allgather": 3 / 21,
         "double-ring(node=2)": (3 + 3 + 4) / 22,
         "bidirectional": (1 + 1 + 2) / (7 + 7 + 8),
         "multi-ring": (1 + 1 + 2) / (7 + 7 + 8),
-        # Of a row in float32: q, and out with lse home; back q, dout, lse and delta, and dq home.
+        # Per row in float32: forward sends q, then out and lse home; backward sends q, dout, lse and delta,
+        # then dq home.
         "query-ring": (4 + 2 * 5 + 10 + 2 * 4) / (7 * 4 + 8 * 5 + 7 * 10 + 8 * 4),
     }
     assert share == pytest.approx(expected[schedule])
@@ -209,7 +212,7 @@ def once(ring: Ring, schedule: str, backward: bool) -> None:
 
 
 def peak(schedule: str, backward: bool) -> float:
-    """Return the largest rank's peak beyond q, k, v and dout, in tensors as large as q's shard."""
+    """Return the largest peak of a rank beyond q, k, v and dout, in multiples of q's shard."""
     P, S, H, D = METERED.values()
     reports = VirtualCluster(P).run(once, schedule, backward).memory
     return max(report.peak_bytes for report in reports) / (H * S // P * D * 4) - (4 if backward else 3)

@@ -1,4 +1,4 @@
-"""Serving problems: sequences in a cache on several ranks, the programs that serve them, and the oracle's verdict."""
+"""Serving problems: sequences in a cache on several ranks, programs that serve them, and the oracle's check."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ Whole = tuple[Tensor, Tensor, Tensor]
 
 
 def whole(B: int, H: int, K: int, S: int, D: int, seed: int, dtype: torch.dtype, Dv: int = 0) -> Whole:
-    """Return q, k and v of a sequence of S tokens; Dv is the head dim of v, as D if it is 0."""
+    """Return q, k and v of a sequence of S tokens; Dv is the head dim of v, which is D if Dv is 0."""
     q, k, v, _ = tensors(Shape(B, H, K, S, S, D, Dv), seed, dtype)
     return q, k, v
 
 
 def sinks_of(heads: int, dtype: torch.dtype) -> Tensor:
-    """Return a sink of each head: some outweigh all keys, some weigh nothing."""
+    """Return a sink for each head: some outweigh all keys, and some have no weight."""
     return torch.tensor([0.5, -1.0, 3.0, 2.0, -1e4]).repeat(heads)[:heads].to(dtype)
 
 
 def assert_rows(out: Tensor, lse: Tensor, sequence: Whole, rows: slice, **how: Any) -> None:
-    """Fail unless out and lse are those of these rows, within the bounds derived for attention of the whole sequence."""
+    """Fail unless out and lse of these rows are within the bounds of attention over the whole sequence."""
     q, _, v = sequence
     inputs = *sequence, q.new_zeros((*q.shape[:-1], v.shape[-1]))
     true = truth(*inputs, **how)
     allowed = bounds(*inputs, true=true, **how)
     for name, mine, every in (("out", out, true.out), ("lse", lse, true.lse)):
         of_rows = every[:, :, rows]
-        # Errors are allowed relative to the largest entry of the whole, as its bound is.
+        # Errors are allowed relative to the largest entry of the whole, since its bound is relative to it,
+        # too.
         scale = np.abs(every).max() / (np.abs(of_rows).max() or 1.0)
         assert relative_error(mine, of_rows) <= allowed[name] * scale, f"{name} of {rows} is wrong"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of these lengths, each of which has grown by some `new` tokens; paged, or in one cache under `layout`."""
+    """Sequences of these lengths plus `new` tokens each: paged, or one sequence in a cache with `layout`."""
 
     P: int
     lengths: tuple[int, ...]
@@ -70,7 +71,7 @@ class Batch:
     Dv: int = 8
 
     def sequence(self, number: int) -> Whole:
-        """Return q, k and v of a sequence, its new tokens too."""
+        """Return q, k and v of a sequence, including its new tokens."""
         B = 1 if self.layout is None else 2
         S = self.lengths[number] + self.new[number]
         return whole(B, self.H, self.K, S, 8, number, self.dtype, self.Dv)
@@ -81,12 +82,12 @@ class Batch:
 
     @property
     def sinks(self) -> Tensor | None:
-        """Return a sink of each head, or None."""
+        """Return a sink for each head, or None if the batch has no sinks."""
         return sinks_of(self.H, self.dtype) if self.sunk else None
 
 
 def filled(ring: Ring, batch: Batch) -> tuple[Cache, list[int] | None]:
-    """Return the cache with all tokens of all sequences, and their numbers."""
+    """Return a cache with all tokens of all sequences, and the sequences' numbers."""
     sequences = [batch.sequence(number) for number in range(len(batch.lengths))]
     if batch.layout is not None:
         [(_, k, v)], [start] = sequences, batch.lengths
@@ -136,7 +137,7 @@ def decode_batch(ring: Ring, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def assert_batch(results: list[tuple[Tensor, Tensor]], batch: Batch) -> None:
-    """Fail unless the new rows of every sequence, put together from the ranks' heads, are right."""
+    """Fail unless the new rows of every sequence, joined from the ranks' heads, are right."""
     out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     for number, (start, stop) in enumerate(pairwise(accumulate(batch.new, initial=0))):
         first = batch.lengths[number]
@@ -166,7 +167,7 @@ class Prompt:
 
     @property
     def sinks(self) -> Tensor | None:
-        """Return a sink of each head, or None."""
+        """Return a sink for each head, or None if the prompt has no sinks."""
         return sinks_of(self.H, self.dtype) if self.sunk else None
 
     def sequence(self) -> Whole:
@@ -179,7 +180,7 @@ Fed = tuple[list[tuple[Layout, Tensor, Tensor]], Tensor, np.ndarray]
 
 
 def feed(ring: Ring, prompt: Prompt) -> Fed:
-    """Return layout, out and lse of each chunk on this rank; then the keys that it holds in the end, and their positions."""
+    """Return layout, out and lse of each chunk on this rank, then the rank's final keys and positions."""
     sequence, found = prompt.sequence(), []
     cache, name = empty_cache(ring, prompt)
     for start, stop in pairwise(accumulate(prompt.chunks, initial=0)):
@@ -196,7 +197,7 @@ def feed(ring: Ring, prompt: Prompt) -> Fed:
 
 
 def empty_cache(ring: Ring, prompt: Prompt) -> tuple[Cache, int | None]:
-    """Return a cache for the prompt, and the number of its sequence."""
+    """Return an empty cache for the prompt, and the number of its sequence."""
     if prompt.layout is not None:
         sizes = {"batch": 2, "kv_heads": prompt.K, "head_dim": 8, "value_dim": prompt.Dv}
         return ShardedCache(ring, **sizes, dtype=prompt.dtype), None
@@ -215,7 +216,7 @@ def layout_of_chunk(cache: Cache, name: int | None, prompt: Prompt, n: int) -> L
 
 
 def assert_prompt(results: list[Fed], prompt: Prompt) -> None:
-    """Fail unless all chunks together are one causal attention, and the cache has each key once, at its position."""
+    """Fail unless all chunks form one causal attention, and the cache has each key at its position."""
     sequence = prompt.sequence()
     outs, lses = [], []
     for number in range(len(prompt.chunks)):
@@ -234,12 +235,12 @@ def assert_prompt(results: list[Fed], prompt: Prompt) -> None:
 
 
 def on(P: int, **change: Any) -> Batch:
-    """Return a batch of four sequences, one of which had no token before, and one no token on most ranks."""
+    """Return a batch of four sequences: one begins empty, and one is empty on most ranks."""
     return Batch(P, (13, 0, 1, 30), (1, 1, 2, 3), **{"H": 2 * P, "K": 2, **change})
 
 
 def prompt(P: int, **change: Any) -> Prompt:
-    """Return a prompt in chunks of different lengths, one of a single token."""
+    """Return a prompt in chunks of different lengths, one of which is a single token."""
     return Prompt(P, (7, 1, 12, 5), **{"H": 2 * P, "K": 2, **change})
 
 
@@ -296,7 +297,7 @@ CASES: dict[str, Batch | Prompt] = {
 
 
 def serve(ring: Ring, case: Batch | Prompt) -> Any:
-    """The program of a case."""
+    """Run the program of a case."""
     return decode_batch(ring, case) if isinstance(case, Batch) else feed(ring, case)
 
 

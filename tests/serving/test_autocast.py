@@ -1,4 +1,4 @@
-"""Under autocast, serving computes in the dtype of its cache. Only processes show it: virtual ranks compute on other threads."""
+"""Under autocast, serving computes in its cache's dtype; only processes, not virtual ranks, can show it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.serving.problems import whole
 
 
 def served(ring: Ring, context: AbstractContextManager[Any], block: str) -> list[Tensor]:
-    """Return out and lse of a chunk, and of a token by either decode, in float32; all within `context`."""
+    """Return float32 out and lse of a chunk, and of a token by each decode, all inside `context`."""
     q, k, v = whole(1, 4, 2, 12, 8, 0, torch.float32)
     layout = zigzag(11, ring.world_size)
     cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8)
@@ -37,7 +37,7 @@ def served(ring: Ring, context: AbstractContextManager[Any], block: str) -> list
 
 
 def compared(ring: Ring, forgets: bool) -> list[bool]:
-    """Return for each tensor whether it has the same bits with autocast; `forgets` leaves it on where attention computes."""
+    """Return whether each tensor has the same bits under autocast; `forgets` leaves it on in attention."""
     with pytest.MonkeyPatch.context() as patch:
         if forgets:
             for each in (module, heads, chunks):

@@ -36,7 +36,7 @@ def tensors_of(results: Any) -> list[Tensor]:
     return [x for part in results for x in tensors_of(part)] if isinstance(results, (list, tuple)) else []
 
 
-@pytest.mark.parametrize("transport", ["gloo", "symmetric"])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("symmetric", marks=pytest.mark.thorough)])
 def test_processes_have_the_same_bits_and_messages(transport: str) -> None:
     real, virtual = launch(serve_all, 3, transport=transport, memory=False), on_virtual_ranks()
     for mine, other in zip(real.results, virtual.results, strict=True):

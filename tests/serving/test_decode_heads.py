@@ -1,4 +1,4 @@
-"""Decode with heads and tokens spread over the same ranks is decode on one process."""
+"""Decode with heads and tokens spread over the same ranks equals decode on one process."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_batch_of_any_lengths_equals_one_process(batch: Batch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("given", [None, 8])
 def test_all_heads_as_one_ranks_own_are_refused(given: int | None, dtype: torch.dtype) -> None:
-    """As `decode` takes them: out would have the shape of q, and be that of other heads."""
+    """All heads passed as a rank's own heads are refused, as the output would be that of other heads."""
 
     def program(ring: Ring) -> Any:
         cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8, dtype=dtype)
         k, v, q = torch.randn(3, 1, 8, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
         cache.append(k[:, :2], v[:, :2])
-        q = q[:, :, :1] * (1 + 1e-3 * ring.rank)  # each rank computed it by itself, and rounded otherwise
+        q = q[:, :, :1] * (1 + 1e-3 * ring.rank)  # as if each rank had computed q, with other roundings
         assert decode_heads(q, cache, queries="all", heads=given).shape[1] == 4
         assert decode_heads(q.chunk(2, dim=1)[ring.rank], cache, heads=given).shape[1] == 4
         with pytest.raises(ShapeError, match="queries='all' for one of all heads"):
@@ -81,6 +81,7 @@ def with_lse_zero_without_keys(q: Tensor, *others: Any) -> Partial:
     return Partial(part.out, part.lse.nan_to_num(neginf=0.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "mutant"),
     [("attend_to_cache", with_lse_zero_without_keys), ("with_sinks", lambda whole, sinks: whole)],
@@ -99,7 +100,7 @@ def test_the_oracle_notices(
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_rows_without_any_key_are_zero(merge: str) -> None:
-    """No rank has a key: 0 and −inf, no NaN. And NaN stays NaN."""
+    """If no rank has a key, out is 0 and lse −inf, without NaN; a NaN in a partial stays NaN."""
 
     def program(ring: Any, fill: float) -> Partial:
         out, lse = torch.full((1, 4, 1, 2), fill), torch.full((1, 4, 1), -math.inf if fill == 0 else fill)
@@ -114,7 +115,7 @@ def test_rows_without_any_key_are_zero(merge: str) -> None:
 @settings(max_examples=25)
 @given(st.integers(1, 5), st.integers(0, 2**16), st.sampled_from([0.0, 1e3, -1e3]))
 def test_shares_add_up_to_one(P: int, seed: int, offset: float) -> None:
-    """However large lse is; a rank without keys has none."""
+    """Shares add up to one for any size of lse, and a rank without keys has a share of zero."""
     lse = torch.randn(P, 2, 3, 4, generator=torch.Generator().manual_seed(seed)) + offset
     lse[0] = -math.inf
     if P > 1:

@@ -1,4 +1,4 @@
-"""A layer whose attention is on a grid of tokens × heads, and whose projections are shared by all ranks, is one layer."""
+"""A layer with attention on a grid of tokens × heads, whose projections all ranks share, is one layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ S = PROMPT + STEPS
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer: x + attention(x)·output, then x + relu(x·up)·down. q, k, v have one matrix for each head."""
+    """A layer: x + attention(x)·output, then x + relu(x·up)·down. q, k, v have one matrix per head."""
 
     q: Tensor
     k: Tensor
@@ -42,7 +42,7 @@ class Weights:
 
 
 def drawn() -> tuple[Weights, Tensor]:
-    """Return the weights, and the layer's inputs of all tokens, (1, S, WIDTH)."""
+    """Return the weights, and the layer's inputs for all tokens, (1, S, WIDTH)."""
     random = np.random.default_rng(7)
     shapes = ((H, WIDTH, D), (K, WIDTH, D), (K, WIDTH, D), (H, D, WIDTH), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
     draw = [random.standard_normal(shape) / shape[-2] ** 0.5 for shape in (*shapes, (1, S, WIDTH))]
@@ -56,7 +56,7 @@ def heads_of(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def on_one_process(weights: Weights, x: Tensor) -> Tensor:
-    """Return the layer's output of the generated tokens, computed at once."""
+    """Return the layer's output for the generated tokens, all computed at once on one process."""
     q, k, v = heads_of(x, weights.q), heads_of(x, weights.k), heads_of(x, weights.v)
     k, v = (each.repeat_interleave(H // K, dim=1) for each in (k, v))
     scores = (q @ k.mT * D**-0.5).masked_fill(torch.ones(S, S).triu(1).bool(), -torch.inf)
@@ -65,7 +65,7 @@ def on_one_process(weights: Weights, x: Tensor) -> Tensor:
 
 
 def on_a_grid(ring: Ring, token_ranks: int) -> Tensor:
-    """Return the same, a token at a time, on ranks that share heads, tokens and the feed-forward layer."""
+    """Return the layer's output token by token, on ranks that share heads, tokens and feed-forward."""
     weights, x = drawn()
     grid = HelixGrid(ring, token_ranks=token_ranks, head_ranks=ring.world_size // token_ranks)
     queries, keys, mine = grid.attended(H), grid.attended(K), grid.owned(H)
@@ -86,7 +86,7 @@ def on_a_grid(ring: Ring, token_ranks: int) -> Tensor:
 
 
 def assert_layer(results: list[Tensor]) -> None:
-    """Fail unless the error is at most twice that of one process in float32, and one rounding of the result."""
+    """Fail unless the error is at most twice one process's in float32, plus one rounding of the result."""
     weights, x = drawn()
     true = on_one_process(weights.to(torch.float64), x.double()).numpy()
     plain = relative_error(on_one_process(weights, x), true)
@@ -99,13 +99,13 @@ def assert_layer(results: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("token_ranks", [1, 2, 4])
 def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
-    """Four ranks, or two where heads alone are shared: there are two key/value heads."""
+    """A layer on a grid is right on four ranks, and on two ranks that share heads but no tokens."""
     P = 2 if token_ranks == 1 else 4
     assert_layer(VirtualCluster(P, memory=False).run(on_a_grid, token_ranks).results)
 
 
 def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
-    """Return out and lse of a token on a grid of 2 × 2, whose rows have sinks of their own heads; `shift` takes others."""
+    """Return out and lse of a token on a 2 × 2 grid with sinks by head; `shift` takes other heads' sinks."""
     q, k, v = whole(1, H, K, S, D, 3, torch.float64)
     grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
     queries, keys = grid.attended(H), grid.attended(K)
@@ -118,7 +118,7 @@ def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("shift", [0, 4])
 def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
-    """By the oracle, on four ranks; and sinks of the other row are noticed."""
+    """Each row uses the sinks of its own heads, by the oracle; sinks of the other row are noticed."""
     results = VirtualCluster(4, memory=False).run(with_sinks, shift).results
     out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     expected = pytest.raises(AssertionError, match="is wrong") if shift else nullcontext()
@@ -130,7 +130,7 @@ def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
 
 
 def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:
-    """Own heads as if ranks were numbered by token first: the ones that another rank received."""
+    """A mutant that returns the own heads of another rank, as if ranks were numbered by token first."""
     member, rows = self.ring.rank % self.token_ranks, self.head_ranks
     return self._share(heads, member * rows + self.row, self.ring.world_size)
 
@@ -155,23 +155,23 @@ def test_what_is_no_grid() -> None:
 
 
 def column(ring: Ring, grid: HelixGrid) -> Ring:
-    """As many ranks as a row has, with other heads."""
+    """Return a ring of a column: as many ranks as in a row, but with other heads."""
     return Ring(SubGroup(ring.comm, (ring.rank % 2, ring.rank % 2 + 2)))
 
 
 def backwards(ring: Ring, grid: HelixGrid) -> Ring:
-    """The ranks of the row in the other order: as if this rank had the tokens of the other."""
+    """Return the ranks of the row in reverse order, as if each rank had the other's tokens."""
     return Ring(SubGroup(grid.tokens.comm, (1, 0)))
 
 
 def made_again(ring: Ring, grid: HelixGrid) -> Ring:
-    """The ranks of the row, found by another way."""
+    """Return a new ring of the ranks of the row, made by another path."""
     first = grid.row * 2
     return Ring(SubGroup(SubGroup(ring.comm, (3, 2, 1, 0)), (3 - first, 2 - first)))
 
 
 def attended_with(ring: Ring, make: Callable[[Ring, HelixGrid], Ring | None], wrong: tuple[int, ...]) -> Any:
-    """Return the output, or the error, of a grid of 2 × 2 where these ranks have a cache on the ring that `make` makes."""
+    """Return the result on a 2 × 2 grid on which the caches of the ranks `wrong` are on the ring of `make`."""
     grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
     on = make(ring, grid) if ring.rank in wrong else grid.tokens
     cache = None if on is None else ShardedCache(on, batch=1, kv_heads=1, head_dim=8)
@@ -186,7 +186,7 @@ def attended_with(ring: Ring, make: Callable[[Ring, HelixGrid], Ring | None], wr
 @pytest.mark.parametrize("wrong", [(0, 1, 2, 3), (2,)], ids=["on all ranks", "on one rank"])
 @pytest.mark.parametrize("make", [column, backwards, lambda ring, grid: ring, lambda ring, grid: None])
 def test_a_cache_on_another_ring_is_refused_on_all_ranks(make: Any, wrong: tuple[int, ...]) -> None:
-    """On the other row, too: its ranks would wait for these after attention."""
+    """A cache on another ring is refused on all ranks of both rows, which exchange heads after attention."""
     outcome = VirtualCluster(4, memory=False).run(attended_with, make, wrong)
     assert outcome.trace.bytes_sent() == 0
     for rank, error in enumerate(outcome.results):

@@ -1,4 +1,4 @@
-"""Pages hold every token of every sequence, whatever is forked and freed; and a page is free when nobody has it."""
+"""Pages hold every token of every sequence through forks and frees; unused pages are free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What the cache should hold: the tokens of each sequence as a list of numbers."""
+    """The expected contents of the cache: the tokens of each sequence as a list of numbers."""
 
     def __init__(self) -> None:
         self.sequences: dict[int, list[float]] = {}
@@ -39,13 +39,13 @@ class Model:
 
 
 def numbered(tokens: list[float]) -> tuple[Tensor, Tensor]:
-    """k and v of one head that say which token they are."""
+    """Return k and v of one head whose numbers are the tokens' numbers."""
     k = torch.tensor(tokens).reshape(1, 1, -1, 1).expand(1, 1, -1, 2).contiguous()
     return k, -k
 
 
 def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
-    """Take the steps on a cache and on the model, and compare them after each one."""
+    """Apply the steps to a cache and to the model, and compare both after each step."""
     cache = PagedCache(ring, kv_heads=1, head_dim=2, pages=PAGES, page=page, interleave=interleave)
     model = Model()
     for what, which, n in [("add", 0, 0), *steps]:
@@ -68,7 +68,7 @@ def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
 
 
 def grow(cache: PagedCache, name: int, model: Model, n: int, shards: bool) -> None:
-    """Append n tokens to a sequence: known to all ranks, or each on the rank that keeps it."""
+    """Append n tokens to a sequence: tokens known to all ranks or, with `shards`, each on its own rank."""
     tokens = model.new(n)
     k, v = numbered(tokens)
     if shards:
@@ -145,7 +145,7 @@ def test_the_law_notices(owner: Any, function: str, mutant: Any, monkeypatch: py
 
 
 def test_sequences_that_share_a_page_need_one_copy_less() -> None:
-    """Two of two write to their shared page: one copies it, the other has it alone then."""
+    """Of two sequences that write to a shared page, one copies the page and the other keeps it."""
     tables = BlockTables(pages=2, span=4)
     one = tables.add()
     tables.extend([one], [2])

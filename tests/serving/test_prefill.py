@@ -1,4 +1,4 @@
-"""A prompt in chunks of any lengths is one prefill; what travels changes the bytes only."""
+"""A prompt in chunks of any lengths is one prefill; the choice of what travels changes only the bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_chunks_of_any_lengths_are_one_prefill(case: Prompt) -> None:
 
 @pytest.mark.parametrize("travels", ["q", "kv"])
 def test_a_prefix_is_computed_once(travels: str) -> None:
-    """Two prompts with one beginning: the second starts from the pages of the first, and its rows are right."""
+    """A second prompt with an equal beginning starts from the first one's pages, and its rows are right."""
 
     def program(ring: Ring) -> tuple[Tensor, Tensor, int]:
         cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=12, page=2, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_a_prefix_is_computed_once(travels: str) -> None:
     for rank, (rows, of_rows, new_pages) in enumerate(results):
         here = slice((rank - 13) % 3, None, 3)  # token 13 + i is on rank (13 + i) mod 3
         out[:, :, here], lse[:, :, here] = rows, of_rows
-        assert new_pages == 2  # of 6 tokens: 22 tokens take 4, and the first 12 are shared
+        assert new_pages == 2  # 22 tokens of 2 a page on 3 ranks take 4 pages, of which 2 are shared
     assert_rows(out, lse, other, slice(13, 22), mask=Mask())
 
 
@@ -92,6 +92,7 @@ def counts_the_prefix_twice(call: Any, chunk: Chunk, steps: Any, rank: int, orig
 ATTEND = prefill_schedules.attend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("owner", "function", "mutant"),
     [
@@ -116,7 +117,7 @@ CASE = Prompt(3, (24, 3), H=8, K=1)
 
 
 def test_the_choice_is_the_one_that_sends_less() -> None:
-    """With grouped heads K/V of a first chunk travel; after a long prefix, the queries of a short chunk."""
+    """K/V of a first chunk travel with grouped heads, and queries of a short chunk after a long prefix."""
     traces = {way: on_virtual_ranks(replace(CASE, travels=way)).trace for way in ("kv", "q", "auto")}
     sent = {way: sum(e.bytes_sent for e in trace.exchanges()) for way, trace in traces.items()}
     assert sent["auto"] < min(sent["kv"], sent["q"])
@@ -127,14 +128,14 @@ def test_the_choice_is_the_one_that_sends_less() -> None:
 
 
 def rotated(x: Tensor, positions: Any) -> Tensor:
-    """Rotary embedding of the first two coordinates, which is enough to tell positions apart."""
+    """Return x with a rotary embedding in float64, which tells positions apart."""
     angles = torch.as_tensor(positions, dtype=torch.float64)[:, None] / torch.tensor([1.0, 3.0, 9.0, 27.0])
     a, b = x[..., :4], x[..., 4:]
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
 
 
 def rotary(ring: Ring, positions_of: Callable[..., Any]) -> tuple[Tensor, Tensor]:
-    """A prompt of 12 tokens in two chunks, then a token; q and k are rotated by positions that the cache gives."""
+    """Feed a prompt of 12 tokens in two chunks, then a token, with q and k rotated by cache positions."""
     cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=8, page=2, dtype=torch.float64)
     name = cache.add()
     for start, stop in ((0, 7), (7, 12)):
@@ -160,7 +161,7 @@ def assert_rotary(positions_of: Callable[..., Any]) -> None:
 
 
 def local_positions(cache: PagedCache, name: int, tokens: Any) -> Any:
-    """Counted on this rank, as a program does that knows its own shard only."""
+    """Return positions counted on this rank, as in a program that knows only its own shard."""
     held = len(cache.positions(name))
     n = tokens if isinstance(tokens, int) else tokens.length(cache.ring.rank)
     return torch.arange(held, held + n)

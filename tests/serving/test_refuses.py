@@ -30,7 +30,7 @@ from tests.schedules.problems import Broken
 
 
 def paged(ring: Ring, pages: int = 4, held: int = 3) -> PagedCache:
-    """Return a cache with sequences 0 and 1 of three tokens and one."""
+    """Return a cache with sequence 0 of `held` tokens and sequence 1 of one token."""
     cache = PagedCache(ring, kv_heads=2, head_dim=4, pages=pages, page=2)
     for _ in range(2):
         cache.add()
@@ -134,7 +134,7 @@ def asked(call: Callable[[], Any]) -> Exception | None:
 
 
 def wrong_calls(ring: Ring, names: tuple[str, ...]) -> list[Exception | None]:
-    """Return the errors of this rank's calls: rank 1 calls wrongly, the others rightly."""
+    """Return the errors of this rank's calls, if rank 1 makes wrong calls and the others right ones."""
     found = []
     for name in names:
         wrong, _, _, right = CALLS[name]
@@ -188,7 +188,7 @@ def test_values_of_another_head_dim_on_one_rank_are_refused() -> None:
 
 
 def test_layouts_that_differ_are_refused() -> None:
-    """As many tokens on each rank, and others of them."""
+    """Layouts that deal equal numbers of different tokens are refused."""
 
     def program(ring: Ring) -> Exception | None:
         dealt = Layout(4, 2, "dealt", ((Run(0, 1, 2),), (Run(2, 1, 2),)))
@@ -243,7 +243,7 @@ def sharded(c: PagedCache) -> ShardedCache:
 def test_a_wrong_use_of_a_cache(
     spoil: Callable[[PagedCache], Any], kind: type[RinglabError], words: str
 ) -> None:
-    """Nothing has changed then."""
+    """A wrong use of a cache is refused and leaves the cache unchanged."""
 
     def program(ring: Ring) -> Exception | None:
         cache = paged(ring)

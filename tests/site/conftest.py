@@ -1,4 +1,4 @@
-"""The pages, built once, and a browser that looks at them."""
+"""The pages, built once, and a browser that shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built pages, as `make site` builds them: without a warning, every link looked at."""
+    """Build the pages as `make site` does, without warnings and with all links checked; return the folder."""
     folder = tmp_path_factory.mktemp("pages") / "site"
     command = [sys.executable, "-m", "tools.website", str(folder)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
@@ -30,12 +30,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class _Silent(SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
-        """Say nothing: pytest's output is for its results."""
+        """Print nothing, since pytest's output is for test results."""
 
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    """The address of the pages on a server of this machine."""
+    """Serve the pages on this machine, and yield their address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(site))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -44,6 +44,6 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Window]:
-    """One browser window, shared by all tests of a module."""
+    """Open one browser window for all tests of a module."""
     with window() as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""Pages as axe-core sees them, in light and dark: one of each kind whenever pages are tested, notebooks and documents in parts."""
+"""Pages as axe-core sees them, in light and dark: one of each kind in every run, all others in parts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from axe_playwright_python.sync_playwright import Axe
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import targets
 from tests.browser.window import Window
+
+pytestmark = pytest.mark.thorough
 
 ROOT = find_root()
 NOTEBOOKS = [target for target in targets(ROOT) if target.kind in ("lesson", "exercise")]
@@ -37,7 +39,7 @@ KINDS = [
 
 
 def violations(browser: Window, page: Path, scheme: Any) -> list[str]:
-    """Return what axe-core finds on a page, and where first."""
+    """Return the violations that axe-core finds on a page, each with its first place."""
     browser.page.emulate_media(color_scheme=scheme)
     browser.page.goto(page.as_uri())
     found = Axe().run(browser.page, options={"resultTypes": ["violations"]}).response["violations"]

@@ -1,12 +1,16 @@
-"""The page of errors: what the code says, with an ellipsis for what it fills in."""
+"""The page of errors: the texts of the code, with an ellipsis for each inserted value."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from tools.website import errors
 from tools.website.links import escape
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

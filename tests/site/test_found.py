@@ -1,4 +1,4 @@
-"""Pages are found: by their own search, by search engines, and by who gets a link to one."""
+"""Pages can be found: by their own search, by search engines, and through links that people share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.browser.window import Window
 from tools.website import address as where
 from tools.website import front, preview, repository
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -130,6 +130,6 @@ def test_the_search_works_without_a_network(site: Path, address: str, browser: W
     base = address if way == "http" else site.as_uri()
     browser.complaints.clear()
     browser.page.goto(f"{base}/search.html?q=zig-zag")
-    # Results come one by one, and not in an order that this test is about.
+    # Results arrive one by one; this test is not about their order.
     browser.page.locator("ul.search li a", has_text="Striped and zig-zag").first.wait_for()
     assert browser.complaints == []

@@ -1,6 +1,6 @@
-"""The look at links finds what is planted, and nothing in pages that are sound.
+"""The link check finds planted errors, and nothing in sound pages.
 
-What the builder never publishes, and what it refuses.
+Texts that the builder never publishes, and inputs that it refuses.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ringlab_course.builder.sources import Target, targets
 from ringlab_course.catalogue import LESSONS
 from tools.website import __main__ as website
 from tools.website import front, kill_matrix, links, notebooks
+
+pytestmark = pytest.mark.thorough
 
 SOUND = {
     "index.html": '<link rel="stylesheet" href="style.css"><h1 id="top-of-all">A</h1>'
@@ -117,7 +119,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def test_what_a_learner_wrote_is_not_published(tmp_path: Path) -> None:
-    """The page comes from the source, whatever lies in `exercises/`; each stage has its place on it."""
+    """The page comes from the source, not from a learner's file, and has a place for each stage."""
     (target,) = (t for t in targets(CHECKOUT, ("exercises/05",)) if t.kind == "exercise")
     page = notebooks.exercise_page(
         Target(target.kind, target.slug, target.source, tmp_path / "edited.ipynb"), CHECKOUT

@@ -1,4 +1,4 @@
-"""The playground in a browser: what a visitor moves, sees, shares and copies."""
+"""The playground in a browser: its controls, its pictures, its links and its commands."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.browser.window import Window
 from tests.site.test_site import resize, strangers
 from tools.website import playground
 
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 STATE = "#layout=zigzag&mask=full&schedule=allgather&P=4&S=14&H=64&K=8&machine=a100&speed=-3"
 
 
 @pytest.fixture
 def page(site: Path, browser: Window) -> Iterator[Any]:
-    """The playground as it opens."""
+    """Open the playground with its initial setting; after the test, check that the page had no errors."""
     browser.asked.clear()
     browser.complaints.clear()
     browser.page.goto((site / "play.html").as_uri())
@@ -58,7 +58,7 @@ def headline(page: Any) -> str:
 
 
 def opened(site: Path, page: Any, state: str) -> None:
-    """Open the playground in a state, as from a link that somebody sent."""
+    """Open the playground in a state given by a link."""
     page.goto((site / "play.html").as_uri() + state)
     page.reload()
 
@@ -99,7 +99,7 @@ def test_an_address_that_names_some_settings_keeps_the_others(site: Path, page: 
 
 
 def test_a_change_is_compared_with_the_value_before_the_first_step(page: Any) -> None:
-    """The arrow keys lead through all values of a control: the last of them is not compared with the last but one."""
+    """All values that the arrow keys pass are compared with the first value, not with the previous one."""
     page.locator("#play-layout-contiguous").focus()
     for _ in ("striped", "zigzag"):
         page.keyboard.press("ArrowRight")
@@ -107,7 +107,7 @@ def test_a_change_is_compared_with_the_value_before_the_first_step(page: Any) ->
     page.reload()
     assert "1.87 times as fast as with contiguous (50.9 ms)." in headline(page)
     page.locator("#play-S").focus()
-    page.keyboard.press("ArrowRight")  # twice as many tokens: more work, for both layouts
+    page.keyboard.press("ArrowRight")  # twice as many tokens are more work for both layouts
     assert "1.87 times as fast as with contiguous (204 ms)." in headline(page)
     assert page.locator("button[aria-pressed=true]").count() == 0
     page.locator("#play-P").focus()
@@ -121,7 +121,7 @@ def test_a_change_is_compared_with_the_value_before_the_first_step(page: Any) ->
 
 
 def test_what_ranks_wait_for_is_always_said(site: Path, page: Any) -> None:
-    """Every setting of a sample: the headline names a cause wherever it says that ranks are idle."""
+    """In each of many settings, the headline names a cause if it reports that ranks are idle."""
     opened(site, page, "#layout=striped&mask=causal&schedule=ring&P=32&S=12&H=32&K=1&machine=laptops&speed=0")
     assert re.search(r"idle 1 % of the time, waiting for (ranks|messages)", headline(page))
     found = page.evaluate("""() => {
@@ -191,7 +191,7 @@ def test_a_turned_phone_keeps_the_comparison(page: Any, browser: Window) -> None
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 def test_a_copy_of_a_block_waits_until_the_next_rank_takes_it(site: Path, page: Any, layout: str) -> None:
-    """On two nodes: at all times, a copy is under way or waits from its hop's start until its receiver begins on it."""
+    """A copy of a block is under way, or waits, from its hop's start until its receiver begins to use it."""
     page.goto((site / "play.html").as_uri() + f"#layout={layout}&mask=causal&P=16&S=16&machine=h100")
     page.reload()
     wrong = page.evaluate("""() => {
@@ -244,7 +244,7 @@ def test_messages_of_an_all_gather_are_seen_until_the_last_has_arrived(site: Pat
 @pytest.mark.parametrize("schedule", ["ring", "allgather"])
 @pytest.mark.parametrize("P", [2, 3, 8])
 def test_as_many_blocks_are_named_as_are_counted(site: Path, page: Any, P: int, schedule: str) -> None:
-    """16Ki tokens, 8 K/V heads of 128: a block of S/P tokens takes 4,096 bytes a token."""
+    """The number of blocks and the size in the legend agree: a block takes 4,096 bytes a token."""
     opened(site, page, f"#layout=contiguous&mask=full&schedule={schedule}&P={P}&S=14&H=32&K=8&machine=h100")
     legend = page.locator(".play-legend li").nth(1).inner_text()
     words, size = legend.rsplit(": ", 1)
@@ -335,13 +335,13 @@ SAME_NAMES = {
 
 
 def words(shown: str) -> list[str | float]:
-    """Return the words and numbers of a figure, for which the command and the page have styles of their own."""
+    """Return the words and numbers of a figure, which the command and the page print in different styles."""
     parts = shown.replace("%", " %").replace(" us", " µs").split()
     return [float(part) if part[0].isdigit() else part for part in parts]
 
 
 def quantity(shown: str) -> float:
-    """Return a time in seconds or a size in bytes as it is shown."""
+    """Return a displayed time in seconds, or a displayed size in bytes."""
     number, unit = shown.split()
     sizes = {
         "ns": 1e-9,
@@ -369,7 +369,7 @@ def quantity(shown: str) -> float:
     ],
 )
 def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, state: str) -> None:
-    """What has one name on the page and in the command is one quantity: in sum, and for each rank."""
+    """A quantity of the same name has the same value on the page and in the command, in sum and per rank."""
     opened(site, page, state)
     texts = page.locator(".play-commands pre").all_inner_texts()
     if len(texts) > 1:
@@ -441,7 +441,7 @@ def test_its_machines_have_memory_and_its_models_heads_of_its_size() -> None:
 
 @pytest.mark.parametrize("name", ["front", "play"])
 def test_the_text_beside_the_playground_holds_for_every_setting(name: str) -> None:
-    """It stands still while controls move: a number in it, such as how much more work the last rank has, would be wrong soon."""
+    """The fixed text beside the playground has no number that depends on a setting."""
     text = (playground.TEXT.parent / f"{name}.md").read_text(encoding="utf-8").partition("{playground}")[0]
     beside = text.rpartition("\n#")[2]
     numbers = r"\d+|two|three|four|five|six|seven|eight|nine|ten|\w+teen|twice|half"

@@ -1,4 +1,4 @@
-"""The playground's numbers are the simulator's: the same settings, drawn at random, in Chromium and in Python."""
+"""The playground's numbers are the simulator's: the same random settings, in Chromium and in Python."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ringlab.layout import get_layout
 from tests.browser.window import Window
 from tools.website import playground
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = 600
 RELATIVE = 1e-12
 """Both add up at most some hundreds of doubles, each with a rounding of 1.1e-16."""
@@ -23,9 +25,9 @@ MODEL = Path(playground.__file__).parent / "static" / "ring_model.js"
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """Return a setting as the playground's controls make it."""
+    """Return a setting as the playground's controls would make it."""
     draw = random.Random(seed)
-    few = [P for P in playground.RANKS if P <= 8]  # the simulator's time grows as P²
+    few = [P for P in playground.RANKS if P <= 8]  # few ranks, as the simulator's time grows as P²
     P = draw.choice(few if draw.random() < 0.85 else playground.RANKS)
     heads = draw.choice(playground.HEADS)
     machine = playground.machine(hardware(draw.choice(playground.MACHINES)))
@@ -47,7 +49,7 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def right(setting: dict[str, Any]) -> dict[str, Any]:
-    """Return what ringlab's simulator says of it."""
+    """Return the simulator's results for a setting of the playground."""
     known = hardware(setting["machine"]["name"])
     faster = {
         link: replace(getattr(known, link), bytes_per_s=setting["machine"][link]["bandwidth"])
@@ -69,7 +71,7 @@ def right(setting: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def page(browser: Window) -> Window:
-    """An empty page with the model."""
+    """Open an empty page with the model's script."""
     browser.page.goto("about:blank")
     browser.page.add_script_tag(path=str(MODEL))
     return browser
@@ -82,12 +84,12 @@ def test_six_hundred_settings_give_the_numbers_of_the_simulator(page: Window) ->
         expected = right(setting)
         scale = expected["makespan"]
         for name, value in expected.items():
-            differences = name in ("exposed", "waited")  # of times up to the makespan
+            differences = name in ("exposed", "waited")  # differences of times up to the makespan
             near = pytest.approx(value, rel=RELATIVE, abs=RELATIVE * scale if differences else None)
             assert got[name] == near, (name, setting)
 
 
 def test_all_machines_of_the_playground_are_known_and_have_no_measured_times() -> None:
-    """A machine with measured times has other prices than a peak, which the model does not know."""
+    """The playground's machines have no measured times, whose costs the model would not know."""
     assert set(playground.MACHINES) <= set(hardware_names())
     assert not any(hardware(name).block_times for name in playground.MACHINES)

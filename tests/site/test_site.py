@@ -1,4 +1,4 @@
-"""The built pages: complete, linked, quiet on the network, and readable on a phone and in the dark."""
+"""The built pages: complete, linked, without foreign requests, and readable on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.website import __main__ as website
 from tools.website import links, misconceptions
 from tools.website.notebooks import NONE_MADE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 CHECKOUT = Path(__file__).resolve().parents[2]
 EVERY = targets(CHECKOUT)
 LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]
@@ -43,7 +43,7 @@ LOOKED_AT = (
 
 
 def text_of(page: Path) -> str:
-    """What a reader sees, roughly: the page without its tags."""
+    """Return roughly the text that a reader sees: the page without its tags."""
     body = page.read_text(encoding="utf-8").split("<article", 1)[1]
     return html.unescape(re.sub(r"<[^>]+>", "", body))
 
@@ -85,7 +85,7 @@ def test_every_exercise_is_there_and_linked_from_its_lesson(site: Path) -> None:
 
 
 def solution_lines(source: str) -> set[str]:
-    """The longer lines that stand between the marks of a solution, and nowhere else in the source."""
+    """Return the longer lines between the marks of a solution that occur nowhere else in the source."""
     inside = re.findall(r"# BEGIN SOLUTION.*?\n(.*?)# END SOLUTION", source, re.DOTALL)
     outside = re.sub(r"# BEGIN SOLUTION.*?# END SOLUTION", "", source, flags=re.DOTALL)
     lines = {line.strip() for part in inside for line in part.splitlines()}
@@ -97,10 +97,10 @@ def test_a_notebook_can_be_downloaded_as_it_is_in_a_checkout(site: Path) -> None
         page = site / target.path.parent.name / f"{target.slug}.html"
         (link,) = [each for each in links.Page(page).links if each.endswith(".ipynb")]
         found = page.parent / link
-        assert found.name == target.path.name  # by which the judge knows the exercise
+        assert found.name == target.path.name  # the judge identifies the exercise by this name
         skeleton = (
             nbformat.writes(prepare(target, CHECKOUT)) + "\n"
-        )  # a learner may have written into the file itself
+        )  # the unchanged skeleton, since a learner may have edited the file
         assert found.read_text() == (skeleton if target in EXERCISE_PAGES else target.path.read_text())
 
 
@@ -122,7 +122,7 @@ def stages() -> Iterator[tuple[str, Stage]]:
 
 
 def missing_mistakes(site: Path) -> list[str]:
-    """The mistakes of the contracts that the index does not lead to, or whose page does not explain them."""
+    """Return the mistakes that the index does not link to, or whose page does not explain them."""
     missing = []
     index = links.Page(site / "misconceptions/index.html")
     for slug, stage in stages():
@@ -177,9 +177,7 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     assert all(each.splitlines()[0] in text for each in printed) and NONE_MADE not in text
     asked = [str(output.data["text/plain"]) for output in outputs if "text/html" in output.get("data", {})]
     assert all(question.splitlines()[0] in text for question in asked if question.startswith("Predict:"))
-    assert ROOM not in page.read_text(
-        encoding="utf-8"
-    )  # of a notebook, where no script can keep the answer back
+    assert ROOM not in page.read_text(encoding="utf-8")  # a notebook's page cannot hide the answer by script
     for junk in ("could not be displayed", "vnd.jupyter", "<Figure", "VBox(", "interactive("):
         assert junk not in text
 
@@ -199,13 +197,13 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def resize(window: Window, width: int, height: int = 900) -> None:
-    """Make the window so wide, and wait until the page knows it."""
+    """Set the size of the window, and wait until the page has this size."""
     window.page.set_viewport_size({"width": width, "height": height})
     window.page.wait_for_function(f"innerWidth === {width} && innerHeight === {height}")
 
 
 def strangers(window: Window) -> list[str]:
-    """Addresses asked for that are neither files nor this machine's."""
+    """Return the requested addresses that are neither files nor on this machine."""
     return [url for url in window.strangers() if urlsplit(url).scheme != "file"]
 
 
@@ -258,7 +256,7 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
             form.locator("input").first.check()
         form.get_by_role("button", name="Compare").click()
         assert "You predicted" in form.inner_text()
-        assert page.evaluate(measured) <= number + 1  # two that are asked together are shown together
+        assert page.evaluate(measured) <= number + 1  # questions asked together are answered together
     assert page.evaluate(measured) == page.locator(".tag_measured").count() > 0
     page.reload()
     assert page.locator(".kept-back").count() == 0
@@ -287,7 +285,7 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
     resize(browser, 390, 844)
     browser.page.goto((site / name).as_uri())
     assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
-    # What is wider scrolls in itself.
+    # Elements wider than the page scroll within themselves.
     if name == "docs/kill-matrix.html":
         wide = "[...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth)"
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")
@@ -317,7 +315,7 @@ def test_on_a_phone_a_choice_in_the_list_of_sections_shows_that_section(site: Pa
 def test_no_window_scrolls_sideways_and_code_has_the_room_that_there_is(
     site: Path, browser: Window, name: str
 ) -> None:
-    """On both sides of the widths at which a list beside the text comes or goes."""
+    """Code gets the available width on both sides of the widths at which side lists appear or disappear."""
     browser.page.goto((site / name).as_uri())
     for width, least in ((360, 320), (1071, 700), (1073, 700), (1280, 860), (1313, 700), (1440, 860), (1920, 900)):  # fmt: skip
         resize(browser, width)
@@ -327,7 +325,7 @@ def test_no_window_scrolls_sideways_and_code_has_the_room_that_there_is(
 
 
 def brightness(colour: str) -> float:
-    """From 0, black, to 255."""
+    """Return the brightness of a colour, from 0 for black to 255."""
     return sum(float(number) for number in re.findall(r"[\d.]+", colour)[:3]) / 3
 
 
@@ -349,7 +347,7 @@ def test_the_dark_is_dark_and_pictures_stay_on_white(site: Path, browser: Window
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES if target.slug[:2] in PLAYED])
 def test_recorded_pictures_play(site: Path, browser: Window, slug: str) -> None:
-    """Keys move the slider and Play the pictures; one is seen at a time, with its words."""
+    """Keys move the slider and Play runs the pictures; one picture is shown at a time, with its text."""
     page = browser.page
     page.goto((site / f"notebooks/{slug}.html").as_uri())
     if (every := page.get_by_role("button", name="Show all answers")).count():
@@ -391,7 +389,7 @@ def test_frames_are_loaded_once_somebody_plays(site: Path, browser: Window) -> N
 
 
 def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a warning comes again, and pages that are gone go, and all pages show a new title."""
+    """Only changed sources are read again; warnings recur, removed pages vanish, and new titles spread."""
     texts = {
         "index.md": "# All\n\n```{toctree}\none\ntwo\n```\n",
         "one.md": "# First\n",
@@ -424,5 +422,5 @@ def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: p
 
 
 def test_the_sources_of_an_unchanged_checkout_are_unchanged(site: Path) -> None:
-    """Texts that came out differently each time would make the next build as long as the first."""
+    """Unchanged sources are not written again, or the next build would take as long as the first."""
     assert not website.stage.write(website.kept(site) / "sources", CHECKOUT)

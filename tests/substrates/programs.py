@@ -16,7 +16,7 @@ from ringlab.comm.ring import Ring
 
 
 class ShiftBack(torch.autograd.Function):
-    """Shift forward; the gradient comes back the other way, by an exchange inside backward."""
+    """Shift forward; backward sends the gradient in the other direction, by an exchange of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ring: Ring) -> Tensor:
@@ -33,7 +33,7 @@ class ShiftBack(torch.autograd.Function):
 
 
 def many_exchanges(ring: Ring, scale: Tensor) -> dict[str, Any]:
-    """Use all that a transport offers; every result depends on the rank."""
+    """Use every operation of a transport, with results that depend on the rank."""
     generator = torch.Generator().manual_seed(ring.rank)
     x = torch.randn(2, 3 + ring.rank, 4, generator=generator)
     lengths = [3 + rank for rank in range(ring.world_size)]
@@ -64,7 +64,7 @@ def many_exchanges(ring: Ring, scale: Tensor) -> dict[str, Any]:
 
 
 def four_shifts(ring: Ring) -> Tensor:
-    """Return what rank + 4 hops back held; each hop changes it, so that no message equals another."""
+    """Return the tensor that rank + 4 hops back held; each hop changes it, so no two messages are equal."""
     x = torch.arange(6.0).reshape(2, 3) + 10 * ring.rank
     for step in range(4):
         x = ring.shift(x) + step
@@ -99,7 +99,7 @@ def who_am_i(ring: Ring) -> tuple[int, int, int, bool]:
 
 
 def rank_0_ends_early(ring: Ring) -> float:
-    """The others talk on when rank 0 has closed its connections."""
+    """Run a program in which the others communicate after rank 0 has closed its connections."""
     mine = torch.full((1,), float(ring.rank))
     ring.shift(mine)
     if ring.rank == 0:

@@ -1,6 +1,7 @@
-"""One case table × every transport × every block backend × every schedule × soft caps and dropout, against the oracle.
+"""One case table × transports × block backends × schedules × soft caps and dropout, against the oracle.
 
-Layouts, masks, schedules and ranks drop the same pairs as one process: those of the twin in tests/philox.py.
+Layouts, masks, schedules and ranks drop the same pairs as one process: those of the independent code in
+tests/philox.py.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def on_virtual_ranks(case: Case, block: Any, schedule: str, kind: str = "plain")
 
 @lru_cache(maxsize=32)
 def expected(case: Case, kind: str) -> tuple[Results, dict[str, float]]:
-    """The truth, and what is allowed."""
+    """Return the true results, and the allowed errors."""
     if kind == "plain":
         return problem(case).true, problem(case).bounds
     said, tensors = KINDS[kind], inputs(case)
@@ -84,7 +85,7 @@ def expected(case: Case, kind: str) -> tuple[Results, dict[str, float]]:
 
 
 def beyond(case: Case, results: Results, kind: str = "plain") -> dict[str, tuple[float, float]]:
-    """Return (error, allowed) of each result that is too far from the oracle's."""
+    """Return (error, allowed) of each result whose error against the oracle is too large."""
     true, allowed = expected(case, kind)
     found = errors(results, true)
     return {name: (found[name], allowed[name]) for name in NAMES if not found[name] <= allowed[name]}
@@ -118,10 +119,11 @@ TABLE += [
     if refusal(case, schedule) is None and number % (10 if schedule in EVERY_THIRD else 2) == 1
     for block, kind in [(("naive", "blockwise")[number % 4 // 2], RULED[number % 3])]
 ]
-# More tokens than a tile of the block has, so that positions are cut twice.
+# More tokens than a tile of the block has, so that positions are split twice.
 TABLE.append((Case("zigzag", 1, 300, 2, 16, "float32", "window"), "blockwise", "ring", "both"))
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("case", "block", "schedule", "kind"), sorted(TABLE, key=str), ids=str)
 def test_virtual_ranks(case: Case, block: str, schedule: str, kind: str) -> None:
     if error_of := refusal(case, schedule):
@@ -136,7 +138,7 @@ def test_virtual_ranks(case: Case, block: str, schedule: str, kind: str) -> None
 
 @pytest.mark.parametrize("mask", sorted(set(MASKS) - {"causal", "full"}))
 def test_a_mask_that_is_dropped_or_another_is_noticed(mask: str) -> None:
-    """The right attention under any other mask of the table is beyond this one's bounds, in out and gradients."""
+    """A missing or different mask is noticed: it is beyond the right mask's bounds in out and gradients."""
     case = Case("zigzag", 2, 64, 2, 16, "float32", mask)
     expected = problem(case)
     tensors = (expected.q, expected.k, expected.v, expected.dout)
@@ -154,7 +156,7 @@ def test_sinks_that_are_dropped_are_noticed() -> None:
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("kind", RULED)
 def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
-    """Its tiles are computed there, mirrored ones too; none of torch's operators is called for them."""
+    """With soft caps or dropout, blockwise computes all tiles of native, mirrored tiles too."""
     case = Case("zigzag", 2, 64, 2, 16, "bfloat16", "window-both")
     found, right = (on_virtual_ranks(case, block, schedule, kind) for block in ("native", "blockwise"))
     assert beyond(case, found, kind) == {}
@@ -162,7 +164,10 @@ def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("block", blocks())
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=() if block == "native" else pytest.mark.thorough) for block in blocks()],
+)
 def test_both_schedules_give_the_same_bits_forward(block: str) -> None:
     for case in covering()[::4]:
         ring, gathered = (on_virtual_ranks(case, block, schedule) for schedule in ("ring", "allgather"))
@@ -174,7 +179,7 @@ def attend_all(ring: Ring, jobs: list[Job]) -> list[tuple[Tensor, ...]]:
 
 
 def jobs_for(world_size: int) -> list[Job]:
-    """Every case of this world size with the naive block, and some with the others."""
+    """Return every case of this world size with the naive block, and some cases with the other blocks."""
     cases = [case for case in covering() if world_size == case.P]
     assert len(cases) >= 5
     some = itertools.product(cases[::3], ("blockwise", "native"), schedules(), ["plain"])
@@ -182,11 +187,12 @@ def jobs_for(world_size: int) -> list[Job]:
     return [job for job in jobs if refusal(job[0], job[2]) is None and job[0] in cases_of(job[2], job[1])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes(world_size: int) -> None:
-    """On gloo the results are right, and with one thread each they are the virtual cluster's bit for bit."""
+    """On gloo the results are right, and with one thread each they have the virtual cluster's bits."""
     jobs = jobs_for(world_size)
-    from ringlab import launch  # tests/gpu imports this file where cloudpickle is missing
+    from ringlab import launch  # imported late, as tests/gpu imports this file without cloudpickle
 
     outcome = launch(attend_all, world_size, jobs, threads=1)
     threads = torch.get_num_threads()
@@ -201,11 +207,11 @@ def test_processes(world_size: int) -> None:
         torch.set_num_threads(threads)
 
 
-# What is wrong in places where it can be, each noticed.
+# Mutants, each with its mistake in another place.
 
 
 class Local(ScoreRules):
-    """Positions in the rank's own shard."""
+    """A mutant that uses positions in the rank's own shard."""
 
     def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         return super().of_tile(np.arange(len(rows)), np.arange(len(keys)))
@@ -222,7 +228,7 @@ class NoSlope(ScoreRules):
 
 
 class AnewInBackward(ScoreRules):
-    """Another draw each time a tile is computed."""
+    """A mutant that draws anew each time a tile is computed."""
 
     def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
         tile = super().of_tile(rows, keys)

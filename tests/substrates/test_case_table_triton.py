@@ -1,4 +1,4 @@
-"""The same case table for the Triton block, with all new memory NaN: an unwritten row shows.
+"""The same case table for the Triton block, with NaN in all new memory, which shows unwritten rows.
 
 Soft caps and dropout in the Triton kernels: a whole ring step in one launch.
 """
@@ -20,14 +20,14 @@ from tests.blocks.compiled import small_tiles
 from tests.philox import factors
 from tests.substrates.test_case_table import beyond, program
 
-pytestmark = pytest.mark.needs_triton
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
 CASES = [case for case in covering() if case.dtype != "float64"]
 
 
 @pytest.fixture(autouse=True)
 def new_memory_is_nan() -> Iterator[None]:
-    """torch.empty gives NaN, so that whatever nobody writes is seen."""
+    """Let torch.empty return NaN for the time of the context, so that unwritten numbers are noticed."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
@@ -49,7 +49,7 @@ def test_virtual_ranks(case: Case) -> None:
 
 
 def test_both_schedules_and_two_runs_give_the_same_bits() -> None:
-    """Nothing is added in an order that differs from run to run; and the forward of both schedules is one."""
+    """Two runs add in the same order, and both schedules have the same bits in the forward."""
     case = Case("zigzag", 2, 131, 2, 40, "float32", "causal", Dv=24)
     ring, again, gathered = (
         on_virtual_ranks(case, small_tiles(), schedule) for schedule in ("ring", "ring", "allgather")
@@ -62,7 +62,7 @@ def test_both_schedules_and_two_runs_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("mask", ["causal", "window", "documents"])
 def test_a_step_is_one_launch(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each kernel one for each rank and block of which something is visible: as many under every mask, and with score rules."""
+    """A step is one launch of each kernel for each rank and visible block, under all masks and rules."""
     case, launched = Case("zigzag", 2, 33, 1, 16, "float32", mask), []
     launch, windows = Launcher.launch, []
 
@@ -80,7 +80,7 @@ def test_a_step_is_one_launch(mask: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("rate", [1e-11, 0.999])
 def test_a_rate_that_drops_nothing_or_nearly_all(rate: float) -> None:
-    """Below 2^-33 no word is small enough to be dropped, in any block."""
+    """A rate below 2^-33 drops no pair in any block, and a rate close to 1 is right, too."""
     q, k, v, dout = torch.randn(4, 1, 1, 20, 16, generator=torch.Generator().manual_seed(0))
     drawn = factors(1, 1, 20, rate, 3)
     rules = ScoreRules(dropout=rate, seed=3).of_tile(*[torch.arange(20).numpy()] * 2)

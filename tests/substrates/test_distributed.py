@@ -1,4 +1,4 @@
-"""The transport over torch.distributed: torchrun, mismatches, numbers on the wire."""
+"""The transport over torch.distributed: torchrun, mismatches, and bytes on the wire."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MISMATCHES = {
 
 
 def mismatches(ring: Ring) -> dict[str, str]:
-    """Let both ranks disagree in many ways; return what each error said, and that all goes on after it."""
+    """Make the two ranks disagree in many ways; return each error, and check that the ring works after it."""
     seen = {}
 
     def attempt(name: str, sent: tuple[torch.Tensor, ...], tag: str = "kv") -> None:
@@ -64,7 +64,7 @@ def test_every_mismatch_is_an_error_on_both_ranks_and_nothing_breaks() -> None:
 
 
 def wrong_calls(ring: Ring) -> list[str]:
-    """Return the errors of calls that no rank answers; none of them may hang."""
+    """Return the errors of calls that no rank answers; none of the calls may hang."""
     mine = torch.ones(2)
     calls = (
         lambda: ring.comm.exchange(send=(mine,), to=1).wait(),
@@ -124,18 +124,20 @@ def torchrun(folder: Path, fail: bool, transport: str = "gloo") -> subprocess.Co
         try:
             out, err = agent.communicate(timeout=300)
         finally:
-            agent.terminate()  # torchrun then ends its ranks; killed, it would leave them
+            agent.terminate()  # torchrun then ends its ranks; if killed, it would leave them running
     return subprocess.CompletedProcess(command, agent.returncode, out, err)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["gloo", "symmetric", "shared-gpu"])
 def test_torchrun(tmp_path: Path, transport: str) -> None:
     done = torchrun(tmp_path, fail=False, transport=transport)
     assert done.returncode == 0, done.stderr
-    said = re.findall(r"rank \d of 2: \d\.\d \d\.\d", done.stdout)  # the ranks' line ends may mingle
+    said = re.findall(r"rank \d of 2: \d\.\d \d\.\d", done.stdout)  # the ranks' line ends may be mixed
     assert sorted(said) == ["rank 0 of 2: 1.0 2.0", "rank 1 of 2: 0.0 2.0"]
 
 
+@pytest.mark.thorough
 def test_torchrun_with_a_rank_that_fails(tmp_path: Path) -> None:
     done = torchrun(tmp_path, fail=True)
     assert done.returncode != 0
@@ -211,7 +213,7 @@ def test_the_board_keeps_the_first_failure() -> None:
 def test_a_group_of_nccl_is_aborted_after_a_failure(
     backend: str, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To destroy it would be to wait for kernels that wait for the rank that failed."""
+    """A failed NCCL group is aborted: destroying it would wait for kernels that wait for the failed rank."""
     left: list[str] = []
     monkeypatch.setattr(dist, "get_backend_config", lambda group=None: backend)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append("destroyed"))

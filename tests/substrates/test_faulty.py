@@ -1,4 +1,4 @@
-"""Faults end in errors, never in a hang, and never, but for corrupt, in a silently wrong result."""
+"""Faults end in errors, never in a hang, and only `corrupt` may end in a silently wrong result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringlab.errors import (
 )
 from tests.substrates.programs import four_shifts
 
-LAST = 3  # of four_shifts: nothing follows that exchange
+LAST = 3  # the last exchange of four_shifts, which no exchange follows
 ENDINGS: dict[tuple[str, int], tuple[type[RinglabError], ...]] = {
     ("drop", 1): (MismatchError,),
     ("drop", LAST): (DeadlockError, TransportTimeout, PeerDiedError),
@@ -141,10 +141,10 @@ Seen = dict[tuple[str, int], tuple[str, object]]
 
 
 def in_groups_of_their_own(ring: Ring, cases: list[tuple[str, int]]) -> Seen:
-    """Run four_shifts under one fault after the other, each in a process group that may break."""
+    """Run four_shifts under one fault after the other, each in its own process group, which may break."""
     seen: Seen = {}
     for case in cases:
-        # Where no message is lost nothing is waited for in vain, however long the machine stands still.
+        # Faults that lose no message get a long timeout, so that a standstill of the machine does no harm.
         comm = DistributedComm(dist.new_group(), timeout=4.0 if case in ENDINGS else 60.0)
         faulty = Faulty(comm, [Fault(case[0], 0, case[1], seed=5)])
         try:
@@ -165,12 +165,13 @@ def silently_wrong(case: tuple[str, int], ranks: list[Seen]) -> bool:
 
 
 def named(case: tuple[str, int], ranks: list[Seen]) -> bool:
-    """Whether a rank has the error of this fault."""
+    """Return whether a rank has the error of this fault."""
     return bool({seen[case][0] for seen in ranks} & {ending.__name__ for ending in ENDINGS[case]})
 
 
+@pytest.mark.thorough
 def test_distributed_faults_end_in_errors() -> None:
-    """None hangs, or `launch` would raise. A machine that stands still makes a timeout of another error, but not twice."""
+    """Faults end in the expected errors; a standstill of the machine may change an error, but not twice."""
     cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]
     ranks = launch(in_groups_of_their_own, 2, cases, timeout=150, memory=False).results
     for case in ENDINGS:
@@ -199,7 +200,7 @@ def test_random_faults_are_seeded_and_at_different_places() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_random_faults_end_in_a_wrong_result(seed: int) -> None:
-    """Several faults at once, all kinds but corrupt: an error, or the right result."""
+    """Several random faults, of all kinds but corrupt, end in an error or in the right result."""
     kinds = [kind for kind in KINDS if kind != "corrupt"]
     faults = random_faults(seed, kinds, world_size=3, exchanges=4, count=1 + seed % 4)
     try:

@@ -1,6 +1,7 @@
-"""The fork server behind `launch`: one for many launches, in each rank's own surroundings, replaced when it is gone.
+"""The fork server behind `launch`: one server for many launches, which keeps each rank's environment.
 
-It outlives failing forks and ranks that nobody wants, and ends with its parent, also if a fork of the parent lives on.
+The server survives failing forks and unwanted ranks, and ends with its parent, even if a fork of the parent
+lives on.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def test_a_fork_that_fails_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rank_that_nobody_wants_is_killed_and_its_server_serves_on(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "path.json")  # in which the rank would wait for ever
+    os.mkfifo(tmp_path / "path.json")  # the rank would wait for ever for the other end of this pipe
     server = fork_server.running(dict(os.environ))
     rank = fork_server.ForkedProcess(server, tmp_path, 0)
     number = rank.pid

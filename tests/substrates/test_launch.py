@@ -46,7 +46,7 @@ def test_same_results_and_trace_as_the_virtual_cluster() -> None:
 
 
 def facts(trace, rank):
-    """What a trace says apart from times, in the order of posting."""
+    """Return the contents of a trace apart from times, in the order of posting."""
     exchanges = sorted(trace.exchanges(rank, control=True), key=lambda e: e.index)
     return [(e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes) for e in exchanges]
 
@@ -79,6 +79,7 @@ def test_the_first_failure_is_reported_with_its_traceback() -> None:
         assert "rank 1 failed first: ValueError: rank 1 gives up" in error.errors[survivor]
 
 
+@pytest.mark.thorough
 def test_a_program_that_does_not_end() -> None:
     with pytest.raises(TransportTimeout, match=r"on all 2 ranks within 6 s") as caught:
         launch(programs.sleep_on_rank_1, 2, timeout=6, memory=False)
@@ -86,6 +87,7 @@ def test_a_program_that_does_not_end() -> None:
     assert "rank 0 has not finished" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_result_that_cannot_travel_and_an_early_exit() -> None:
     with pytest.raises(RankFailedError, match="TypeError: cannot pickle"):
         launch(programs.result_that_cannot_travel, 2, timeout=20, memory=False)
@@ -132,6 +134,7 @@ except ringlab.errors.RankFailedError as error:
 """
 
 
+@pytest.mark.thorough
 def test_functions_of_cells_and_scripts_without_a_guard(tmp_path: Path) -> None:
     folder = tmp_path / "my course"
     folder.mkdir()
@@ -190,9 +193,9 @@ def test_no_orphan_and_no_folder_when_the_parent_is_interrupted_or_killed(how: s
 
 
 def alive(process: int) -> bool:
-    """Return whether a process runs; a zombie, which only its new parent can reap, does not."""
+    """Return whether a process runs; a zombie, which only its new parent can reap, does not run."""
     if sys.platform == "linux":
-        try:  # it may be reaped at any moment, also between two looks at it
+        try:  # the process may be reaped at any moment
             stat = Path(f"/proc/{process}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return False

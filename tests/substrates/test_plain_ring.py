@@ -1,4 +1,4 @@
-"""The plain ring × every layout × every substrate, forward and backward, against the oracle; and what it sends."""
+"""The plain ring × every layout × every substrate, forward and backward, against the oracle; its traffic."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
         assert torch.equal(one, other), f"{name} differs: {case}"
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_virtual_ranks(case: Case) -> None:
     results = on_virtual_ranks(case)
@@ -69,7 +70,7 @@ def strictly(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def in_two_rings(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
-    """Ranks of one parity are a ring, in descending order."""
+    """Run attention in two rings, each of which has the ranks of one parity in descending order."""
     mine = [rank for rank in reversed(range(ring.world_size)) if rank % 2 == ring.rank % 2]
     return attend(Ring(SubGroup(ring.comm, mine)), case)
 
@@ -88,7 +89,13 @@ def test_rings_among_some_of_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "world_size"), [("gloo", 2), ("gloo", 3), ("symmetric", 3), ("shared-gpu", 3)]
+    ("transport", "world_size"),
+    [
+        ("gloo", 2),
+        pytest.param("gloo", 3, marks=pytest.mark.thorough),
+        pytest.param("symmetric", 3, marks=pytest.mark.thorough),
+        pytest.param("shared-gpu", 3, marks=pytest.mark.thorough),
+    ],
 )
 def test_processes(transport: str, world_size: int) -> None:
     cases = [case for case in CASES if world_size == case.P]
@@ -101,7 +108,7 @@ def test_processes(transport: str, world_size: int) -> None:
 
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> None:
-    """On the clocked cluster, whose messages carry shapes and no data, as on the virtual one."""
+    """K and V make one hop less than dK and dV, on the virtual cluster and, without data, on the clocked."""
     case = Case(layout, 4, 61, 2, 16, "float64", "causal")
     trace = VirtualCluster(case.P, memory=False).run(attend, case).trace
     recorded = ClockedCluster(case.P, memory=False).run(attend, case)

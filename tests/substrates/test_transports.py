@@ -1,4 +1,4 @@
-"""All transports, on CPU tensors: the same bits, traces, memory and errors as gloo's, and the end of a rank that dies."""
+"""All transports, on CPU tensors: gloo's bits, traces, memory and errors, and the end of a rank that dies."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from tests.substrates.test_case_table import (
 from tests.substrates.test_distributed import MISMATCHES, mismatches
 from tests.substrates.test_launch import facts
 
+pytestmark = pytest.mark.thorough
+
 OTHERS = ("symmetric", "shared-gpu")
 SHARED_MEMORY = Path("/dev/shm")
 SCALE = torch.linspace(-1, 1, 7)
@@ -42,27 +44,25 @@ JOBS = jobs_for(3)[::3]
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Whatever happens to ranks, no file of theirs stays in shared memory."""
+    """Check that no file of the ranks stays in shared memory, however they end."""
     before = set(SHARED_MEMORY.glob("ringlab-*"))
     yield
-    deadline = (
-        time.monotonic() + 30
-    )  # ranks of other tests may open windows just now: theirs go by themselves
+    deadline = time.monotonic() + 30  # windows of other tests' ranks may exist just now and will go away
     while (left := set(SHARED_MEMORY.glob("ringlab-*")) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
 
 
 def one_round(ring: Ring, hops: int, length: int, spoil: bool = False) -> list[int]:
-    """Let a block of the rank's number, squared, go around for some hops; return what came.
+    """Pass a block with the rank's number, squared, around for some hops; return the received numbers.
 
-    spoil: ruin what arrived before it is passed on, which is against the rules.
+    spoil: overwrite a received block before it is passed on, which is not allowed.
     """
     seen, block = [], torch.full((length + ring.rank, 2), ring.rank**2)
     for hop in range(hops):
         into = torch.empty(length + ring.origin(hop + 1), 2, dtype=block.dtype)
         ring.post(block, into=(into,), hops=hop, tag=f"block {hop}").wait()
-        block.fill_(-1)  # from now on it may be written
+        block.fill_(-1)  # the sent block may be overwritten from now on
         assert (into == into[0, 0]).all()
         seen.append(int(into[0, 0]))
         block = into.fill_(77) if spoil else into
@@ -70,14 +70,14 @@ def one_round(ring: Ring, hops: int, length: int, spoil: bool = False) -> list[i
 
 
 def rounds(ring: Ring) -> list[list[int]]:
-    """Whole rounds, rounds that end early, rounds of longer and of shorter blocks; each twice."""
+    """Run whole rounds, rounds that end early, and rounds of longer and of shorter blocks, each twice."""
     whole = ring.world_size - 1
     plan = [(whole, 5), (1, 5), (0, 5), (whole, 300), (whole, 2), (1, 2), (whole, 900)]
     return [one_round(ring, hops, length) for hops, length in plan for _ in range(2)]
 
 
 def come_late(ring: Ring) -> list[float]:
-    """Rank 1 comes late, three times; return the wall-clock seconds that this rank waited each time."""
+    """Let rank 1 come late three times; return the seconds of wall-clock time that this rank waited."""
     seconds = []
     for _ in range(3):
         ring.barrier()
@@ -128,7 +128,7 @@ def test_every_kind_of_exchange_is_as_on_gloo(transport: str, world_size: int) -
     for rank in range(world_size):
         assert_same(other.results[rank]["exchanges"], gloo.results[rank]["exchanges"])
         assert facts(other.trace, rank) == facts(gloo.trace, rank)
-        if world_size == 3:  # with two, errors were caught, and their tracebacks hold tensors
+        if world_size == 3:  # with two ranks, caught errors keep tensors alive in their tracebacks
             assert other.memory[rank] == gloo.memory[rank], "what a transport takes itself does not count"
 
 
@@ -170,7 +170,7 @@ def test_exposed_communication_is_a_number(transport: str) -> None:
         assert trace.exposed(rank) == sum(e.exposed for e in trace.exchanges(rank)) >= late[0].exposed
     for first, second in zip(*lates, strict=True):  # one clock: rank 0 waits at least until rank 1 has posted
         assert first.done >= second.posted
-    # A busy machine may hold a rank up once, not three times of three.
+    # A busy machine may delay a rank once, but not three times.
     assert max(e.exposed for e in lates[0]) > LATE_S / 2 > min(e.exposed for e in lates[1])
     assert trace.exposed() == pytest.approx(trace.exposed(0) + trace.exposed(1))
     events = trace.to_chrome()["traceEvents"]
@@ -179,7 +179,7 @@ def test_exposed_communication_is_a_number(transport: str) -> None:
 
 
 def one_rank_differs(ring: Ring) -> list[str]:
-    """Rank 0 shifts something else than the others; then all shift their ranks."""
+    """Shift a tensor that on rank 0 has another shape than on the others; then shift the ranks' numbers."""
     seen = []
     try:
         seen.append(str(ring.shift(torch.zeros(5 if ring.rank == 0 else 3)).shape))
@@ -195,7 +195,7 @@ def test_a_mismatch_of_some_ranks_leaves_nobody_waiting(transport: str) -> None:
 
 
 def in_tiny_slots(ring: Ring) -> dict[str, Any]:
-    """Messages of many pieces, some of parts of two tensors, and of no byte at all."""
+    """Run exchanges whose messages have many pieces, pieces of two tensors, or no bytes."""
     windows = Windows(ring.rank, dist.new_group(), 30.0, SharedMemory, slot_bytes=20)
     comm = DistributedComm(dist.new_group(), 30.0, carriers={"cpu": windows})
     results = programs.many_exchanges(Ring(comm), SCALE)
@@ -215,7 +215,7 @@ def test_messages_in_pieces() -> None:
      ("symmetric", [[9, 4, 1], [0, 9, 4], [1, 0, 9], [4, 1, 0]])],
 )  # fmt: skip
 def test_a_relayed_block_comes_straight_from_its_owner(transport: str, came: list[list[int]]) -> None:
-    """Ranks that spoil what they pass on hurt the others on gloo, and nobody where nobody forwards."""
+    """On gloo, ranks that spoil relayed blocks harm the others; without forwarding no rank is harmed."""
     assert launch(one_round, 4, 3, 5, True, transport=transport, memory=False).results == came
 
 
@@ -256,7 +256,7 @@ def test_every_survivor_of_a_kill_names_the_dead_rank(transport: str, program: A
     for survivor in (0, 1):
         assert PeerDiedError.__name__ in caught.value.errors[survivor]
         assert "rank 2 failed first: killed by signal SIGKILL" in caught.value.errors[survivor]
-    assert time.monotonic() - began < 150  # of which most is to start, on a busy machine
+    assert time.monotonic() - began < 150  # most of this is the start, on a busy machine
 
 
 @pytest.mark.parametrize("transport", ["gloo", *OTHERS])
@@ -277,7 +277,7 @@ def test_a_rank_that_ends_early_disturbs_nobody(transport: str) -> None:
 
 
 def what_is_no_shift(ring: Ring) -> list[str]:
-    """Ranks 1 and 2 swap; each sends without receiving: fine on gloo."""
+    """Run exchanges that are no shifts, which gloo allows: ranks 1 and 2 swap, and each only sends."""
     mine, other, seen = torch.ones(2), 3 - ring.rank, []
     swap = {"send": (mine,), "to": other, "receive": (torch.empty(2),), "source": other}
     for exchange in ([swap] if ring.rank else []) + [{"send": (mine,), "to": ring.next}]:

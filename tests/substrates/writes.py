@@ -1,7 +1,8 @@
-"""Who wrote where: writes into memory that ringlab did not allocate for itself.
+"""A recorder of writes into memory that ringlab did not allocate itself.
 
-What an operator returned may be kept by others, such as a selective checkpoint, and what a caller gave is the caller's. So
-ringlab writes only into memory that it allocated: by `empty`, `zeros` and the like, or as a copy.
+An operator's result may be kept by other code, such as a selective checkpoint, and a caller's tensor belongs
+to the caller. So ringlab writes only into memory that it allocated: by `empty`, `zeros` and the like, or as a
+copy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALLOCATE = ("empty", "zeros", "full", "new_empty", "new_zeros", "new_full", "clo
 
 
 class Writes:
-    """The storages that ringlab allocated, on all ranks, and the writes into any other."""
+    """The storages that ringlab allocated, on all ranks, and the writes into any other storage."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -30,12 +31,12 @@ class Writes:
         self.foreign: list[str] = []
 
     def watch(self, program: Callable[..., Any], ring: Ring, *args: Any) -> Any:
-        """Return what the program returns; it must make its own tensors by other operators than `ALLOCATE`."""
+        """Return the program's result; the program must make its tensors without operators of `ALLOCATE`."""
         with _Mode(self):
             return program(Ring(_Watched(ring.comm, self)), *args)
 
     def note(self, what: str, tensors: Sequence[Tensor]) -> None:
-        """Note `what` if it writes into memory that ringlab did not allocate."""
+        """Record `what` if it writes into memory that ringlab did not allocate."""
         with self.lock:
             if any(t.numel() and t.untyped_storage()._cdata not in self.own for t in tensors):
                 self.foreign.append(what)
@@ -61,7 +62,7 @@ class _Mode(TorchDispatchMode):
             if name in ALLOCATE:
                 self.writes.own |= made - given
             else:
-                self.writes.own -= made - given  # the key of a storage that was freed may be used again
+                self.writes.own -= made - given  # the key of a freed storage may be used again
         return result
 
 
@@ -77,7 +78,7 @@ def _storages(values: Any) -> set[int]:
 
 
 class _Watched(Wrapper):
-    """A transport whose receives are writes, as is what it may do with tensors that are given up."""
+    """A transport whose receives count as writes, as do possible writes into tensors that are given up."""
 
     def __init__(self, comm: Comm, writes: Writes) -> None:
         super().__init__(comm)

@@ -1,4 +1,4 @@
-"""A step of a compiled model over a ring, for processes: checks of shapes, which tests install in this one, cannot be traced."""
+"""A step of a compiled model over a ring, run in processes, since shape checks here would break tracing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trainer.model import Gradients, Model, gradients, share_over
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step's loss and gradients, the number of graphs, and torch's reasons to end one."""
+    """A step's loss and gradients, the number of graphs, and torch's reasons to end a graph."""
 
     loss: float
     gradients: Gradients
@@ -26,7 +26,7 @@ class Compiled:
 
 
 def steps(ring: Ring) -> dict[str, Compiled]:
-    """The step by itself, and compiled, with and without comparing calls; and a call alone, also traced into."""
+    """Return a step as it is, compiled with and without validation, a lone call, and the call traced into."""
     found = {
         "plain": step(ring, lambda model: model),
         "validate": traced(partial(step, ring, validate=True)),
@@ -51,8 +51,8 @@ def step(ring: Ring, compiler: Callable[[Any], Any], validate: bool = True) -> C
 
 
 def traced(program: Callable[..., Compiled]) -> Compiled:
-    """What the program returns when it is given a compiler whose graphs run as they were traced."""
-    from torch._dynamo.utils import counters  # late: this loads the compiler
+    """Return the program's result under a compiler that only records graphs."""
+    from torch._dynamo.utils import counters  # late, since this loads the compiler
 
     torch._dynamo.reset()
     counters.clear()

@@ -1,6 +1,7 @@
-"""A small language model as a trainer of one's own has it, and one step of it: on one process, and over a ring.
+"""A small language model as in a user's own trainer, and one step of it: on one process, and over a ring.
 
-It knows nothing of ringlab: its layers call an attention of the shape of torch's. Processes import it as well.
+The model does not use ringlab: its layers call an attention with the signature of torch's. Processes of a
+launch import this module as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """recompute: the kind of activation checkpointing, reentrant or not; None for none."""
+    """A small language model. recompute: activation checkpointing, reentrant or not, or None for none."""
 
     def __init__(self, recompute: bool | None = None) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Model(nn.Module):
 
 
 def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Whole sequences and their labels, shifted; some do not count."""
+    """Return whole sequences and their shifted labels, some of which are ignored."""
     tokens = torch.randint(VOCABULARY, (2, S), generator=torch.Generator().manual_seed(seed))
     labels = F.pad(tokens[:, 1:], (0, 1), value=IGNORE)
     labels[0, :5] = IGNORE
@@ -61,13 +62,13 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def share(logits: Tensor, labels: Tensor, count: int) -> Tensor:
-    """This rank's share of the loss: the sum over its tokens, divided by the number that count everywhere."""
+    """Return this rank's share of the loss: its tokens' sum, divided by the labels counted on all ranks."""
     total = F.cross_entropy(logits.flatten(0, 1).float().to(logits.dtype), labels.flatten(), reduction="sum")
     return total / count
 
 
 def alone(dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[float, Gradients]:
-    """The loss and the gradients on one process, by torch's own attention."""
+    """Return the loss and the gradients on one process, by torch's own attention."""
     model, (tokens, labels) = Model().to(dtype), batch(seed)
     loss = share(model(tokens, torch.arange(S), F.scaled_dot_product_attention), labels, counted(labels))
     loss.backward()
@@ -79,7 +80,7 @@ def counted(labels: Tensor) -> int:
 
 
 def share_over(ring: Ring, model: nn.Module, seed: int = 0, **options: Any) -> Tensor:
-    """The share of the loss on this rank of a ring of two."""
+    """Return the share of the loss on this rank of a ring of two."""
     tokens, labels = batch(seed)
     mine, theirs = (LAYOUT.shard(x, ring.rank, dim=-1) for x in (tokens, labels))
     positions = torch.from_numpy(LAYOUT.positions(ring.rank))
@@ -87,7 +88,7 @@ def share_over(ring: Ring, model: nn.Module, seed: int = 0, **options: Any) -> T
 
 
 def gradients(model: nn.Module) -> Gradients:
-    """The gradients by parameter, whole where they are sharded, under the names of the bare model."""
+    """Return the gradients by the bare model's parameter names; sharded gradients are made whole."""
     return {
         name.removeprefix("module."): p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
         for name, p in model.named_parameters()

@@ -1,4 +1,4 @@
-"""All that tests ask of four processes with groups of their own, in one start: meshes, rings, DDP, FSDP2."""
+"""All programs that tests run on four processes with several groups, in one start: meshes, rings, DDP, FSDP2."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def four(ring: Ring, problem: Problem) -> dict[str, Any]:
 
 
 def both_at_once(rings: tuple[Ring, Ring], problem: Problem) -> list[tuple[Tensor, ...]]:
-    """A call over each of two rings, both in flight before the first goes back."""
+    """Make a call over each of two rings, both in flight before the first runs its backward."""
     layout = problem.layout
     shards = [layout.shard(problem.tensors(), ring.rank) for ring in rings]
     leaves = [tuple(x.requires_grad_() for x in shard[:3]) for shard in shards]
@@ -69,7 +69,7 @@ def step_under_autocast(ring: Ring) -> Gradients:
 
 
 def over_groups_that_are_closed(problem: Problem) -> tuple[Tensor, ...]:
-    """What is computed over a group that follows another one, of the same processes, that was closed."""
+    """Return the results over a group that follows a closed group of the same processes."""
     made: tuple[Tensor, ...] = ()
     for _ in range(2):
         pairs = [dist.new_group([first, first + 1]) for first in range(0, RANKS, 2)]
@@ -81,7 +81,7 @@ def over_groups_that_are_closed(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def refusals(mesh: DeviceMesh) -> dict[str, str]:
-    """The errors for what is not a group, of one dimension, that this process is in."""
+    """Return the errors of wrong groups: a mesh of two dimensions, a name, a group without this process."""
     alone = dist.new_group([0])
     asked: dict[str, Callable[[], Any]] = {
         "Ring(mesh)": lambda: Ring(mesh["cp"]),  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def _answer(ask: Callable[[], Any]) -> str:
 
 
 def _step(mesh: DeviceMesh, model: Any, factor: float = RANKS) -> Gradients:
-    """The gradients of the mean loss of the replicas' batches, `factor` times as large before ranks reduce them."""
+    """Return the gradients of the replicas' mean loss, scaled by `factor` before the ranks reduce them."""
     seed = BATCHES[mesh["dp"].get_local_rank()]
     loss = share_over(Ring.of_group(mesh["cp"]), model, seed) / len(BATCHES)
     (factor * loss).backward()
@@ -119,7 +119,7 @@ def _sharded(mesh: DeviceMesh, recompute: bool | None = None, dtype: torch.dtype
 
 
 def _summing(mesh: DeviceMesh) -> Any:
-    """A sharded model after the calls that the remedy of sum_gradients names; FSDP sums float64 in another way."""
+    """Return a sharded model after the calls in sum_gradients' remedy; in float64 FSDP sums differently."""
     model = _sharded(mesh, dtype=torch.float32)
     with pytest.raises(TrainingError) as refused:
         sum_gradients(model)

@@ -1,4 +1,4 @@
-"""A compiled model over a ring: the same bits, and graphs that end before each call of attention and begin after it."""
+"""A compiled model over a ring gives the same bits, and graphs that end before each call of attention."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 
 from ringlab import launch
 from tests.trainer.compiled import Compiled, steps
+
+pytestmark = pytest.mark.thorough
 
 P = 2
 
@@ -26,7 +28,7 @@ def test_the_same_bits(way: str, ranks: list[dict[str, Compiled]]) -> None:
 
 
 def few(found: Compiled) -> bool:
-    """Whether there is a graph before attention and one after it, and attention alone ended one."""
+    """Return whether there is one graph before attention and one after, and only attention ended a graph."""
     return found.graphs == 2 and len(found.breaks) == 1 and "_attend" in found.breaks[0]
 
 
@@ -36,6 +38,6 @@ def test_torch_does_not_trace_into_the_ring(way: str, ranks: list[dict[str, Comp
 
 
 def test_that_is_noticed(ranks: list[dict[str, Compiled]]) -> None:
-    """A mutant: attention that torch may trace, which makes graphs of pieces of the communication."""
+    """A mutant attention that torch may trace is noticed, as graphs then have pieces of the communication."""
     assert [few(of["traced into"]) for of in ranks] == [False] * P
     assert all(of["traced into"].loss == of["a call"].loss for of in ranks)

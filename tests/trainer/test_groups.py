@@ -1,4 +1,4 @@
-"""Rings over process groups and meshes of a program's own, and torch's DDP and FSDP2 around a model over them."""
+"""Rings over a program's own process groups and meshes, and DDP and FSDP2 around a model over such rings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.schedules.problems import Problem, program
 from tests.trainer.model import Gradients, alone
 from tests.trainer.programs import BATCHES, DTYPES, RANKS, TRAINERS, four, step_under_autocast
 
+pytestmark = pytest.mark.thorough
+
 PROBLEM = Problem(zigzag(12, 2), H=4, K=2)
 ROUNDINGS = 100
 """Units of last place through two layers; the smallest mistake, a factor of 2, is 10⁴ times larger in float32."""
@@ -27,7 +29,7 @@ def processes() -> list[dict[str, Any]]:
 
 
 def virtual(problem: Problem) -> list[tuple[Tensor, ...]]:
-    """What virtual ranks compute; other tests hold it to the oracle."""
+    """Return the results of virtual ranks, which other tests compare with the oracle."""
     return VirtualCluster(problem.layout.P, memory=False).run(program, problem, "ring").results
 
 
@@ -66,7 +68,7 @@ def test_a_step_under_autocast_is_that_of_virtual_ranks(processes: list[dict[str
 
 
 def truth() -> Gradients:
-    """The gradients of the mean loss of both batches, on one process without a ring."""
+    """Return the gradients of both batches' mean loss, on one process without a ring."""
     each = [alone(seed=seed)[1] for seed in BATCHES]
     return {name: sum(one[name] for one in each) / len(BATCHES) for name in each[0]}  # type: ignore[misc]
 
@@ -78,7 +80,7 @@ def differences(found: Gradients, true: Gradients) -> float:
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_gradients_are_those_of_one_process(name: str, processes: list[dict[str, Any]]) -> None:
-    """DDP's mean over ranks makes a sum of shares too small by their number, so the loss is multiplied by it."""
+    """Gradients equal one process's; DDP averages over ranks, so its loss is multiplied by their number."""
     true = truth()
     largest = max(float(x.abs().max()) for x in true.values())
     for of in processes:

@@ -1,4 +1,4 @@
-"""Torch's modes around attention over a ring: each gives what a plain call gives, or is refused on every rank."""
+"""Torch's modes around attention over a ring: each gives a plain call's results or is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Results = list[tuple[Tensor, ...]]
 
 
 def leaves_of(ring: Ring, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-    """This rank's q, k, v and dout."""
+    """Return this rank's q, k, v and dout."""
     generator = torch.Generator().manual_seed(seed)
     whole = (torch.randn(1, heads, S, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2, 4))
     q, k, v, dout = (LAYOUT.shard(x.to(dtype), ring.rank) for x in whole)
@@ -65,7 +65,7 @@ def error_of(program: Callable[[], Any]) -> Any:
 
 
 def penalty_on(what: str, ring: Ring) -> Any:
-    """Differentiate a loss that depends on a gradient of attention, or on it and the loss before."""
+    """Differentiate a loss that depends on a gradient of attention, as a gradient penalty does."""
     q, k, v, dout = leaves_of(ring)
     sinks = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     out, lse = attend(ring, q, k, v, return_lse=True, sinks=sinks if "sinks" in what else None)
@@ -95,13 +95,13 @@ def recorded(ring: Ring) -> tuple[Tensor, ...]:
     return out.detach(), *(x.detach() for x in gradients)
 
 
-# The same results as those of a plain call.
+# Modes that give the results of a plain call.
 
 
 def recomputed(ring: Ring, reentrant: bool) -> tuple[Tensor, ...]:
     *qkv, dout = leaves_of(ring)
     out = checkpoint(lambda *x: attend(ring, *x), *qkv, use_reentrant=reentrant)
-    out.backward(dout)  # reentrant checkpoints know no torch.autograd.grad
+    out.backward(dout)  # reentrant checkpoints do not support torch.autograd.grad
     return out.detach(), *(x.grad for x in qkv)
 
 
@@ -139,9 +139,10 @@ KEPT = {
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("block", KEPT)
 def test_selective_checkpoints_change_no_bit(block: str, schedule: str, changed: bool) -> None:
-    """The operator's result is kept, and given out again where the forward is recomputed: nobody may write into it.
+    """Selective checkpoints change no bit, so no code may write into the kept result of the operator.
 
-    Torch refuses a result that has changed, or with allow_cache_entry_mutation takes it as it is.
+    The result is returned again when the forward is recomputed. Torch refuses a result that has changed or,
+    with allow_cache_entry_mutation, uses the changed result.
     """
     kept: list[Any] = []
 
@@ -192,7 +193,7 @@ def test_frozen_inputs(frozen: str, block: str) -> None:
 
 @pytest.mark.parametrize("validate", [True, False])
 def test_micro_batches_in_flight(validate: bool) -> None:
-    """Three forwards, then their backwards in every order, the same on all ranks."""
+    """Three forwards in flight can run backward in every order, if the order is the same on all ranks."""
 
     def program(ring: Ring) -> list[bool]:
         return [in_order(ring, order) for order in permutations(range(3))]
@@ -230,7 +231,7 @@ def autocast(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def mixed(ring: Ring, dtype: torch.dtype | None, block: str, inside: bool) -> tuple[Any, ...]:
-    """q and k in float32 and v in bfloat16, as a Llama of transformers has them under autocast; or cast by hand."""
+    """Run q and k in float32 and v in bfloat16, as in a Llama under autocast, or with a cast by hand."""
     q, k, v, dout = leaves_of(ring, torch.float32)
     v = v.detach().bfloat16().requires_grad_()
     given = (q, k, v) if dtype else (q.bfloat16(), k.bfloat16(), v)
@@ -265,14 +266,14 @@ def test_the_dtype_is_that_of_torchs_own_attention() -> None:
 
 @contextmanager
 def alone() -> Iterator[Ring]:
-    """A ring of this process, which computes on this thread, unlike virtual ranks."""
+    """Yield a ring of this process, which computes on this thread, unlike virtual ranks."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Ring.of_group()
     dist.destroy_process_group()
 
 
 def test_a_ring_that_computes_under_autocast_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: products inside the ring would be rounded to bfloat16, those of float32 states too."""
+    """A mutant that computes under autocast is noticed, because it rounds products of float32 states."""
     layout = zigzag(S, 1)
 
     def out(ring: Ring, dtype: torch.dtype | None) -> Tensor:
@@ -325,7 +326,7 @@ def transformed(name: str, ring: Ring) -> Any:
     return torch.func.jvp(call, (q,), (q,))
 
 
-# torch counts levels of forward mode in the process, so two threads cannot have a jvp each.
+# torch counts forward-mode levels in the process, so two threads cannot both have a jvp.
 TRANSFORMS = [(name, {1}) for name in ("grad", "vmap", "jvp", "forward_ad")]
 TRANSFORMS += [(name, {0, 1}) for name in ("grad", "vmap", "forward_ad")]
 

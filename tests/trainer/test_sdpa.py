@@ -25,7 +25,7 @@ LAYOUT = zigzag(S, P)
 
 
 def tensors(dtype: torch.dtype, kv_heads: int = 4) -> tuple[Tensor, ...]:
-    """Whole q, k, v and dout."""
+    """Return whole q, k, v and dout."""
     random = torch.Generator().manual_seed(0)
     heads = (4, kv_heads, kv_heads, 4)
     return tuple(torch.randn(2, h, S, 8, generator=random, dtype=torch.float64).to(dtype) for h in heads)
@@ -38,7 +38,7 @@ def differentiated(attention: Any, whole: tuple[Tensor, ...], **options: Any) ->
 
 
 def over(ring: Ring, dtype: torch.dtype, mask: Mask | None, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The whole results, on every rank."""
+    """Return the whole results, on every rank."""
     shards = LAYOUT.shard(tensors(dtype, 2), ring.rank)
     return LAYOUT.gather(ring, differentiated(sdpa_over(ring, LAYOUT, mask), shards, **options))
 
@@ -134,8 +134,9 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs/guide/trainer.md"
 SCRIPT = re.search(r"```py\n(# trainer\.py.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_guide(tmp_path: Path) -> None:
-    """The same losses on two processes as on one, and they fall."""
+    """The script has falling losses, which are the same on two processes as on one."""
     assert SCRIPT is not None
     script = tmp_path / "trainer.py"
     script.write_text(SCRIPT[1], encoding="utf-8")

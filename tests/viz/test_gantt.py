@@ -1,4 +1,4 @@
-"""The Gantt chart's bars are the trace's events, whatever made the trace."""
+"""The bars of the Gantt chart are the events of the trace, for every source of a trace."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from ringlab.viz import gantt
 from ringlab.viz.gantt_chart import chart, time_unit
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 class ByWork(Costs):
-    """A computation takes a µs for each score element, a message `message_s`."""
+    """A computation takes a µs for each score element, and a message takes `message_s`."""
 
     def __init__(self, layout, message_s: float = 0.0) -> None:
         self.layout, self.message_s = layout, message_s

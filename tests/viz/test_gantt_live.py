@@ -8,13 +8,15 @@ from ringlab.comm.trace import Compute, Trace
 from ringlab.errors import CommError
 from ringlab.viz import gantt
 
+pytestmark = pytest.mark.thorough
+
 
 def one_rank(*ends: float) -> Trace:
     return Trace(1, [Compute(0, f"step {n}", max(0.0, end - 1), end) for n, end in enumerate(ends)])
 
 
 class Screen:
-    """Stands for the notebook: what is displayed, and what it becomes."""
+    """A stand-in for the notebook, which records the displayed content and its updates."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
         self.shown: list[dict[str, str]] = []

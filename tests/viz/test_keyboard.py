@@ -1,6 +1,6 @@
-"""Every control of the cost pictures' widgets can be reached and moved by keys alone, and is named.
+"""Every control of the cost pictures' widgets has a name and can be reached and moved by keys alone.
 
-Widgets are for people: without one, their static form is shown.
+Widgets are shown in a live notebook only; elsewhere their static form is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import pytest
 from ringlab.comm.trace import Compute, Trace
 from ringlab.viz import frontend, gantt
 from ringlab_course.figures import decision_map, layout_view, overlap_view
+
+pytestmark = pytest.mark.thorough
 
 ipywidgets = pytest.importorskip("ipywidgets")
 
@@ -30,7 +32,7 @@ SHOWN = (ipywidgets.HTML, ipywidgets.Label)
 
 
 def controls(widget: Any) -> Iterator[Any]:
-    """Yield every widget inside that takes input."""
+    """Yield every widget inside `widget` that takes input."""
     for child in getattr(widget, "children", ()):
         yield from controls(child)
     if not isinstance(widget, (ipywidgets.Box, *SHOWN)):

@@ -1,6 +1,6 @@
-"""Figures look alike, carry a text, and are the same bytes every time.
+"""Figures look alike, have a text, and are the same bytes every time.
 
-Whether every word of a figure can be read: none lies on another, none is cut off.
+Every word of a figure can be read: no text overlaps another text or is cut off.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from matplotlib.text import Text
 
 from ringlab.viz import style
 from ringlab.viz.style import styled
+
+pytestmark = pytest.mark.thorough
 
 
 def draw(values=(1, 3, 2)):
@@ -70,7 +72,7 @@ def linear(channel):
 
 
 def seen(colour, matrix):
-    """Return a colour as somebody sees it who lacks one kind of cone (Viénot 1999), in linear RGB."""
+    """Return a colour as a person without one kind of cone sees it (Viénot 1999), in linear RGB."""
     rgb = [linear(int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5)]
     return [sum(m * c for m, c in zip(row, rgb, strict=True)) for row in matrix]
 
@@ -132,7 +134,7 @@ def illegible(figure: Figure) -> list[str]:
 
 
 def _unseen(figure: Figure) -> set[int]:
-    """The ids of texts that are never drawn: those of ticks outside the view or of axes switched off."""
+    """Return the ids of texts that are never drawn: of ticks outside the view, or of hidden axes."""
     unseen = set()
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):

@@ -1,8 +1,10 @@
-"""The strength of the suite, in figures: which check finds which wrong ring, and how many seeds right ones pass.
+"""The strength of the suite in figures: which check finds which wrong ring, and how often right rings pass.
 
-`python -m tools.conformance.evidence matrix FILE` writes the kill matrix, `… seeds FILE` the sweep over seeds of ringlab's
-own ring and the plain ring, `… styles FILE` that of the right rings of other styles.
-Names after the file (`… matrix FILE no_scale no_mask`) make those rows anew and keep the others that FILE has.
+`python -m tools.conformance.evidence matrix FILE` writes the kill matrix. `… seeds FILE` writes the sweep
+over seeds of ringlab's own ring and the plain ring, and `… styles FILE` that of the right rings in other
+styles.
+With names after the file (`… matrix FILE no_scale no_mask`), only those rows are computed again, and the
+other rows in FILE are kept.
 """
 
 from __future__ import annotations
@@ -45,22 +47,25 @@ QUICK = tuple(each.name for each in checks.CHECKS if each.tier == "quick")
 _FIXED = {"types", "many calls", "side effects", "determinism", "inputs kept", "aliasing", "two layers"}
 _FIXED |= {each.name for each in (*RESOURCE_CHECKS, *FAULT_CHECKS)}
 ASKED = {"seeds": QUICK, "styles": tuple(name for name in QUICK if name not in _FIXED)}
-"""The checks of each sweep. Ten styles are asked for their values only: what no seed changes is asked once, by a test."""
+"""The checks of each sweep.
+
+Ten styles run only the checks whose result depends on the seed; a test runs the other checks once.
+"""
 LOOSE = 1e-2
 _MANY = 8
-"""Rows for which two processes pay."""
+"""The number of rows from which two processes save time."""
 _CLOSEST = re.compile(r"closest to its bound: \w+ error (\S+) within (\S+)")
 
 
 @dataclass(frozen=True)
 class Loose:
-    """A test such as most rings have: out alone, `allclose` with 1e-2, one number of ranks."""
+    """A test as most rings have it: only out is compared, by `allclose` with 1e-2, on one number of ranks."""
 
     causal: bool
     layouts: tuple[str, ...]
 
     def passed_by(self, target: Target) -> bool:
-        """Return whether the target passes it."""
+        """Return whether the target passes this test."""
         return all(self._close(target, layout) for layout in self.layouts)
 
     def _close(self, target: Target, layout: str) -> bool:
@@ -74,7 +79,7 @@ LOOSE_TESTS = (Loose(False, ("contiguous",)), Loose(True, ("contiguous", "zigzag
 
 
 def row(target: Target) -> Row:
-    """Return the results of all checks, with the runs of the quick tier, and of the loose tests on a target."""
+    """Return a target's results of all checks, with the runs of the quick tier, and of the loose tests."""
     names = [each.name for each in checks.CHECKS]
     report = check(target, quick=True, only=names, isolate=False)
     passed = 0
@@ -88,9 +93,9 @@ def row(target: Target) -> Row:
 def sweep(
     targets: Sequence[str], asked: Sequence[str], seeds: int, processes: int = 2
 ) -> list[dict[str, Any]]:
-    """Return for each target how many of the seeds 0, 1, … it passes in these checks, and which of them failed where.
+    """Return, for each target, how many of the seeds 0, 1, … it passes, and which checks failed.
 
-    closest: the largest share of its bound that an error of a check that passes takes, over all seeds.
+    closest: the largest ratio of an error to its bound in a check that passes, over all seeds.
     """
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         found = pool.map(partial(_with_seed, targets, asked), range(seeds), chunksize=1)
@@ -112,9 +117,10 @@ def _swept(target: str, found: Sequence[tuple[dict[str, str], float]]) -> dict[s
 def _with_seed(
     targets: Sequence[str], asked: Sequence[str], seed: int
 ) -> dict[str, tuple[dict[str, str], float]]:
-    """By target: the evidence of each check that fails with this seed; the largest ratio of an error to its bound.
+    """Return, for each target, the evidence of checks that fail with this seed, and the largest error ratio.
 
-    One process asks all targets, as the truth of their runs is the same.
+    The ratio is that of an error to its bound. One process checks all targets, because the truth of their
+    runs is the same.
     """
     torch.set_num_threads(1)
     found = {}
@@ -126,15 +132,15 @@ def _with_seed(
 
 
 def _share(finding: Finding) -> float:
-    """The ratio of error to bound of the error closest to its bound, from the two digits shown."""
+    """Return the ratio of error to bound for the error closest to its bound, from the evidence's digits."""
     found = _CLOSEST.search(finding.evidence)
     return float(found[1]) / float(found[2]) if found and float(found[2]) else 0.0
 
 
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
-    """Return a row for each wrong ring: computed for those of `names`, or for all without names; others as in `path`.
+    """Return a row for each wrong ring; those of `names`, or all without names, are computed again.
 
-    Raises: SystemExit for an unknown name.
+    The other rows are read from `path`. Raises: SystemExit for an unknown name.
     """
     unknown = [name for name in names if name not in MUTANTS]
     if unknown:
@@ -156,7 +162,7 @@ def _row_of(name: str) -> Row:
 
 
 def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
-    """Write the matrix or a sweep to `path`; return 1 if it shows that the suite is wrong."""
+    """Write the matrix or a sweep to `path`; return 1 if it shows a mistake of the suite."""
     torch.set_num_threads(1)
     path.parent.mkdir(parents=True, exist_ok=True)
     if what == "matrix":

@@ -1,4 +1,4 @@
-"""Writing the kill matrix as a page, and reading it back."""
+"""Writing the kill matrix as a page, and reading it back from the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.styles import STYLES, Style
 
 SEEDS = {"seeds": 50, "styles": 50}
-"""How many seeds each sweep tries."""
+"""The number of seeds in each sweep."""
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
 _LOOSE = ("falls to both", "passes the first", "passes both")
 _MARKS = {"": False, "●": True, "◉": True}
@@ -53,7 +53,7 @@ contiguous and zig-zag.
 
 
 class Row(NamedTuple):
-    """One wrong ring: the checks that fail, in the order of the table; how many loose tests it passes."""
+    """One wrong ring: the checks that fail, in the table's order, and how many loose tests it passes."""
 
     failed: tuple[str, ...]
     loose: int
@@ -128,7 +128,7 @@ def _styles() -> str:
 
 
 def _lacks(style: Style) -> str:
-    """The checks that a style leaves out, and why."""
+    """Return the checks that a style leaves out, with the reason."""
     left_out = style.allow
     if style.target().schedule == "any":
         left_out = tuple(each.name for each in RESOURCE_CHECKS)

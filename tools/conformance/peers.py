@@ -1,7 +1,8 @@
 """The quick tier's findings about every peer, as one file with versions, and a page that summarises it.
 
-`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` runs what is installed
-and writes both. With names of studies after that, only these run, and the others keep what the file says of them.
+`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` runs the installed
+packages and writes both files. If names of studies follow, only these studies run, and the others keep their
+results in the file.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ are no findings about the packages**, whose users cannot make such a call.
 
 @dataclass(frozen=True)
 class Study:
-    """A peer, the claims that replace its own, and what a reader should know of the result.
+    """A peer, claims that replace the peer's own, and explanations for the reader of the result.
 
-    note: whose a finding is, and what the package's own documentation says. outside: the package is not made for this.
+    note: who is responsible for a finding, and what the package's own documentation says.
+    outside: whether the claims include dtypes that the package is not made for.
     """
 
     name: str
@@ -111,9 +113,9 @@ STUDIES: dict[str, Study] = {
 
 
 def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
-    """Return the findings about a peer, or why it cannot run here, for JSON.
+    """Return the findings about a peer, or why it cannot run here, as data for JSON.
 
-    Raises: BackendError if it is not installed.
+    Raises: BackendError if the peer is not installed.
     """
     of = peer(chosen.peer)
     about = {
@@ -128,7 +130,10 @@ def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
 
 
 def page(found: Sequence[dict[str, Any]]) -> str:
-    """Return the page: what each package is made for, then the rest; a row for each study, then its evidence."""
+    """Return the page: first studies of what each package is made for, then the others.
+
+    Each part has a table with a row for each study, and then the evidence of each study.
+    """
     made_for, outside = (
         [one for one in found if STUDIES[one["study"]].outside is its] for its in (False, True)
     )
@@ -169,7 +174,10 @@ def _text(one: dict[str, Any]) -> str:
 
 
 def main(file: Path, to: Path, names: Sequence[str]) -> int:
-    """Run the studies, all by default, and write their file and the page; return 1 if a package is missing."""
+    """Run the studies, all by default, and write their file and the page.
+
+    Return 1 if a package is missing.
+    """
     found = read(file) if file.exists() else {}
     missing = 0
     for name in names or STUDIES:
@@ -188,7 +196,7 @@ def main(file: Path, to: Path, names: Sequence[str]) -> int:
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the findings of a file, by the study's name."""
+    """Return the findings in a file, by the study's name."""
     return {each["study"]: each for each in json.loads(file.read_text(encoding="utf-8"))}
 
 

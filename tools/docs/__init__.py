@@ -1,7 +1,7 @@
-"""The generated pages of docs/: `python -m tools.docs` writes them, or `make docs`.
+"""The generated pages of docs/, which `python -m tools.docs` or `make docs` writes.
 
 commands      docs/cli.md, from the commands themselves
-names         docs/api.md, from the docstrings of what `from ringlab import …` gives
+names         docs/api.md, from the docstrings of the names that `from ringlab import …` gives
 architecture  docs/architecture.md, from the table of floors and the modules' docstrings
 benchmarks    docs/benchmarks.md, from benchmarks/results
 picture       docs/ring.svg, from the trace of a run

@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/, or say which are out of date: `python -m tools.docs [--check]`."""
+"""Write the generated pages of docs/, or report which are out of date: `python -m tools.docs [--check]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = "python -m tools.docs"
 
 
 def pages(root: Path = CHECKOUT) -> Iterator[tuple[str, str]]:
-    """Yield (file, text) of every generated page."""
+    """Yield (file, text) for every generated page."""
     yield "docs/cli.md", commands.page()
     yield "docs/api.md", names.page(root)
     yield "docs/architecture.md", architecture.page(root)
@@ -23,7 +23,7 @@ def pages(root: Path = CHECKOUT) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages; with --check write nothing and return 1 if one is out of date."""
+    """Write the pages. With --check, write nothing and return 1 if a page is out of date."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; status 1 if a page is out of date"

@@ -87,7 +87,7 @@ NAMES = (
     "the course: other programs",
     "the course: commands",
 )
-"""What stands on each floor, from the bottom."""
+"""The name of each floor, from the bottom."""
 BRIEF = {"ringlab_course/exercises"}
 """Packages whose subfolders are listed by their docstring or title only, not file by file."""
 
@@ -98,13 +98,13 @@ def page(root: Path) -> str:
 
 
 def floors(root: Path) -> list[tuple[str, list[str]]]:
-    """Return the name of each floor, from the bottom, and its packages and modules."""
+    """Return the name of each floor, from the bottom, with its packages and modules."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     rooms = [
         [f"{package}.{name}" for name in layer.split(" : ")]
         for contract in settings["contracts"]
         for package in contract.get("containers", ())
-        if "." not in package  # rooms inside a package are told by its docstring
+        if "." not in package  # a package's docstring describes the floors inside the package
         for layer in reversed(contract["layers"])
     ]
     return list(zip(NAMES, rooms, strict=True))
@@ -126,7 +126,7 @@ def _parts(root: Path) -> Iterator[str]:
 
 
 def _rows(root: Path, room: str) -> Iterator[tuple[str, str]]:
-    """Yield (module, role) of a module, or of a package and all modules in it."""
+    """Yield (module, role) for a module, or for a package and all modules in it."""
     path = root.joinpath(*room.split("."))
     if not path.is_dir():
         yield f"`{room.replace('.', '/')}.py`", _role(path.with_suffix(".py"))
@@ -147,7 +147,7 @@ def _rows(root: Path, room: str) -> Iterator[tuple[str, str]]:
 
 
 def _maps(root: Path, room: str) -> Iterator[str]:
-    """Yield what the docstrings of a package, and of packages in it, say beyond their first lines."""
+    """Yield the docstrings of a package, and of packages in it, without their first paragraphs."""
     path = root.joinpath(*room.split("."))
     for file in sorted(path.rglob("__init__.py"), key=lambda file: file.parent):
         _, _, rest = _docstring(file).partition("\n\n")
@@ -159,7 +159,7 @@ def _role(file: Path) -> str:
     """Return the first paragraph of a module's docstring. Raises: ValueError unless it is a sentence."""
     role = _docstring(file).partition("\n\n")[0]
     if not role.endswith((".", "?", "…")):
-        raise ValueError(f"{file}: the docstring's first paragraph is no whole sentence: {role!r}")
+        raise ValueError(f"{file}: the docstring's first paragraph is not a whole sentence: {role!r}")
     return first_sentence(role)
 
 

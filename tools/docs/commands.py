@@ -25,7 +25,7 @@ _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page of all commands."""
     every = list(_commands("ringlab", typer.main.get_command(app)))
     rows = [
         (f"[`{name}`](#{name.replace(' ', '-')})", escape(_first_line(command))) for name, command in every
@@ -39,7 +39,7 @@ def page() -> str:
 
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (full name, command) of each command that does something, in the order of `ringlab --help`."""
+    """Yield (full name, command) for each command that is not a group, in the order of `ringlab --help`."""
     if not hasattr(command, "list_commands"):
         yield name, command
         return
@@ -67,7 +67,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _help(command: Any) -> str:
-    """The help as paragraphs; one that shows a command becomes a block of code."""
+    """Return a command's help as paragraphs; a paragraph that shows a command becomes a block of code."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(command.help or ""))
     return "\n\n".join(
         f"```sh\n{text}\n```" if text.startswith("ringlab ") else escape(" ".join(text.split()))
@@ -92,7 +92,7 @@ def _row(parameter: Any, command: Any) -> tuple[str, str, str]:
 
 
 def _placeholder(parameter: Any, command: Any) -> str:
-    """Return the placeholder of a value of the parameter's type."""
+    """Return a placeholder for a value of the parameter's type."""
     annotation = inspect.signature(command.callback, eval_str=True).parameters[parameter.name].annotation
     found = _types(annotation)
     return next((text for kind, text in _PLACEHOLDERS.items() if kind in found), "VALUE")

@@ -1,4 +1,4 @@
-"""docs/api.md: every name of `ringlab.__all__`, how it is called, what it returns, an example."""
+"""docs/api.md: every name in `ringlab.__all__`, with its signature, its result and an example."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name: as it is written after `import ringlab`, what it is, and the array types of its module."""
+    """A public name as written after `import ringlab`, its member, and the array types of its module."""
 
     name: str
     member: Member
@@ -57,7 +57,7 @@ def page(root: Path) -> str:
 
 
 def _public(root: Path) -> Iterator[Entry]:
-    """Yield the entries in the order of `__all__`; of the oracle, those of its members."""
+    """Yield the entries in the order of `__all__`, with the members of modules such as the oracle."""
     homes = exports(read(root, "ringlab"))
     shared = _aliases(read(root, "ringlab.types").tree)
     for name in [name for name in ringlab.__all__ if name in homes and name != "errors"]:
@@ -72,7 +72,7 @@ def _public(root: Path) -> Iterator[Entry]:
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:
-    """The type aliases that a module defines."""
+    """Return the type aliases that a module defines."""
     return {
         ast.unparse(node.target): ast.unparse(node.value)
         for node in tree.body
@@ -81,7 +81,7 @@ def _aliases(tree: ast.Module) -> dict[str, str]:
 
 
 def _anchors(names: list[str]) -> list[str]:
-    """The anchors of headings; the second of two that are spelled alike gets a number."""
+    """Return the anchors of headings; a repeated anchor gets a number."""
     plain = [name.lower().replace(".", "") for name in names]
     return [f"{each}-{plain[:n].count(each)}" if each in plain[:n] else each for n, each in enumerate(plain)]
 
@@ -110,7 +110,7 @@ def _errors(root: Path) -> str:
 
 
 def _signature(text: str, aliases: dict[str, str]) -> str:
-    """A signature as code; one that is too long for a line has a line for each parameter."""
+    """Return a signature as a block of code; one that is too long for a line has a line per parameter."""
     text = re.sub(r"(?<=[\w\]\')])=(?=\S)", " = ", text) if ": " in text else text
     if len(text) > WIDTH:
         name, _, rest = text.partition("(")
@@ -121,7 +121,7 @@ def _signature(text: str, aliases: dict[str, str]) -> str:
 
 
 def _split(parameters: str) -> list[str]:
-    """Cut at the commas that stand inside no bracket and no quotes."""
+    """Return the parts between commas that are outside of all brackets and quotes."""
     parts, depth, quoted, begin = [], 0, False, 0
     for place, sign in enumerate(parameters):
         quoted ^= sign in "'\""

@@ -1,4 +1,4 @@
-"""docs/ring.svg: four ranks, their K/V blocks on the way around the ring, and which pairs have met; from a run's trace."""
+"""docs/ring.svg: four ranks, their K/V blocks in transit, and which pairs have met, from a run's trace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..website import moving_ring
 
 P = moving_ring.P
 COLOURS = ("#0072b2", "#d55e00", "#00785a", "#9b4a7a")
-"""The course's palette, darkened where white letters would not be legible."""
+"""The course's palette, darkened where white letters would be hard to read."""
 WIDTH, PANEL, TOP = 880, 210, 52
 RADIUS, CENTRE, BLOCK, CELL = 58, 150, 36, 20
 PAPER, EDGE, INK, QUIET = "#ffffff", "#d0d7de", "#1f2328", "#57606a"
 
 
 def drawing() -> str:
-    """Return the SVG. It has a white sheet of its own, so it looks the same on light and dark pages."""
+    """Return the SVG. It has a white background, so it looks the same on light and dark pages."""
     steps = moving_ring.run()
     name = "Ring attention on four ranks, one picture for each step"
     words = " ".join(frame.describe() for frame in steps)
@@ -62,13 +62,13 @@ def _place(rank: float, radius: float = RADIUS) -> tuple[float, float]:
 
 
 def _arrow(rank: int) -> str:
-    """An arrow head on the way from one rank to the next."""
+    """Return an arrow head halfway between a rank and the next one."""
     x, y = _place(rank + 0.5)
     return f'<path d="M-6,-5 L6,0 L-6,5 Z" fill="{QUIET}" transform="translate({x:g} {y:g}) rotate({360 * (rank + 0.5) / P:g})"/>'
 
 
 def _rank(rank: int, origin: int | None) -> Iterator[str]:
-    """The K/V block that is here, on the ring, and the rank's own queries inside it."""
+    """Yield the K/V block that a rank holds, on the ring, and the rank's own queries inside the ring."""
     x, y = _place(rank)
     inner_x, inner_y = _place(rank, RADIUS - 34)
     if origin is not None:

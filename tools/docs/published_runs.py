@@ -1,6 +1,6 @@
-"""Published figures of runs that a plan can be asked for, beside what the plan says.
+"""Published figures of runs that a plan can predict, beside the figures of the plan.
 
-Each row has its source and one sentence on what the plan's assumptions leave out. Nothing is fitted to a row.
+Each row has its source and a sentence on what the plan's assumptions leave out. Nothing is fitted to a row.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ringlab.cost.units import short_count
 
 @dataclass(frozen=True)
 class Measure:
-    """One kind of figure: its name in a table, how it is written, and how a plan gives it.
+    """One kind of figure: its name in a table, its format, and how to compute it from a plan's request.
 
-    slower_is_more: a larger figure means a longer time, or more memory.
+    slower_is_more: whether a larger figure means a longer time or more memory.
     """
 
     name: str
@@ -49,7 +49,11 @@ def _share_both(request: Request) -> float:
 
 
 def _share(request: Request, passes: int) -> float:
-    """The speed of a layer's attention in a ring over that of one GPU with its tokens: causal work grows P times."""
+    """Return the speed of a layer's attention in a ring, as a share of that of one GPU with its tokens.
+
+    In the ring, causal attention gives each GPU P times the work of a single GPU with as many tokens, so the
+    ratio of times is multiplied by P.
+    """
     P = search(request)[0].degrees.ring
     alone = replace(
         request, tokens=request.tokens // P, gpus_per_node=1, ring=1, fsdp=1, layout=None, reserve=0.0
@@ -72,7 +76,7 @@ BOTH = Measure("of one GPU's speed, forward and backward", "{:.3f}", _share_both
 
 @dataclass(frozen=True)
 class Published:
-    """One published figure, and the request that asks a plan for it."""
+    """One published figure, and the request for the plan that predicts it."""
 
     run: str
     measure: Measure
@@ -83,18 +87,18 @@ class Published:
 
     @property
     def planned(self) -> float:
-        """Return the plan's figure."""
+        """The figure according to the plan."""
         return self.measure.of(self.request)
 
     @property
     def ratio(self) -> float:
-        """Return how many times longer the published run took, or more memory it needed, than the plan says."""
+        """How many times as long the published run took, or as much memory it needed, as the plan says."""
         over = self.figure / self.planned
         return over if self.measure.slower_is_more else 1 / over
 
     @property
     def command(self) -> str:
-        """Return a command that prints the plan's figure; for attention alone, the time behind it."""
+        """A command that prints the plan's figure, or for attention alone the time behind it."""
         request = self.request
         if self.measure not in (FORWARD, BOTH):
             return request.command()
@@ -207,11 +211,11 @@ NOT_ASKED = (
         "a ratio of two implementations of one method, for which a plan has one figure",
     ),
 )
-"""Published figures that a plan cannot be asked for, and why."""
+"""Published figures that a plan cannot predict, with the reason."""
 
 
 def runs_beside_plans(purpose: str) -> PublishedRuns | None:
-    """Return how far published steps of this purpose are from their plans; None if there is none."""
+    """Return how published steps of this purpose compare with their plans, or None without any."""
     found = [
         row.ratio
         for row in PUBLISHED

@@ -1,4 +1,7 @@
-"""Print the sizes of the tree, and which public names lack something in their docstring or annotations: `python -m tools.house`."""
+"""Print the sizes of the tree, and the public names with incomplete docstrings or annotations.
+
+Run it with `python -m tools.house`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from .docstrings import CHECKOUT, missing, read
 
 PARTS = ("ringlab", "ringlab_course", "tools", "tests")
 LARGEST = 15
-"""Files that are listed."""
+"""The number of largest files that are listed."""
 
 
 def lines_of(root: Path) -> dict[Path, int]:
-    """Return the lines of each Python file below a folder."""
+    """Return the number of lines of each Python file below a folder."""
     return {path: len(path.read_text(encoding="utf-8").splitlines()) for path in root.rglob("*.py")}
 
 
 def report(checkout: Path = CHECKOUT) -> str:
-    """Return the lines and files of each part and of its folders, the largest files, and the names that lack something."""
+    """Return a text with lines and files of each part and folder, the largest files, and incomplete names."""
     told: list[str] = []
     every: dict[Path, int] = {}
     for part in PARTS:

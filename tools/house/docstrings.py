@@ -1,13 +1,14 @@
-"""Gaps in the docstrings and annotations of the reference package, read from its source without importing it.
+"""Gaps in the docstrings and annotations of the reference package, found in its source without an import.
 
-Public here means: for examples, what `ringlab.__all__` and the packages' `__init__` export, commands excepted; for the
-other three, every module-level function and every method of a module-level class without a leading underscore.
+Public names are: for examples, everything that `ringlab.__all__` and the packages' `__init__` export, except
+commands; for the other three kinds, every module-level function and every method of a module-level class
+without a leading underscore.
 
-examples  exported functions and classes without a doctest in their docstring (a class: or in one of its methods);
-          of an exported module, such as `ringlab.oracle`, its functions
-methods   public methods without a docstring, of their own or of the method that they override
-raises    public functions that raise, or whose private helpers do, and do not say `Raises:`
-axes      public functions with an array parameter whose annotation states no axes (jaxtyping)
+examples  exported functions and classes without a doctest in their docstring, or for a class in one of its
+          methods; for an exported module, such as `ringlab.oracle`, its functions
+methods   public methods without a docstring, where the method that they override has none either
+raises    public functions that raise, or whose private helpers do, without `Raises:` in the docstring
+axes      public functions with an array parameter whose annotation has no axes (jaxtyping)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ARRAY = re.compile(r"\b(?:Tensor|ndarray|NDArray)\b")
 
 
 class Package(NamedTuple):
-    """All modules below one folder, by name, and the names of those that are packages."""
+    """All modules below one folder, by name, and the names of those modules that are packages."""
 
     modules: dict[str, Module]
     packages: list[str]
@@ -49,7 +50,7 @@ def read(root: Path = CHECKOUT, name: str = "ringlab") -> Package:
 
 
 def missing(package: Package) -> dict[str, list[str]]:
-    """Return, for each kind, the full names of what lacks it."""
+    """Return, for each kind of gap, the full names that have it."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     found["examples"] = [name for name, node in exported(package) if not _has_example(node)]
     inherited = _documented_methods(package)
@@ -66,7 +67,10 @@ def missing(package: Package) -> dict[str, list[str]]:
 
 
 def public_functions(tree: ast.Module) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
-    """Yield (name, function, its class or None) of each public function and method; of overloaded ones, the last."""
+    """Yield (name, function, its class or None) for each public function and method.
+
+    Of overloaded functions, only the last definition is yielded.
+    """
     for name, function in _functions(tree).items():
         if not name.startswith("_"):
             yield name, function, None
@@ -78,7 +82,7 @@ def public_functions(tree: ast.Module) -> Iterator[tuple[str, Function, ast.Clas
 
 
 def exported(package: Package) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Yield (full name, definition) of each exported function and class, once."""
+    """Yield (full name, definition) for each exported function and class, without repetitions."""
     found: dict[str, Function | ast.ClassDef] = {}
     for name in package.packages:
         init = package.modules[name]
@@ -99,7 +103,7 @@ def _functions(node: ast.Module | ast.ClassDef) -> dict[str, Function]:
 
 
 def _definitions(tree: ast.Module) -> dict[str, Function | ast.ClassDef]:
-    """The public functions and classes of a module."""
+    """Return the public functions and classes of a module, by name."""
     kinds = Function | ast.ClassDef
     return {n.name: n for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")}
 
@@ -110,7 +114,7 @@ def _has_example(node: Function | ast.ClassDef) -> bool:
 
 
 def _documented_methods(package: Package) -> dict[str, set[str]]:
-    """The methods with a docstring of each class, by its name, and of the classes that it inherits from."""
+    """Return, by class name, the methods with a docstring, including those of base classes."""
     classes = {
         node.name: node
         for m in package.modules.values()
@@ -136,7 +140,10 @@ def _is_documented(function: Function, owner: str, inherited: dict[str, set[str]
 
 
 def _raises(tree: ast.Module, function: Function, owner: ast.ClassDef | None) -> bool:
-    """Return whether a function, or a private helper that it calls directly, raises something that callers may handle."""
+    """Return whether a function raises an error that callers may handle.
+
+    Private helpers that the function calls directly are included.
+    """
     called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
     helpers = {name: helper for name, helper in _functions(tree).items() if name.startswith("_")}
     for name, method in _functions(owner).items() if owner else ():
@@ -152,7 +159,7 @@ def _raises_itself(function: Function) -> bool:
 
 
 def _annotations(function: Function) -> Iterator[str]:
-    """Yield the annotations of a function's parameters, without the quotes of one that is a string."""
+    """Yield the annotations of a function's parameters, without quotes around string annotations."""
     for node in ast.walk(function.args):
         if isinstance(node, ast.arg) and node.annotation is not None:
             text = node.annotation

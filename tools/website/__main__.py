@@ -1,6 +1,6 @@
 """Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named.
 
-Beside the folder lies a hidden one, with what the next build needs not do again.
+A hidden folder beside it keeps results of Sphinx, so that the next build is faster.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from . import accessible, address, links, pictures, preview, repository, search,
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
-"""Tells hosts that hide folders with an underscore to show them; and us that a folder may be replaced."""
+"""Tells hosts that hide folders with an underscore to show them, and marks folders that we may replace."""
 
 
 def build(folder: Path, root: Path | None = None, at: str = "", source: str = "") -> list[str]:
-    """Build the pages and put them in place of `folder`; return what is wrong with their links.
+    """Build the pages and replace `folder` by them; return the problems of their links.
 
-    at: the address that the pages will have on the web, if it is known: search engines and previews ask for whole addresses.
-    source: the address of the repository, if it is known: to clone it, and to edit pages.
-    Raises: SystemExit where Sphinx fails or warns, `folder` holds something else, or `at` or `source` is no whole address.
+    at: the address that the pages will have on the web, if known, because search engines and previews need
+    whole addresses.
+    source: the address of the repository, if known, for instructions to clone it and links to edit pages.
+    Raises: SystemExit if Sphinx fails or warns, `folder` contains something else, or `at` or `source` is not
+    a whole address.
     """
     if at:
         address.check(at)
@@ -59,23 +61,26 @@ def build(folder: Path, root: Path | None = None, at: str = "", source: str = ""
 
 
 def kept(folder: Path) -> Path:
-    """Return where the sources of the pages in `folder`, and what Sphinx makes of them, are kept for the next build."""
+    """Return the folder that keeps the sources of the pages, and Sphinx's results, for the next build."""
     return folder.with_name(f".{folder.name}-kept")
 
 
 def made(work: Path, root: Path, source: str = "") -> Path:
-    """Return the folder of the pages as Sphinx makes them, below `work`; what has not changed since the last call is not read again.
+    """Return the folder of the pages as Sphinx builds them, below `work`.
 
-    Raises: SystemExit where Sphinx fails or warns.
+    Sources that have not changed since the last call are not read again. Raises: SystemExit if Sphinx fails
+    or warns.
     """
     sources, doctrees, pages, stamp = (work / name for name in ("sources", "doctrees", "pages", "stamp"))
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != _settings(root):
         shutil.rmtree(work, ignore_errors=True)
     if not stage.write(sources, root, source) and stamp.exists():
         return pages
-    stamp.unlink(missing_ok=True)  # Sphinx repeats no warning about a source that it does not read again
-    shutil.rmtree(pages, ignore_errors=True)  # each page shows the titles of all, so all are written
-    # A process of its own: Sphinx forks, and the ring on the first page has started threads in this one.
+    stamp.unlink(missing_ok=True)  # Sphinx does not repeat warnings about sources that it does not read again
+    # each page shows the titles of all pages, so all pages are written
+    shutil.rmtree(pages, ignore_errors=True)
+    # Sphinx gets its own process, because it forks, and the ring on the first page has started threads in
+    # this one.
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "2"]
     command += ["-c", str(SETTINGS), "-d", str(doctrees), str(sources), str(pages)]
     if status := subprocess.run(command).returncode:
@@ -85,7 +90,7 @@ def made(work: Path, root: Path, source: str = "") -> Path:
 
 
 def _settings(root: Path) -> str:
-    """A digest of what all pages depend on beside their sources."""
+    """Return a digest of everything on which all pages depend, except their sources."""
     files = [
         *sorted(SETTINGS.glob("*.js")),
         SETTINGS / "conf.py",
@@ -99,7 +104,10 @@ def _settings(root: Path) -> str:
 
 
 def main() -> None:
-    """Build, look at every link, and say where the pages are; the exit status is 1 where one is wrong."""
+    """Build the pages, check all links, and print where the pages are.
+
+    Exit with status 1 for a wrong link.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.website", description="Build the pages.")
     parser.add_argument("folder", nargs="?", type=Path, help="build/site unless named")
     parser.add_argument(

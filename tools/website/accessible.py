@@ -1,6 +1,6 @@
-"""Small things that Sphinx and its theme leave out of a page's HTML, for those who listen to it.
+"""Small corrections of the HTML of Sphinx and its theme, for people who use a screen reader.
 
-tests/site/test_accessible.py looks at the pages with axe-core.
+tests/site/test_accessible.py checks the pages with axe-core.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _PARAMETERS = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</d
 
 
 def mend(folder: Path) -> None:
-    """Mend every page of the built site.
+    """Correct every page of the built site.
 
-    Raises: ValueError if something to mend is on no page: then Sphinx or its theme writes it differently.
+    Raises: ValueError if something to correct is on no page, because Sphinx or its theme then writes it
+    differently.
     """
     pages = {page: page.read_text(encoding="utf-8") for page in folder.rglob("*.html")}
     for sign in (_CAPTION, *_DRAWERS, _RESULTS):
@@ -32,7 +33,7 @@ def mend(folder: Path) -> None:
 
 
 def mended(html: str) -> str:
-    """Return a page with names for its side columns, levels for its captions, a heading for the search, lists that are lists."""
+    """Return a page with labelled side columns, levels of captions, a search heading, and correct lists."""
     html = html.replace(_CAPTION, f'{_CAPTION} aria-level="2"')
     for drawer, name in _DRAWERS.items():
         html = html.replace(drawer, f'{drawer[:-1]} aria-label="{name}">')
@@ -42,6 +43,6 @@ def mended(html: str) -> str:
 
 
 def _as_list(found: re.Match[str]) -> str:
-    """The parameters of a signature, which Sphinx writes as descriptions of nothing."""
+    """Return the parameters of a signature as a list; Sphinx writes descriptions without terms."""
     lines = found[1].replace("<dd>", '<div role="listitem">').replace("</dd>", "</div>")
     return f'<div class="sig-lines" role="list">\n{lines}</div>'

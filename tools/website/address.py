@@ -1,4 +1,4 @@
-"""What can only be written where the pages' address on the web is known: a sitemap, and whole addresses in each page's head."""
+"""Files that need the pages' address on the web: a sitemap, and whole addresses in each page's head."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NOT_FOR_SEARCH = ("search.html", "genindex.html", "py-modindex.html")
 
 
 def check(address: str) -> None:
-    """Raise SystemExit for an address that is not whole."""
+    """Raise SystemExit unless the address is whole."""
     if not address.startswith(("https://", "http://")):
         raise SystemExit(f"needed: an address such as https://ringlab.example/\n   got: {address}")
 
 
 def write(site: Path, address: str) -> None:
-    """Write sitemap.xml, and into every page its address and its picture for previews."""
+    """Write sitemap.xml, and write into every page its address and its picture for previews."""
     base = address.rstrip("/") + "/"
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     listed = [urljoin(base, quote(page)) for page in pages if page not in NOT_FOR_SEARCH]

@@ -1,7 +1,7 @@
-"""The API reference, read from the package's source without importing it.
+"""The API reference, read from the package's source without importing the package.
 
-A package that says which names are public (`__all__`, or `import x as x`) is described by those; of
-another one, every module is described, by all its names without an underscore.
+If a package says which names are public (`__all__`, or `import x as x`), the reference describes those.
+Otherwise it describes every module of the package, with all names without a leading underscore.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ROOMS = (
     ("ringlab_course.judge", "grading in a sandbox"),
     ("ringlab.viz", "pictures and widgets"),
 )
-"""Packages that a reader of the course may want to call, and what each is for."""
+"""Packages that a reader of the course may want to use, and what each is for."""
 
 _FIRST = ("attention", "layout", "plan", "merge", "oracle", "types", "errors")
-"""Modules of ringlab itself in the order in which a reader meets them; the others follow."""
+"""The modules of ringlab that come first, in this order; the others follow in alphabetical order."""
 
 _INTRO = """\
 # The package, name by name
@@ -65,19 +65,19 @@ P ranks.
 
 @dataclass(frozen=True)
 class Module:
-    """A module's source: its dotted name, and what was parsed."""
+    """A module's source: its dotted name, and its syntax tree."""
 
     name: str
     tree: ast.Module
 
     @property
     def docstring(self) -> str:
-        """Its docstring, cleaned; "" where there is none."""
+        """The module's docstring, cleaned, or "" if there is none."""
         return ast.get_docstring(self.tree) or ""
 
 
 def pages(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name of the page, its text): the index, and a page for each of ROOMS."""
+    """Yield (name, text) for the index page, and for a page for each of ROOMS."""
     everything = frozenset(_full_names(root))
     rooms = [(f"[{name}]({name}.md)", escape(purpose)) for name, purpose in ROOMS]
     named = [
@@ -100,14 +100,14 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def read(root: Path, name: str) -> Module:
-    """Return the module or package called `name` of the checkout at `root`."""
+    """Return the module or package called `name` in the checkout at `root`."""
     path = root.joinpath(*name.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return Module(name, ast.parse(file.read_text(encoding="utf-8")))
 
 
 def exports(package: Module) -> dict[str, str]:
-    """Return the names that a package says are public, each with the module that defines it."""
+    """Return the names that a package makes public, each with the module that defines the name."""
     listed = _listed(package)
     found = {}
     for node in ast.walk(package.tree):
@@ -119,7 +119,7 @@ def exports(package: Module) -> dict[str, str]:
 
 
 def _listed(package: Module) -> set[str]:
-    """The strings of `__all__`."""
+    """Return the strings in `__all__`."""
     for node in package.tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return {
@@ -152,7 +152,7 @@ def _docstring_of(root: Path, home: str, name: str) -> str:
 
 
 def _contents(root: Path, name: str) -> list[tuple[Module, set[str] | None]]:
-    """The modules of a room, each with the names that are public, None for all of them."""
+    """Return the modules of a package's page, each with its public names, or None for all names."""
     package = read(root, name)
     named = {} if name == "ringlab" else exports(package)
     if named:
@@ -168,7 +168,7 @@ def _members(module: Module, wanted: set[str] | None) -> list[members.Member]:
 
 
 def _full_names(root: Path) -> Iterator[str]:
-    """The full names of all that the reference describes."""
+    """Yield the full names of everything that the reference describes."""
     for name, _ in ROOMS:
         for module, wanted in _contents(root, name):
             yield from (f"{module.name}.{member.name}" for member in _members(module, wanted))

@@ -21,12 +21,11 @@ myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
 nb_execution_mode = "off"
-nb_ipywidgets_js: dict[
-    str, dict[str, str]
-] = {}  # widgets stand as pictures; their code would come from a CDN
+# widgets are shown as pictures, because their code would be loaded from a CDN
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 nb_merge_streams = True
 
-mathjax_path = "formulas.js"  # Sphinx loads it where a page has formulas; it draws them with KaTeX
+mathjax_path = "formulas.js"  # Sphinx loads this file on pages with formulas; it draws them with KaTeX
 myst_update_mathjax = False
 
 html_theme = "furo"

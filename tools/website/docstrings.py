@@ -1,4 +1,4 @@
-"""Docstrings of this house as Markdown: paragraphs, rows of names, drawings, doctests, Raises and Source."""
+"""Docstrings in this project's style as Markdown: paragraphs, named rows, drawings, doctests and sections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .links import escape
 
 _NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
 _NEXT_NAMED = re.compile(r"(?<=\.) (?=[a-z_]\w*(?:, [a-z_]\w*)*: \S)")
-"""Where a row goes on with another name: `causal: the masks. ragged: lengths that do not divide.`"""
+"""Where another named row begins in the same line: `causal: the masks. ragged: uneven lengths.`"""
 _LABEL = re.compile(r"\b(Raises|Source|Returns|Yields|Args):(?=\s|$)")
 
 
@@ -19,18 +19,18 @@ def to_markdown(docstring: str) -> str:
 
 
 def first_sentence(docstring: str) -> str:
-    """Return its first line as Markdown, as one line of a table."""
+    """Return a docstring's first paragraph as Markdown, on one line for a table."""
     return escape(docstring.strip().split("\n\n")[0].replace("\n", " "))
 
 
 def fenced(kind: str, text: str) -> str:
-    """Return `text` as a block of code, in a fence that is longer than any inside it."""
+    """Return `text` as a block of code, with a fence that is longer than any fence inside."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`{3,}", text)), default=0))
     return f"{fence}{kind}\n{text}\n{fence}"
 
 
 def _blocks(docstring: str) -> list[str]:
-    """Cut at empty lines, and where the indentation sets a drawing or a table apart from the text before it."""
+    """Return the parts between empty lines; drawings and tables that are indented are separate parts."""
     blocks = []
     for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
         lines: list[str] = []
@@ -45,12 +45,12 @@ def _blocks(docstring: str) -> list[str]:
 
 def _apart(line: str, before: list[str]) -> bool:
     if before[0].startswith(">>> "):
-        return False  # what an example prints may be indented
+        return False  # the output of an example may be indented
     if line.startswith(">>> "):
         return True
     indented, was = line.startswith("    "), before[0].startswith("    ")
     if _NAMED.match(before[0]) and indented:
-        return False  # a named row goes on below itself
+        return False  # a named row continues in the indented lines below
     return indented != was
 
 
@@ -62,13 +62,13 @@ def _block(block: str) -> str:
         return fenced("text", textwrap.dedent(block))
     if _NAMED.match(lines[0]) and not _LABEL.match(lines[0]):
         return _named(lines)
-    if re.search(r"\S {3,}\S", block):  # columns, drawn with spaces
+    if re.search(r"\S {3,}\S", block):  # columns that are aligned with spaces
         return fenced("text", block)
     return _labelled(escape(block))
 
 
 def _named(lines: list[str]) -> str:
-    """Rows of `name: what it is`, each of which may go on in the lines below it."""
+    """Return rows of `name: what it is` as a list; each row may continue in the lines below."""
     rows: list[str] = []
     for line in lines:
         if not rows or _NAMED.match(line) or _LABEL.match(line):

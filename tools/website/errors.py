@@ -1,6 +1,7 @@
-"""The page of errors: what each of ringlab's errors can say, read from the code that raises it.
+"""The page of errors: the texts of all of ringlab's errors, read from the code that raises them.
 
-A reader pastes an error's text into the search. Values that a message fills in stand as an ellipsis.
+A reader pastes an error's text into the search. An ellipsis replaces each value that is known only at run
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Named = dict[str, ast.expr]
 
 
 class Message(NamedTuple):
-    """One place that raises an error."""
+    """The texts of one place that raises an error."""
 
     error: str
     needed: str
@@ -35,7 +36,7 @@ class Message(NamedTuple):
 
 
 def messages(root: Path) -> list[Message]:
-    """Return the messages in the package `ringlab` of the checkout at `root`, once each."""
+    """Return the messages in the package `ringlab` of the checkout at `root`, without repetitions."""
     found: dict[Message, None] = {}
     for path in sorted((root / "ringlab").rglob("*.py")):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
@@ -59,7 +60,7 @@ def _raised(tree: ast.Module, module: str, named: Named) -> Iterator[Message]:
 
 
 def _named(tree: ast.Module) -> Named:
-    """Return the texts that have a name in a module, if the name is given once."""
+    """Return the values that a module assigns to names, for names that are assigned once."""
     given: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -74,7 +75,7 @@ def _classes() -> dict[str, type[errors.RinglabError]]:
 
 
 def _text(node: ast.expr | None, named: Named) -> str:
-    """Return a text as it stands in the code; an ellipsis for what is only known when it is raised."""
+    """Return a text as it is in the code, with an ellipsis for parts that are known only at run time."""
     if node is None:
         return ""
     if isinstance(node, ast.Constant):
@@ -99,7 +100,7 @@ def _text(node: ast.expr | None, named: Named) -> str:
 
 
 def page(root: Path) -> str:
-    """Return the page."""
+    """Return the page of errors."""
     said = messages(root)
     parts = []
     for name, each in _classes().items():

@@ -1,4 +1,7 @@
-"""The first page and the list of exercises, from the catalogue and the contracts: a new lesson appears by itself."""
+"""The first page and the list of exercises, made from the catalogue and the contracts.
+
+So a new lesson appears automatically.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from .notebooks import stage_anchor
 _STILL = "<figcaption>Without JavaScript: four ranks, drawn from a run. Queries stay; keys and values move on a place a step.</figcaption>"
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")
-"""Folders of pages that begin with a list of what is in them."""
+"""Folders of pages whose first page is a list of the others."""
 GUIDE = "guide/"
-"""The subfolder of docs/ whose pages have a part of the navigation of their own."""
+"""The subfolder of docs/ whose pages have their own part of the navigation."""
 REFERENCE = ("conformance", "kill-matrix", "errata")
 TEACHING = ("instructors", "nbgrader", "labs")
 
 
 def shown(lessons: list[Target]) -> list[Lesson]:
-    """Return the lessons of the catalogue that are there, in its order.
+    """Return the lessons of the catalogue, in its order.
 
-    Raises: ValueError for a notebook that is not in the catalogue, or the other way round.
+    Raises: ValueError for a notebook that is not in the catalogue, or a lesson without a notebook.
     """
     there = {target.slug for target in lessons}
     listed = {lesson.slug for lesson in LESSONS}
@@ -40,7 +43,10 @@ def shown(lessons: list[Target]) -> list[Lesson]:
 
 
 def front(lessons: list[Target], exercises: list[Target], documents: list[str], repository: str = "") -> str:
-    """Return the first page, with the navigation of all pages; with a `repository`, it says how to clone it."""
+    """Return the first page, with the navigation of all pages.
+
+    repository: its address; if given, the page says how to clone the repository.
+    """
     here = shown(lessons)
     text = (TEXTS / "front.md").read_text(encoding="utf-8")
     known = (
@@ -61,7 +67,7 @@ def front(lessons: list[Target], exercises: list[Target], documents: list[str], 
 
 
 def minutes(notebook: Path) -> int:
-    """Return the minutes that the first cell of a notebook names. Raises: ValueError if it names none."""
+    """Return the minutes in the first cell of a notebook. Raises: ValueError if there are none."""
     first = nbformat.read(notebook, as_version=4).cells[0].source
     found = re.search(r"\*\*Minutes\*\* (\d+)", first)
     if found is None:
@@ -72,7 +78,7 @@ def minutes(notebook: Path) -> int:
 
 
 def _map(lessons: list[Lesson], of_exercise: dict[str, int]) -> str:
-    """The lessons by part, one line each, with the minutes of the lesson and of its exercise."""
+    """Return the lessons by part, one line each, with the minutes of the lesson and of its exercise."""
     parts = []
     for part in PARTS:
         rows = [

@@ -1,6 +1,7 @@
-"""The page that says which check finds which wrong answer: every wrong answer is run against every check of its stage.
+"""The page that shows which check finds which wrong answer.
 
-The runs are those of `python -m tests.course.matrix`, which are committed.
+Every wrong answer was run against every check of its stage, by `python -m tests.course.matrix`, and the
+results are committed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _COLUMNS = ("Exercise", "Stages", "Checks", "Wrong answers", "Checks that stand 
 
 @dataclass(frozen=True)
 class Row:
-    """A wrong answer: the checks that find it, in the stage's order; those of them that name its mistake."""
+    """A wrong answer, the checks that find it, in the stage's order, and those that name its mistake."""
 
     wrong: WrongAnswer
     failed: tuple[str, ...]
@@ -49,7 +50,7 @@ class Row:
 
 @cache
 def entries() -> dict[str, Any]:
-    """Return the committed runs, by the answer's name, as 05/wrong_step_overflows."""
+    """Return the committed runs, by the answer's name, such as 05/wrong_step_overflows."""
     return json.loads(RESULTS.read_text(encoding="utf-8"))["entries"] if RESULTS.exists() else {}
 
 
@@ -57,7 +58,7 @@ def entries() -> dict[str, Any]:
 def rows(stage_id: str) -> tuple[Row, ...]:
     """Return the wrong answers to a stage, each with the checks that find it.
 
-    Raises: CourseError where one of them was not run.
+    Raises: CourseError if one of them was not run.
     """
     return tuple(_row(wrong) for wrong in wrong_answers(stage_id[:2]) if wrong.stage == stage_id)
 
@@ -72,12 +73,12 @@ def _row(wrong: WrongAnswer) -> Row:
 
 
 def alone(stage: Stage) -> dict[str, list[str]]:
-    """Return, by check, the names of the wrong answers that no other check of its stage finds."""
+    """Return, by check, the names of the wrong answers that no other check of the stage finds."""
     return _sole(stage, lambda row: row.failed)
 
 
 def worth(stage: Stage, check: str) -> str:
-    """Return why the stage has a check that stands alone for no wrong answer; empty if nothing says why."""
+    """Return why the stage has a check that finds no wrong answer alone, or "" if no reason is known."""
     visible = {c.id for c in stage.checks if c.tier == "visible"}
     if shown := _sole(stage, lambda row: [c for c in row.failed if c in visible])[check]:
         return f"in the notebook it is the only one to find {_listed(shown)}"
@@ -101,7 +102,7 @@ def _listed(names: list[str]) -> str:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page of all exercises."""
     table = [_line(_COLUMNS), _line("---" for _ in _COLUMNS), *map(summary, exercise_ids())]
     return "\n\n".join([_HEAD, "\n".join(table), *map(section, exercise_ids())]) + "\n"
 
@@ -124,7 +125,7 @@ def _notes(stage: Stage) -> Iterator[str]:
 
 
 def summary(exercise_id: str) -> str:
-    """Return the line of one exercise in the table at the head of the page."""
+    """Return the line of one exercise in the table at the top of the page."""
     stages = load_exercise(exercise_id).stages
     single = sum(bool(names) for stage in stages for names in alone(stage).values())
     checks = sum(len(stage.checks) for stage in stages)

@@ -1,6 +1,7 @@
-"""Check the links of built pages, and that no page loads anything from another host; escape text for Markdown.
+"""Check the links of built pages, and that no page loads anything from another host.
 
-Links are read from the HTML and CSS; requests of scripts show in a browser only (tests/site).
+Escape text for Markdown.
+Links are read from the HTML and CSS. Requests that scripts make can be seen only in a browser (tests/site).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _LOADS = {
     "image": ("href", "xlink:href"),
     "use": ("href", "xlink:href"),
 }
-"""Attributes whose address a browser fetches by itself."""
+"""Attributes whose address a browser loads automatically."""
 _PASSIVE = {"next", "prev", "index", "search", "license", "canonical", "author", "help", "up", "alternate"}
-"""What a `<link>` may be without being fetched."""
+"""Kinds of `<link>` that a browser does not load."""
 _IN_CSS = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
 _IN_SCRIPT = re.compile(
     r"""(?:fetch|import|importScripts|Worker|WebSocket|sendBeacon)\s*\(\s*['"]((?:\w+:)?//[^'"]+)"""
@@ -49,7 +50,7 @@ class Page(HTMLParser):
         self.feed(self.path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element is called, where it leads and what it loads."""
+        """Record the anchors, links and loaded files of an element."""
         found = {name: value or "" for name, value in attrs}
         self._inside = tag
         self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
@@ -68,14 +69,14 @@ class Page(HTMLParser):
         self.loads += in_css(found.get("style", ""))
 
     def handle_data(self, data: str) -> None:
-        """Read styles and scripts that stand in the page."""
+        """Read the styles and scripts inside the page."""
         if self._inside == "style":
             self.loads += in_css(data)
         elif self._inside == "script":
             self.loads += _IN_SCRIPT.findall(data)
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave a style or a script."""
+        """End a style or a script."""
         self._inside = ""
 
 
@@ -85,7 +86,7 @@ def in_css(text: str) -> list[str]:
 
 
 def problems(folder: Path) -> list[str]:
-    """Return a line for each link that leads nowhere and each thing that is not loaded from `folder` itself."""
+    """Return a line for each broken link, and for each file that is not loaded from `folder` itself."""
     folder = folder.resolve()
     pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
     found = [] if pages else [f"{folder}: no page"]
@@ -101,7 +102,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def _foreign(link: str, path: Path, folder: Path) -> str:
-    """Why a thing to load is not there, or not here; "" if it is."""
+    """Return why a file to load is missing or outside of `folder`, or "" if it is inside."""
     parts = urlsplit(link)
     if parts.scheme == "data" or link.startswith("#"):
         return ""
@@ -114,7 +115,7 @@ def _foreign(link: str, path: Path, folder: Path) -> str:
 
 
 def _broken(link: str, path: Path, pages: dict[Path, Page], folder: Path) -> str:
-    """Why a link leads nowhere; "" if it leads somewhere, or to another host."""
+    """Return why a link is broken, or "" if its target exists or is on another host."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https", "mailto"):
         return ""
@@ -140,27 +141,27 @@ _SPECIAL = re.compile(r"([\\*_<>\[\]{}$#|~])")
 
 
 def escape(text: str) -> str:
-    """Return `text` with everything escaped that Markdown would take for markup, but code in backticks."""
+    """Return `text` with all of Markdown's special characters escaped, except in code between backticks."""
     parts = _CODE.split(text)
     return "".join(part if index % 2 else _SPECIAL.sub(r"\\\1", part) for index, part in enumerate(parts))
 
 
 def slug(*names: str) -> str:
-    """Return the anchor of something with these names: "05.step", "adds_up" → "05-step-adds-up"."""
+    """Return the anchor for these names: "05.step", "adds_up" → "05-step-adds-up"."""
     return "-".join(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names)
 
 
 def row(*cells: str) -> str:
-    """Return a row of a table; a bar inside a cell, also in code, is escaped."""
+    """Return a row of a table; vertical bars inside cells are escaped, also in code."""
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell.replace("\n", " ")) for cell in cells) + " |"
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table."""
+    """Return a Markdown table."""
     return "\n".join([row(*head), row(*["---"] * len(head)), *(row(*cells) for cells in rows)])
 
 
 def toctree(pages: list[str], caption: str = "") -> str:
-    """Return a hidden list of pages: what stands in the navigation beside them."""
+    """Return a hidden list of pages, which appear in the navigation."""
     options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["```{toctree}", *options, "", *pages, "```"])

@@ -1,4 +1,4 @@
-"""Functions, classes and constants of a module, read from its source, as entries of the reference with linked names."""
+"""Functions, classes and constants of a module, read from its source, as linked entries of the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Member:
-    """One public name: its kind in Sphinx's Python domain, how it is called, what it says of itself."""
+    """One public name: its kind in Sphinx's Python domain, its signature, its docstring and inner members."""
 
     kind: str
     name: str
@@ -42,7 +42,7 @@ def of(tree: ast.Module) -> list[Member]:
 
 
 def render(member: Member, module: str, depth: int = 3) -> str:
-    """Return the entry of a member and of what is in it."""
+    """Return the entry of a member and of its inner members."""
     fence = ":" * (depth + (1 if member.inner else 0))
     options = [f":module: {module}", *member.options] if depth == 3 else list(member.options)
     body = [to_markdown(member.docstring), *(render(inner, module, 2 + 1) for inner in member.inner)]
@@ -56,7 +56,7 @@ def _shown(node: Function | ast.ClassDef) -> bool:
 
 
 def _constant(node: ast.stmt) -> str:
-    """The name that a statement gives to a constant; "" where it does not."""
+    """Return the public name to which a statement assigns a value, or "" if it is no such statement."""
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(target, ast.Name):
         return ""
@@ -90,7 +90,10 @@ def _method(node: Function) -> Member:
 
 
 def _construction(node: ast.ClassDef) -> str:
-    """Return the signature that makes an object: from `__init__`, or from the fields of a dataclass or named tuple."""
+    """Return the signature that creates an object.
+
+    It comes from `__init__`, or from the fields of a dataclass or named tuple.
+    """
     for child in node.body:
         if isinstance(child, ast.FunctionDef) and child.name == "__init__":
             return _signature(child, own=True).removeprefix("__init__").split(" -> ")[0]
@@ -133,16 +136,16 @@ def _signature(node: Function, own: bool = False) -> str:
 
 
 def spelled_out(module: str, tree: ast.Module, everything: frozenset[str]) -> ast.Module:
-    """Return the module with full names in its annotations, so that none is linked to a namesake.
+    """Return the module with full names in its annotations, so that no link leads to another name.
 
-    `everything` are the full names of all entries; names that no entry ends in stay as they are. The
-    pages show the last part only.
+    everything: the full names of all entries. Names that are not the last part of one of them are left
+    unchanged. The pages show only the last part.
     """
     return ast.fix_missing_locations(_Annotations(_meaning(module, tree, everything)).visit(tree))
 
 
 def _meaning(module: str, tree: ast.Module, everything: frozenset[str]) -> dict[str, str]:
-    """Return the meaning of each name that a module imports or defines."""
+    """Return the full name of each name that a module imports or defines."""
     ends = {name.rpartition(".")[2] for name in everything}
     found: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -157,7 +160,7 @@ def _meaning(module: str, tree: ast.Module, everything: frozenset[str]) -> dict[
 
 
 class _Annotations(ast.NodeTransformer):
-    """Spells out the names in annotations, and nowhere else."""
+    """Replaces names by full names in annotations, and nowhere else."""
 
     def __init__(self, meaning: dict[str, str]) -> None:
         self.meaning, self.inside = meaning, False

@@ -1,6 +1,6 @@
-"""Every mistake that the checks know by name: its message, the checks that find it, and the question that leads out of it.
+"""Every mistake that the checks know by name: its message, the checks that find it, and a helpful question.
 
-A check that finds no wrong answer alone has its reason here.
+For each check that finds no wrong answer alone, this file also contains the reason for the check.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ From {where}. Try it first: this page says what is easy to get wrong there. Each
 
 @dataclass(frozen=True)
 class Entry:
-    """One message, and the names of the mistakes that earn it: variants of one mistake share its message."""
+    """One message, and the names of the mistakes that get it, as variants of a mistake share a message."""
 
     names: tuple[str, ...]
     message: str
     found_by: tuple[str, ...]
 
     def anchor(self, stage: Stage) -> str:
-        """Return where it stands on the page of its exercise."""
+        """Return the anchor of this entry on the page of its exercise."""
         return slug("mistake", stage.id, self.names[0])
 
 
@@ -52,7 +52,7 @@ def exercises() -> list[Exercise]:
 
 
 def entries(stage: Stage) -> list[Entry]:
-    """Return the mistakes of a stage in its own order, those with the same message together."""
+    """Return the mistakes of a stage in its own order; mistakes with the same message share an entry."""
     together: dict[str, list[Misconception]] = {}
     for misconception in stage.misconceptions:
         together.setdefault(misconception.message, []).append(misconception)
@@ -65,9 +65,9 @@ def entries(stage: Stage) -> list[Entry]:
 
 
 def pages(there: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name of the page, its text): the index, and a page for each exercise.
+    """Yield (name, text) for the index page, and for a page for each exercise.
 
-    `there` are the exercises that have a page to link to.
+    there: the exercises that have a page to which to link.
     """
     known = [exercise for exercise in exercises() if any(stage.misconceptions for stage in exercise.stages)]
     count = sum(len(stage.misconceptions) for exercise in known for stage in exercise.stages)
@@ -79,7 +79,7 @@ def pages(there: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _summary(exercise: Exercise) -> str:
-    """An exercise in the index: its stages, their questions, and a link to each mistake."""
+    """Return an exercise's part of the index: its stages, their questions, and a link to each mistake."""
     parts = [f"## [{exercise.id} · {escape(exercise.title)}]({exercise.slug}.md)"]
     for stage in exercise.stages:
         if stage.misconceptions:
@@ -132,12 +132,14 @@ TOGETHER = {
         "associative, on which the ring of lesson 05 rests."
     ),
     "02.merge:many": _FRESH,
+    "02.stream:sharp": "large scores and nothing else; the checks of bf16 and of memory meet them among other things.",
     "02.stream:ragged": "a short last block and nothing else; the other checks have one among other things.",
     "03.forward:mixed": _FRESH,
     "03.backward:mixed": _FRESH,
     "04.flash:any": _FRESH,
     "04.causal:any": _FRESH,
     "04.flash:heads": "a group of heads that share keys, before rows that fill no block are added.",
+    "05.forward:bfloat16": "inputs as models have them, and values alone; the check of bytes meets them among other things.",
     "05.forward:eight_ranks": _MANY,
     "05.forward:memory": "blocks of megabytes, which the visible check has no time for: there a page more could hide.",
     "07.work:ragged": "runs of different lengths and nothing else; the other checks have them among other things.",
@@ -182,4 +184,4 @@ TOGETHER = {
     "17.window:layouts": "other layouts, and windows that end at a block's edge, which no visible check has.",
     "21.backward:bytes": "exact bytes in bfloat16 and of shards of different lengths; the visible check allows for more.",
 }
-"""By stage and check."""
+"""The reasons, by stage and check."""

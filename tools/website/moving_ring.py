@@ -13,14 +13,14 @@ from ringlab_course.figures.ring_view import Frame, frames
 
 P = 4
 SHARE = 20
-"""Percent of the loop that one step takes; what the steps leave over shows the end."""
+"""Percent of the loop that one step takes; the end is shown in the remaining time."""
 STAY = 12
-"""Percent of the loop that a block stays where it is used, before it travels on."""
+"""Percent of the loop for which a block stays at a rank before it moves on."""
 RADIUS, SIDE, CELL = 78, 26, 34
 
 
 def picture() -> str:
-    """Return HTML: an SVG that plays by CSS alone, and stands still where a reader asked for less motion."""
+    """Return HTML with an SVG that is animated by CSS alone, and still for readers who prefer less motion."""
     steps = run()
     words = " ".join(frame.describe() for frame in steps)
     parts = [*_ranks(), *_blocks(), *_coverage(steps)]
@@ -31,7 +31,7 @@ def picture() -> str:
 
 
 def run() -> list[Frame]:
-    """Return the steps of ring attention without a mask on four virtual ranks, as its trace has them."""
+    """Return the steps of ring attention without a mask on four virtual ranks, from the run's trace."""
     layout = contiguous(S=4 * P, P=P)
     q, k, v = (torch.ones(1, 1, layout.S, 4) for _ in range(3))
 
@@ -92,7 +92,7 @@ def _rules(steps: list[Frame]) -> Iterator[str]:
         turn = steps[0].held.index(origin)
         stops = []
         for frame in steps:
-            turn += (frame.held.index(origin) - turn) % P  # on around the ring, never back
+            turn += (frame.held.index(origin) - turn) % P  # always forwards around the ring
             stops += [(frame.step * SHARE, _turned(turn)), (frame.step * SHARE + STAY, _turned(turn))]
         last = stops[-1][1]
         text = "".join(f"{percent}%{{{where};opacity:1}}" for percent, where in stops)
@@ -107,7 +107,10 @@ def _rules(steps: list[Frame]) -> Iterator[str]:
 
 
 def _turned(quarters: int) -> str:
-    """CSS that puts a block on the ring; between two of these it moves along the circle, upright."""
+    """Return CSS for a block's place on the ring.
+
+    Between two places the block moves along the circle, upright.
+    """
     angle = quarters * 360 / P
     return (
         f"transform:translate(112px,112px) rotate({angle:g}deg) translateY(-{RADIUS}px) rotate({-angle:g}deg)"

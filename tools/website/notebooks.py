@@ -1,4 +1,4 @@
-"""Lessons as they were run, and exercises as skeletons, ready to be read as pages."""
+"""Lessons with their recorded outputs, and exercises as skeletons, prepared as pages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _DOWNLOAD = (
     "Or {{download}}`download the notebook </{downloads}/{path}>`; it needs ringlab [installed](../docs/guide/install.md)."
 )
 DOWNLOADS = "downloads"
-"""The folder with the notebooks as they are in a checkout; it has no page."""
+"""The folder with the notebooks as they are in a checkout; these are files without a page."""
 
 
 def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
-    """Return the lesson with the outputs it has in the checkout; `exercise` is the slug of its exercise."""
+    """Return the lesson with its outputs in the checkout; `exercise` is the slug of its exercise."""
     notebook = nbformat.read(target.path, as_version=4)
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
@@ -50,7 +50,7 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
 
 
 def _cell(text: str, name: str) -> NotebookNode:
-    """Return a Markdown cell with the id `name`; a random id would make the page differ in every build."""
+    """Return a Markdown cell with the id `name`, as a random id would make each build differ."""
     return nbformat.v4.new_markdown_cell(text, id=name)
 
 
@@ -59,19 +59,19 @@ def _download(target: Target) -> str:
 
 
 def path(target: Target) -> str:
-    """Return where a notebook is in a checkout."""
+    """Return the path of a notebook in a checkout."""
     return f"{target.path.parent.name}/{target.path.name}"
 
 
 def _keep_one_title(notebook: NotebookNode) -> None:
-    """Make the titles of a lesson's parts headings of the second level: a page has one title, by which lists call it."""
+    """Turn the titles of a lesson's parts into second-level headings, because a page has only one title."""
     for cell in notebook.cells[1:]:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.MULTILINE)
 
 
 def _play(cell: NotebookNode) -> None:
-    """Show all recorded pictures of a player in place of the one that stands for them. static/frames.js plays them."""
+    """Show all recorded pictures of a player instead of its still picture; static/frames.js plays them."""
     for output in cell.get("outputs", []):
         if recorded := output.get("data", {}).get(FRAMES):
             named = zip(recorded["names"], recorded["pictures"], strict=True)
@@ -81,7 +81,10 @@ def _play(cell: NotebookNode) -> None:
 
 
 def _ask(cell: NotebookNode) -> None:
-    """Show a question in place of the call that asks it. static/questions.js makes a form of it, and keeps back what follows."""
+    """Show a question instead of the call that asks it.
+
+    static/questions.js makes a form of the question, and hides the cells after it until it is answered.
+    """
     for output in cell.get("outputs", []):
         if f"height: {ROOM}" in output.get("data", {}).get("text/html", ""):
             key = ast.literal_eval(_call(cell.source).args[0])
@@ -91,7 +94,10 @@ def _ask(cell: NotebookNode) -> None:
 
 
 def _mark_answer(cell: NotebookNode) -> None:
-    """Tag a cell that compares a prediction, and leave out that none was made: the page says what was."""
+    """Tag a cell that compares a prediction, and remove the text that no prediction was made.
+
+    Readers of the page make their predictions on the page itself.
+    """
     for output in cell.get("outputs", []):
         if output.output_type == "stream" and NONE_MADE in output.text:
             output.text = output.text.replace(NONE_MADE, "")
@@ -99,14 +105,14 @@ def _mark_answer(cell: NotebookNode) -> None:
 
 
 def _call(source: str) -> ast.Call:
-    """The call of predict() that a cell consists of."""
+    """Return the call of predict() of which a cell consists."""
     (statement,) = ast.parse(source).body
     assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
     return statement.value
 
 
 def exercise_page(target: Target, root: Path) -> NotebookNode:
-    """Return the skeleton, made from the source: what a learner wrote into `exercises/` is never published."""
+    """Return the skeleton, made from the source, so that no learner's work in `exercises/` is published."""
     notebook = prepare(target, root)
     notebook.cells.insert(1, _cell(_download(target), "download"))
     heading: Any = None
@@ -125,7 +131,7 @@ def exercise_page(target: Target, root: Path) -> NotebookNode:
 
 
 def stage_anchor(stage_id: str) -> str:
-    """Return where a stage begins on the page of its exercise."""
+    """Return the anchor of a stage on the page of its exercise."""
     return slug("stage", stage_id)
 
 
@@ -138,7 +144,7 @@ def title(notebook: NotebookNode) -> str:
 
 
 def _describe_pictures(cell: Any, path: Path) -> None:
-    """Hand the description that each picture carries to the page: Sphinx takes it from the cell."""
+    """Copy the description of a cell's picture into the cell's metadata, where Sphinx reads it."""
     pictures = [
         output
         for output in cell.get("outputs", [])
@@ -152,7 +158,7 @@ def _describe_pictures(cell: Any, path: Path) -> None:
     ]
     if len(found) != len(pictures) or len(pictures) > 1:
         raise ValueError(
-            f"needed: one described picture a cell\n   got: {len(pictures)} pictures, {len(found)} descriptions "
+            f"needed: at most one picture in a cell, with a description\n   got: {len(pictures)} pictures, {len(found)} descriptions "
             f"in {path.name}: {cell.source[:60]!r}"
         )
     if found:

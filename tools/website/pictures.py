@@ -1,4 +1,4 @@
-"""Pictures that a page holds in its own text, moved into files: a page is then read before its last frames are loaded."""
+"""Move pictures from the HTML of pages into files, so that a page can be read before its last frames load."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from pathlib import Path
 
 FOLDER = "_images"
-"""Where Sphinx puts a page's other pictures."""
+"""The folder in which Sphinx puts the other pictures."""
 _HELD = re.compile(r'src="data:image/png;base64,\s*([^"]+)"')
 
 
 def move(site: Path) -> None:
-    """Move every PNG held in a page of the built site into a file of its own, loaded once its place is near the window.
+    """Move every PNG inside a page of the built site into a file, which loads when its place comes near.
 
-    Raises: ValueError if no page holds one: then pictures are recorded differently.
+    Raises: ValueError if no page contains a PNG, because then pictures are recorded differently.
     """
     found = 0
     for page in site.rglob("*.html"):
@@ -37,5 +37,5 @@ def move(site: Path) -> None:
 
 
 def size(png: bytes) -> tuple[int, int]:
-    """Return the width and height in pixels that a PNG's first chunk gives."""
+    """Return the width and height in pixels from a PNG's first chunk."""
     return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")

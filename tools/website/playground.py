@@ -1,4 +1,7 @@
-"""The playground, on a page of its own and in brief on the first: what its controls offer, and machines and models as ringlab's tables have them."""
+"""The playground, on its own page and in brief on the first page: its controls, machines and models.
+
+Machines and models are those of ringlab's tables.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ TEXT = Path(__file__).parent / "text" / "play.md"
 NAME = "play"
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (12, 24)
-"""The least and the most tokens, as powers of 2."""
+"""The smallest and the largest number of tokens, as powers of 2."""
 HEADS = (8, 16, 32, 64, 128)
-"""Of queries."""
+"""The choices for the number of query heads."""
 KV_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 HEAD_DIM = 128
 LAYOUTS = ("contiguous", "striped", "zigzag")
 SCHEDULES = ("ring", "allgather")
 MACHINES = ("h100", "a100", "h200", "b200", "h800", "laptops")
 SPEEDS = (-6, 2)
-"""The slowest and the fastest link over the machine's own, as powers of 2."""
+"""The slowest and the fastest link relative to the machine's own link, as powers of 2."""
 DTYPE = "bfloat16"
 PROGRAMS = ("ring_model", "play_views", "play")
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "qwen3-32b", "gpt3-175b")
 
 
 def machine(known: Hardware) -> dict[str, Any]:
-    """Return a machine as ring_model.js takes it: FLOP/s that kernels reach forward, links, bytes of memory."""
+    """Return a machine in the form of ring_model.js: FLOP/s reached in forward, links, bytes of memory."""
     links = {
         name: {"name": link.name, "bandwidth": link.bytes_per_s, "latency": link.latency_s}
         for name, link in (("inside", known.inside), ("between", known.between))
@@ -48,7 +51,7 @@ def machine(known: Hardware) -> dict[str, Any]:
 
 
 def choices() -> dict[str, Any]:
-    """Return all that the controls offer, ready for JSON."""
+    """Return all choices of the controls as data for JSON."""
     models = {name: model(name) for name in MODELS}
     return {
         "ranks": RANKS,
@@ -75,10 +78,10 @@ def page() -> str:
 
 
 def embedded(fallback: str, brief: bool = False) -> str:
-    """Return the HTML of the playground, for a page at the root of the site.
+    """Return the HTML of the playground, for a page in the top folder of the site.
 
-    fallback: HTML that it replaces once its program runs.
-    brief: whether it has only the controls and views of the first page.
+    fallback: HTML that is shown until the playground's program runs.
+    brief: whether to show only the controls and views of the first page.
     """
     data = json.dumps(choices()).replace("</", "<\\/")
     programs = "".join(f'<script src="_static/{name}.js"></script>\n' for name in PROGRAMS)

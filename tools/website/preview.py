@@ -1,4 +1,4 @@
-"""The picture that others show beside a link to the pages, drawn from the simulator."""
+"""The picture that other sites show beside a link to the pages, drawn from the simulator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ringlab.viz.style import INK, RULE, new_figure, rank_colour, styled
 
 NAME = "_static/preview.png"
 WIDTH, HEIGHT = 1200, 630
-"""Pixels, as link previews have them."""
+"""The usual size of the pictures in link previews, in pixels."""
 TOKENS, RANKS = 2**17, 8
 
 
 def write(site: Path) -> None:
-    """Write the picture into the built pages: what eight GPUs compute and wait, with two layouts."""
+    """Write the picture into the built pages: how long eight GPUs compute and wait, with two layouts."""
     sizes, machine = Attention(H=32, K=8, D=128), hardware("h100")
     runs = {
         name: simulate(sizes, get_layout(name, TOKENS, RANKS), machine) for name in ("contiguous", "zigzag")

@@ -1,4 +1,4 @@
-"""What can only be written where the repository's address is known: a link to edit each page at its source."""
+"""Links to edit each page at its source, which need the repository's address."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringlab_course.builder.sources import targets
 BRANCH = "main"
 FOLDERS = {"lesson": "notebooks", "exercise": "exercises"}
 TEXTS = "tools/website/text"
-"""The folder with the texts of the pages that are put together."""
+"""The folder with the texts of pages that are assembled."""
 GENERATED = "writes this page"
-"""What a page of docs/ that a program writes says of it."""
+"""The words by which a page of docs/ says that a program writes it."""
 _FOOT = '<div class="left-details">'
 
 
 def check(repository: str) -> None:
-    """Raise SystemExit for an address that is not whole."""
+    """Raise SystemExit unless the address is whole."""
     if not repository.startswith("https://"):
         raise SystemExit(
             f"needed: the address of a repository, such as https://github.com/ringlab/ringlab\n   got: {repository}"
@@ -26,7 +26,10 @@ def check(repository: str) -> None:
 
 
 def write(site: Path, repository: str, root: Path) -> None:
-    """Write into every page that somebody has written a link to edit its source. Raises: ValueError for a page without a foot."""
+    """Write a link to edit its source into every page that is written by hand.
+
+    Raises: ValueError for a page without a footer.
+    """
     for page, source in sources(root):
         path = site / page
         text = path.read_text(encoding="utf-8")
@@ -38,7 +41,7 @@ def write(site: Path, repository: str, root: Path) -> None:
 
 
 def sources(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (page, source) of the pages of the checkout at `root` that are not generated from code."""
+    """Yield (page, source) for the pages of the checkout at `root` that are not generated from code."""
     for target in targets(root):
         if target.kind in FOLDERS:
             yield f"{FOLDERS[target.kind]}/{target.slug}.html", target.source.relative_to(root).as_posix()

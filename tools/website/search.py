@@ -1,4 +1,7 @@
-"""What the search of the pages knows beside Sphinx's index: how often each page has a word, and what errors say. search_scorer.js uses it."""
+"""Data that the search needs beside Sphinx's index: how often each page contains a word, and error texts.
+
+search_scorer.js uses these data.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _NO_TEXT = re.compile(r"<(style|script)\b.*?</\1>|<[^>]+>", re.DOTALL)
 
 
 def write(site: Path, root: Path) -> None:
-    """Add counts of words, lengths of pages and the errors of the checkout at `root` to the index of the built pages."""
+    """Add word counts, page lengths and the checkout's error texts to the index of the built pages."""
     path = site / INDEX
     index = json.loads(path.read_text(encoding="utf-8").removeprefix(_PREFIX).removesuffix(_SUFFIX))
     pages = [words(site / f"{name}.html") for name in index["docnames"]]
@@ -47,7 +50,7 @@ def write(site: Path, root: Path) -> None:
 
 
 def words(page: Path) -> Counter[str]:
-    """Return how often each word stands in the text of a page, as the search stems them."""
+    """Return how often each word is in the text of a page, with words stemmed as in the search."""
     text = page.read_text(encoding="utf-8")
     article = text[text.index("<article") : text.rindex("</article>")]
     return Counter(map(_stem, _LANGUAGE.split(html.unescape(_NO_TEXT.sub(" ", article)))))

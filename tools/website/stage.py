@@ -1,4 +1,4 @@
-"""The sources of all pages, written into one folder for Sphinx: nothing of it is committed."""
+"""The sources of all pages, written into one folder for Sphinx and never committed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def write(folder: Path, root: Path | None = None, repository: str = "") -> bool:
-    """Write the sources of the pages of the checkout at `root` into `folder`, and return whether any has changed.
+    """Write the sources of the pages of the checkout at `root` into `folder`; return whether any has changed.
 
-    Files that have their text already are left alone, as Sphinx reads again what is newer. Files of no page are removed.
-    repository: its address on the web, if it is known.
+    Files that already have the right text are left unchanged, because Sphinx reads newer files again. Files
+    that belong to no page are removed.
+    repository: the repository's address on the web, if known.
     """
     old = {path for path in folder.rglob("*") if path.is_file()}
     changed = False
@@ -37,7 +38,7 @@ def write(folder: Path, root: Path | None = None, repository: str = "") -> bool:
 
 
 def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
-    """Yield (file, text) of every page. Solutions are no page."""
+    """Yield (file, text) for every page. Solutions have no page."""
     every = targets(root)
     lessons = [target for target in every if target.kind == "lesson"]
     exercises = [target for target in every if target.kind == "exercise"]
@@ -81,7 +82,7 @@ def _written(page: nbformat.NotebookNode, folder: str, known: set[str]) -> str:
 
 
 def only_known_links(text: str, folder: str, known: set[str]) -> str:
-    """Return `text` of a page in `folder` with links to files that are no pages turned into the files' names."""
+    """Return the text of a page in `folder`, with links to files without a page replaced by names."""
 
     def replaced(found: re.Match[str]) -> str:
         path = _normal(f"{folder}/{found[2]}")

@@ -1,4 +1,4 @@
-"""The block backend `triton`: the tensors that it supports, and its steps and tiles on the kernels of this package."""
+"""The block backend `triton`, which computes steps and tiles with the kernels of this package."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TritonBlock(StepBlock):
-    """Ring steps by Triton: NVIDIA GPUs from compute capability 8.0, or the CPU with TRITON_INTERPRET=1.
+    """Computes ring steps by Triton, on NVIDIA GPUs from sm_80 on, or on the CPU with TRITON_INTERPRET=1.
 
     precision: how float32 is multiplied, "ieee", or "tf32x3" on tensor cores. configs: launch configurations by kernel
-    name, in place of those of the tables. Raises: BackendError for an unknown precision or kernel.
+    name, which replace those of the tables. Raises: BackendError for an unknown precision or kernel.
 
     >>> TritonBlock(precision="tf32x3").supports(torch.empty(1, 2, 16, 8, dtype=torch.float64))
     'needs bfloat16, float16 or float32, got torch.float64'
@@ -106,9 +106,9 @@ class TritonBlock(StepBlock):
 
 
 def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """Return one tile of a block backend as tiles of a step: a causal one may have more rows than keys.
+    """Return one tile of a block backend as tiles of a step. A causal tile may have more rows than keys.
 
-    Raises: ShapeError for a causal one with more keys than rows.
+    Raises: ShapeError for a causal tile with more keys than rows.
     """
     rows, keys = q.shape[-2], k.shape[-2]
     if not (rows and keys):

@@ -16,7 +16,7 @@ KINDS = (("16-bit", "ieee"), ("float32", "ieee"), ("float32", "tf32x3"))
 
 @dataclass(frozen=True)
 class Slot:
-    """One row of a table before it is filled: its kernel, largest head dim and dtype."""
+    """A row of a table that has no configuration yet: its kernel, largest head dim and dtype."""
 
     kernel: str
     head_dim: int
@@ -25,7 +25,7 @@ class Slot:
 
     @property
     def torch_dtype(self) -> str:
-        """Return the dtype to compile and measure with."""
+        """Return the dtype with which the row is compiled and measured."""
         return "bfloat16" if self.dtype == "16-bit" else self.dtype
 
     def job(self, arch: str, config: Config) -> Job:
@@ -33,7 +33,7 @@ class Slot:
         return Job(self.kernel, arch, self.head_dim, self.torch_dtype, config)
 
     def row(self, config: Config, reason: str, compiled: tuple[int, int, int] | None = None) -> Row:
-        """Return the filled row."""
+        """Return the row of the table with `config` filled in."""
         return Row(self.kernel, self.head_dim, self.dtype, config, reason, compiled)
 
 
@@ -43,14 +43,14 @@ def slots() -> list[Slot]:
 
 
 def candidates(slot: Slot, arch: str) -> list[Config]:
-    """Return the configurations to compile for a row, without those that certainly need too much memory."""
+    """Return the configurations to compile for a row, except those that surely need too much memory."""
     return [config for config in _all(slot) if least_shared_bytes(slot, config) <= SHARED_LIMIT[arch]]
 
 
 def least_shared_bytes(slot: Slot, config: Config) -> int:
-    """Return a lower bound of the shared memory of a program: the two tensors it walks over, per stage.
+    """Return a lower bound of a program's shared memory: a tile of the two tensors it walks over, per stage.
 
-    With one stage nothing waits in shared memory for a later iteration, so the bound is 0.
+    With one stage no tile waits in shared memory for a later iteration, so the bound is 0.
     """
     walked = config.block_m if slot.kernel == "backward_dkv" else config.block_n
     width = 4 if slot.dtype == "float32" else 2
@@ -63,8 +63,8 @@ _SIDES = (16, 32, 64, 128)
 def _all(slot: Slot) -> Iterator[Config]:
     wide = slot.dtype == "float32"
     for block_m, block_n, warps, stages in product(_SIDES, _SIDES, (4, 8), (1, 2, 3, 4)):
-        # The scores of a tile that one thread holds in registers. With fewer it idles while it waits for memory; with
-        # more nothing else fits.
+        # The scores of a tile that one thread holds in registers. With fewer scores the thread idles while it
+        # waits for memory. With more scores no other values fit into its registers.
         scores = block_m * block_n // (32 * warps)
         if 1 <= scores <= (64 if wide else 128):
             yield Config(block_m, block_n, warps, stages, slot.precision)

@@ -1,7 +1,7 @@
-"""The child process of `offline`: it reads jobs from stdin, one JSON object a line, and answers on stdout.
+"""The child process of `offline`, which reads jobs from stdin as lines of JSON, and answers on stdout.
 
-Works with Triton 3.6 to 3.9; calls `triton.compile` with a signature instead of tensors: the types, constants and
-alignments of a typical call.
+It works with Triton 3.6 to 3.9. Instead of tensors it passes a signature to `triton.compile`: the types,
+constants and alignments of a typical call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Source:
 
 
 def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
-    """Return the figures of `offline.Compiled` for one kernel, or its `error`."""
+    """Return the numbers of `offline.Compiled` for one kernel, or the `error` of the compiler."""
     names = source.kernel.arg_names
     compiled, log = _compile(
         ASTSource(
@@ -87,29 +87,29 @@ def answer(line: str) -> dict[str, Any]:
         return {"missing": str(error)}
     try:
         return compile_source(importlib.import_module(job.sources).source(job), job.arch, job.config)
-    except Exception as error:  # any error of the compiler is this job's result
+    except Exception as error:  # an error of the compiler is the result of this job
         lines = [text.strip() for text in str(error).splitlines() if text.strip()]
         return {"error": f"{type(error).__name__}: {' / '.join(lines[-3:])}"}
 
 
 if __name__ == "__main__":
-    # Only answers go to the real stdout; a compiler that prints would spoil the protocol.
+    # Only answers are written to the real stdout, because output of the compiler would break the protocol.
     replies, sys.stdout = sys.stdout, sys.stderr
     for each in sys.stdin:
         print(json.dumps(answer(each)), file=replies, flush=True)
 
 
 _WIDTH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # in the dtype of q; other tensors are float32 state
+_INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # have the dtype of q; other tensors are float32 state
 _TABLES = {"PROGRAMS", "SEGMENTS", "LOWS", "ROWS_AT", "KEYS_AT"}
-_COUNTS = {"n_programs", "n_rows", "n_keys", "H"}  # of any value, where strides are multiples of 16
+_COUNTS = {"n_programs", "n_rows", "n_keys", "H"}  # have any value, but strides are multiples of 16
 _FACTORS = {"scale", "cap", "keep"}
 
 _USUAL = {
     "NEGATIVE": False,
     "NON_FINITE": False,
     "GROUP": 4,
-}  # a scale above 0, four query heads to a key/value head
+}  # a positive scale, four query heads for each key/value head
 
 
 def source(job: Job) -> Source:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCORES = ("softcap", "dropout")
 """Score rules; each set of them is compiled to a kernel of its own."""
 KERNELS = ("forward_step", "backward_dq", "backward_dkv")
-COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures of offline compilation
+COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures for which kernels are compiled offline
 ARCHITECTURES = (*COMPILED, "interpreter")
 LARGEST_HEAD_DIM = 256
 TABLES = Path(__file__).parent / "tables"
@@ -34,11 +34,11 @@ _KINDS = {"bfloat16": "16-bit", "float16": "16-bit", "float32": "float32"}
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is launched.
+    """The launch configuration of a kernel.
 
-    block_m counts query rows and block_n keys, in every kernel: the forward step and dQ hold block_m rows and walk over
-    keys, dK/dV holds block_n keys and walks over rows. precision: the input_precision of `tl.dot`, which matters for
-    float32 only.
+    block_m is a number of query rows and block_n a number of keys, in every kernel. The forward step and dQ
+    hold block_m rows and walk over keys. dK/dV holds block_n keys and walks over rows. precision: the
+    input_precision of `tl.dot`, which matters only for float32.
     """
 
     block_m: int
@@ -57,9 +57,9 @@ class Config:
 class Row:
     """One row of a table: the largest head dim and the dtype for which `config` is used, and the reason.
 
-    compiled: registers and spilled bytes of a thread, and shared bytes of a program, as offline compilation found at that
-    head dim; None for the interpreter. scores: the score rules, joined by a space, with which this row takes the place of the
-    one without.
+    compiled: the registers and spilled bytes of a thread, and the shared bytes of a program, that offline
+    compilation found at this head dim; None for the interpreter. scores: the score rules, joined by a space,
+    for which this row replaces the row without score rules.
     """
 
     kernel: str
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def serves(self) -> tuple[str, int, str, str]:
-        """Return (kernel, head dim, dtype, precision), which a row with a score rule shares with the row without."""
+        """Return (kernel, head dim, dtype, precision), which rows with and without score rules share."""
         return self.kernel, self.head_dim, self.dtype, self.config.precision
 
 
@@ -84,11 +84,12 @@ def choose(
     precision: str = "ieee",
     scores: Collection[str] = (),
 ) -> Config:
-    """Return the launch configuration of `kernel`: that of the row with the smallest sufficient head dim.
+    """Return the launch configuration of `kernel`, from the row with the smallest sufficient head dim.
 
-    precision: "ieee" or "tf32x3", for float32; other dtypes ignore it. scores: the score rules that the kernel applies, of
-    SCORES. Some spill with the tiles that are best without them, and have a row of their own: that of most rules counts,
-    and of two with as many the one with the smaller tile.
+    precision: "ieee" or "tf32x3", for float32; other dtypes ignore it. scores: the score rules that the
+    kernel applies, among SCORES. With some rules the tiles that are otherwise best would spill, so these
+    rules have separate rows. Of the rows whose rules are all applied, the row with the most rules is used. If
+    two rows have equally many rules, the row with the smaller tile is used.
     Raises: BackendError for an unknown kernel, architecture or precision, or a head dim above 256; DtypeError.
     """
     plain = choose_row(kernel, arch, head_dim, dtype, precision)
@@ -101,7 +102,7 @@ def choose(
 def choose_row(
     kernel: str, arch: str, head_dim: int, dtype: torch.dtype | str, precision: str = "ieee"
 ) -> Row:
-    """Return the row whose configuration `choose` returns without score rules. Raises: BackendError, DtypeError."""
+    """Return the row that `choose` uses if there are no score rules. Raises: BackendError, DtypeError."""
     name = str(dtype).removeprefix("torch.")
     if name not in _KINDS:
         remedy = "use block='blockwise'" if name == "float64" else "convert the tensors to one of these"
@@ -134,8 +135,8 @@ def padded(head_dim: int) -> int:
 def architecture(capability: tuple[int, int]) -> str:
     """Return the table for a GPU of compute capability `capability`.
 
-    Consumer GPUs (8.6, 8.9, 12.x) have the instructions of sm_80's kernels, whose rows fit their smaller shared memory.
-    Raises: BackendError below 8.0.
+    Consumer GPUs (8.6, 8.9, 12.x) use the table of sm_80: they have the instructions that its kernels need,
+    and its rows fit into their smaller shared memory. Raises: BackendError for a capability below 8.0.
     """
     if capability < (8, 0):
         raise BackendError("a GPU of compute capability 8.0 or more", f"{capability[0]}.{capability[1]}")
@@ -158,12 +159,12 @@ def read(path: Path) -> tuple[Row, ...]:
 
 
 def compiler_of(path: Path) -> str:
-    """Return the version of Triton that the column `compiled` of a table file was made with."""
+    """Return the version of Triton that made the column `compiled` of a table file."""
     return str(tomllib.loads(path.read_text(encoding="utf-8")).get("triton", ""))
 
 
 def render(arch: str, triton: str, rows: Iterable[Row]) -> str:
-    """Return the text of a table file, which `read` turns back into the same rows."""
+    """Return the text of a table file from which `read` returns the same rows."""
     parts = [_HEADER.format(arch=arch), f"triton = {json.dumps(triton)}\n"]
     listed = tuple(rows)
     for kernel in KERNELS:
@@ -193,7 +194,7 @@ def _line(row: Row) -> str:
     if row.compiled:
         cells["compiled"] = list(row.compiled)
     cells["reason"] = row.reason
-    # A JSON string, integer or list of integers is a TOML one too.
+    # A JSON string, integer or list of integers is also valid TOML.
     return "{ " + ", ".join(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in cells.items()) + " }"
 
 

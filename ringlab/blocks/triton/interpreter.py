@@ -1,13 +1,14 @@
-"""Triton's interpreter, made exact: with TRITON_INTERPRET=1 a kernel on the CPU computes what its source says.
+"""Repairs Triton's interpreter, so that with TRITON_INTERPRET=1 a kernel on the CPU computes exactly.
 
-The interpreter of Triton 3.6 to 3.9 has faults: it multiplies bfloat16 as if the bits were integers, truncates when it
-rounds to bfloat16, and mixes up the programs of two threads that launch at once. `repair` replaces the functions at
-fault, each by one entry of `REPAIRS`, and does nothing where kernels are compiled. Two entries change no result: they
-skip work without effect, which takes most of a small tile's time.
+The interpreter of Triton 3.6 to 3.9 has faults. It multiplies bfloat16 as if the bits were integers,
+truncates when it rounds to bfloat16, and mixes up the programs of two threads that launch at the same time.
+`repair` replaces the faulty functions, each by one entry of `REPAIRS`, and does nothing if kernels are
+compiled. Two entries change no result. They skip work without effect, which takes most of a small tile's
+time.
 
-Not repaired, as no kernel here needs it: float8, atomics on bfloat16, casts with an explicit rounding mode, index
-reductions of NaN. A float32 `tl.dot` is exact whatever its input_precision, and `tl.sum` of 16-bit numbers adds in
-float32 and rounds once.
+These faults are not repaired, because no kernel here is affected: float8, atomics on bfloat16, casts with an
+explicit rounding mode, and index reductions of NaN. After the repair a float32 `tl.dot` is exact whatever its
+input_precision, and `tl.sum` of 16-bit numbers adds in float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Any
 from ringlab.blocks.triton import rounding
 from ringlab.errors import BackendError
 
-KNOWN = "3.6 to 3.9"  # the versions of Triton with which every repair is tested
+KNOWN = "3.6 to 3.9"  # the versions of Triton for which every repair is tested
 
-# One launch at a time: the interpreter keeps the program's index in a global and replaces the functions of
-# triton.language while a kernel runs. Reentrant, for a launch from within a hook.
+# Allows one launch at a time, because the interpreter keeps the program's index in a global variable and
+# replaces the functions of triton.language while a kernel runs. It is reentrant, so that a hook can launch a
+# kernel.
 _LAUNCHING = threading.RLock()
-# For each running launch, the modules (by the id of their globals) whose triton.language is prepared.
+# For each running launch, the ids of the globals of the modules whose triton.language is prepared.
 _prepared: list[set[int]] = []
 _MARK = "_ringlab_repaired"
 
@@ -39,9 +41,9 @@ _MARK = "_ringlab_repaired"
 class Repair:
     """One function of the interpreter and its replacement.
 
-    owner: a class in triton.runtime.interpreter, or "" for the module. parameters: the names that `make` relies on.
-    make: given the module and the function at fault, returns the replacement. Versions of Triton before `since`, and
-    from `fixed_in` on, do not need it.
+    owner: a class in triton.runtime.interpreter, or "" for the module. parameters: the parameters of the
+    function that `make` relies on. make: takes the module and the faulty function, and returns the
+    replacement. Versions of Triton before `since`, and from `fixed_in` on, do not need the repair.
     """
 
     why: str
@@ -53,7 +55,7 @@ class Repair:
     fixed_in: tuple[int, int] = (99, 0)
 
     def place(self, interpreter: ModuleType) -> Any:
-        """Return the object whose attribute is replaced; None if this Triton does not have it."""
+        """Return the object whose attribute is replaced, or None if this Triton does not have the object."""
         return getattr(interpreter, self.owner, None) if self.owner else interpreter
 
     def needed(self, version: str) -> bool:
@@ -70,7 +72,7 @@ class Repair:
 
 
 def interpreting() -> bool:
-    """Return whether Triton is installed and runs kernels in its interpreter, on the CPU."""
+    """Return whether Triton is installed and runs kernels in its interpreter on the CPU."""
     if find_spec("triton") is None:
         return False
     import triton
@@ -79,7 +81,7 @@ def interpreting() -> bool:
 
 
 def repair() -> bool:
-    """Return whether kernels run in the interpreter, and make it exact if so. Further calls change nothing.
+    """Repair the interpreter if kernels run in it, and return whether they do. Further calls change nothing.
 
     Raises: BackendError if TRITON_INTERPRET was set after Triton was imported, or the installed Triton has an
     interpreter that this module does not know.
@@ -91,9 +93,9 @@ def repair() -> bool:
 
     if not isinstance(triton.language.standard.sum, interpreter.InterpretedFunction):
         raise BackendError(
-            "TRITON_INTERPRET=1 from before Triton's import: its own functions are compiled or interpreted from then on",
-            "it was set later",
-            "set it before Python starts, or at the very top of the program or notebook and restart",
+            "TRITON_INTERPRET=1 before Triton is imported, because the import decides how its functions run",
+            "the variable was set later",
+            "set it before Python starts, or in the first line of the program or notebook, and restart",
         )
     with _LAUNCHING:
         if not hasattr(interpreter, _MARK):
@@ -109,7 +111,7 @@ def _replace(interpreter: ModuleType, version: str) -> None:
     if strange:
         raise BackendError(
             f"the interpreter of Triton {KNOWN}, which ringlab knows how to make exact",
-            f"Triton {version}, whose {', '.join(strange)} is not what it was",
+            f"Triton {version}, in which these have changed: {', '.join(strange)}",
             "pip install 'triton>=3.6,<3.10', or unset TRITON_INTERPRET and use block='native'",
         )
     for each in needed:
@@ -118,7 +120,7 @@ def _replace(interpreter: ModuleType, version: str) -> None:
 
 
 def _launch(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a launch that runs alone in the process and is silent about inf − inf, like a GPU."""
+    """Return a launch that no other launch in the process overlaps, and that does not warn of inf − inf."""
     import numpy as np
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +132,7 @@ def _launch(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[.
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """Return a context in which a launch starts with an unprepared triton.language; an outer launch keeps its own."""
+    """Return a context for a launch, with its own record of modules whose triton.language is prepared."""
     _prepared.append(set())
     try:
         yield
@@ -139,11 +141,14 @@ def _fresh() -> Iterator[None]:
 
 
 def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `_patch_lang` that prepares a module once per launch, not at each `tl.sum`, which takes longer than the sum."""
+    """Return a `_patch_lang` that prepares a module once per launch, and not again at each `tl.sum`.
+
+    Preparing the module takes longer than the sum.
+    """
 
     def patch_lang(fn: Any) -> Any:
         if _prepared and id(fn.__globals__) in _prepared[-1]:
-            return None  # a call within a kernel does not use the scope
+            return None  # calls within a kernel do not use the returned scope
         if _prepared:
             _prepared[-1].add(id(fn.__globals__))
         return original(fn)
@@ -152,7 +157,7 @@ def _patch_lang(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
 
 
 def _overflow_check(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a check that does not recompute integer sums in 64 bits for a verdict that is dropped."""
+    """Return a check that skips recomputing integer sums in 64 bits where the result would be ignored."""
 
     def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
         if not isinstance(self.builder, interpreter.InterpreterBuilder) or self.builder.options.debug:
@@ -162,7 +167,10 @@ def _overflow_check(interpreter: ModuleType, original: Callable[..., Any]) -> Ca
 
 
 def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a patch with which a loaded number can bound a loop: Triton 3.6 converts a one-element array, which NumPy 2.4 refuses."""
+    """Return a patch with which a loaded number can be the bound of a loop.
+
+    Triton 3.6 converts an array of one element to an integer, which NumPy 2.4 refuses.
+    """
 
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
@@ -172,7 +180,10 @@ def _loop_bound(interpreter: ModuleType, original: Callable[..., Any]) -> Callab
 
 
 def _argument(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a conversion that makes a float argument float32, as in a compiled kernel; the interpreter keeps float64."""
+    """Return a conversion of float arguments to float32, as in a compiled kernel.
+
+    The interpreter would keep float64.
+    """
     import numpy as np
     import triton.language as tl
 
@@ -185,7 +196,10 @@ def _argument(interpreter: ModuleType, original: Callable[..., Any]) -> Callable
 
 
 def _masked_load(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a load whose masked elements are NaN without `other`: they are undefined; the interpreter returns 0."""
+    """Return a load whose masked elements are NaN if `other` is not passed.
+
+    These elements are undefined on a GPU. The interpreter would return 0.
+    """
     import numpy as np
 
     def load(self: Any, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:

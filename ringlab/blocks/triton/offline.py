@@ -1,7 +1,7 @@
-"""Compile kernels for GPUs that are not here, and check the result against budgets of registers and memory.
+"""Compiles kernels without the GPUs, and checks registers and memory against budgets.
 
-Jobs run in child processes: a kernel that was defined under TRITON_INTERPRET=1 cannot be compiled, and a crash of the
-compiler must not end the caller. Nothing here says how fast a kernel is.
+Jobs run in child processes, because a kernel that was defined under TRITON_INTERPRET=1 cannot be compiled,
+and because a crash of the compiler must not end the caller. Nothing here measures the speed of a kernel.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ringlab.temporary import TemporaryFolder
 
 # Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles programs that need
-# more without a warning; their launch fails.
+# more without a warning, and then their launch fails.
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 # The matrix instructions that an architecture's kernels should use.
 TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
-NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs, up to NO_SPILL_HEAD_DIM
+NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs and up to NO_SPILL_HEAD_DIM
 NO_SPILL_HEAD_DIM = 128
 RULES = tuple(" ".join(rules) for n in range(1, len(SCORES) + 1) for rules in combinations(SCORES, n))
-# The steps of a ring, each compiled to a kernel of its own: (first, last).
+# The steps of a ring as (first, last). Each step is compiled to a separate kernel.
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
 
 SOURCES = "ringlab.blocks.triton.compiling"
@@ -43,11 +43,11 @@ SOURCES = "ringlab.blocks.triton.compiling"
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile; the function `source(job)` of the module `sources` returns the kernel itself.
+    """One kernel to compile. The function `source(job)` of the module `sources` returns the kernel itself.
 
-    step: which step of a ring, for a kernel that starts a state in the first one and finishes it in the last.
-    scores: the score rules, joined by a space, "" for none. value_dim: the head dim of v; 0 as head_dim. window: whether
-    tiles have the left edge of a window.
+    step: the step of a ring. A kernel starts its state in the first step and finishes it in the last.
+    scores: the score rules, joined by a space, or "" for none. value_dim: the head dim of v; 0 means
+    `head_dim`. window: whether tiles have the left edge of a window.
     """
 
     kernel: str
@@ -64,12 +64,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a job; if compilation failed, `error` gives the reason and the figures are 0.
+    """The result of a job. If compilation failed, `error` contains the reason and the numbers are 0.
 
-    registers: of a thread. spill_bytes: stored to memory by a thread for lack of registers (ptxas -v). shared_bytes: of a
-    program. tensor_core: the matrix instructions in use, "mma.sync", "wgmma" or "tcgen05", joined by " + " if there are
-    two, "" if there are none. tensor_core_count: their number in the PTX text, not how often they run.
-    tensor_memory_columns: sm_100 only.
+    registers: registers per thread. spill_bytes: bytes that a thread stores to memory for lack of registers
+    (ptxas -v).
+    shared_bytes: shared memory per program. tensor_core: the matrix instructions in use, "mma.sync", "wgmma"
+    or "tcgen05", joined by " + " if there are two, or "" if there are none. tensor_core_count: the number of
+    these instructions in the PTX text, not how often they run. tensor_memory_columns: only on sm_100.
     """
 
     job: Job
@@ -82,7 +83,7 @@ class Compiled:
     error: str = ""
 
     def broken(self) -> tuple[str, ...]:
-        """Return the exceeded budgets, as sentences; empty if there are none."""
+        """Return the exceeded budgets as sentences, or nothing if all budgets are kept."""
         return (f"does not compile: {self.error}",) if self.error else tuple(_broken(self))
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _broken(found: Compiled) -> Iterator[str]:
 
 
 def jobs_of(arch: str, rows: Iterable[Row]) -> list[Job]:
-    """Return a job for each row, in order: a middle step, at the largest head dim that the row serves."""
+    """Return a job for each row, in order, for a middle step and the largest head dim that the row serves."""
     return [Job(row.kernel, arch, row.head_dim, _dtype(row), row.config, scores=row.scores) for row in rows]
 
 
@@ -124,8 +125,9 @@ def _dtype(row: Row) -> str:
 def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNELS) -> list[Job]:
     """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
-    Rows that must not spill are compiled for all steps of a ring, other rows for a middle step; 16-bit rows up to
-    NO_SPILL_HEAD_DIM also under a window, and with each set of SCORES, with the configuration that such a kernel gets.
+    Rows that must not spill are compiled for all steps of a ring, and other rows for a middle step. 16-bit
+    rows up to NO_SPILL_HEAD_DIM are also compiled under a window and with each set of SCORES, with the
+    configuration that `choose` returns for such a kernel.
     """
     wanted = tuple(kernels)
     every = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
@@ -151,7 +153,7 @@ def _usual(job: Job) -> bool:
 
 
 def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
-    """Return the text of the table of `arch`: its `rows` with the figures that compiling them, in order, gave."""
+    """Return the text of the table of `arch`, with the numbers that compiling its `rows` gave, in order."""
     new = [
         replace(row, compiled=(each.registers, each.spill_bytes, each.shared_bytes))
         for row, each in zip(rows, found, strict=True)
@@ -162,7 +164,7 @@ def recorded(arch: str, rows: Iterable[Row], found: Iterable[Compiled]) -> str:
 def compile_all(
     jobs: Sequence[Job], processes: int = 2, on_done: Callable[[Compiled], None] | None = None
 ) -> list[Compiled]:
-    """Return the result of each job, in order; `on_done` is called as they finish, from other threads.
+    """Return the result of each job, in order. `on_done` is called when a job finishes, from other threads.
 
     Raises: BackendError if Triton or its assembler is missing.
     """
@@ -206,7 +208,10 @@ def _children(count: int, cache: str) -> Iterator[list[_Child]]:
 
 
 class _Child:
-    """A process that compiles one job after another; started for the first, and again after a crash."""
+    """A process that compiles one job after another.
+
+    It is started for the first job, and again after a crash.
+    """
 
     def __init__(self, cache: str) -> None:
         self._cache = cache
@@ -248,7 +253,7 @@ class _Child:
 
 
 def clean_environment(cache: str) -> dict[str, str]:
-    """Return the environment of a child: no interpreter, and the compiler's log even for cached kernels."""
+    """Return the environment of a child: no interpreter, and compiler logs also for cached kernels."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ours = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": cache}
     return kept | ours | {"OMP_NUM_THREADS": "1"}

@@ -1,8 +1,8 @@
 """Exact arithmetic for Triton's interpreter: the replacements that `interpreter.repair` installs.
 
-The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits. Here each operation
-widens them to float32, which is exact, computes, and rounds once, to nearest, ties to even. Handles are the
-interpreter's `TensorHandle`s.
+The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits as integers.
+Here each operation widens the numbers to float32, which is exact, computes, and rounds once, to nearest, ties
+to even. Handles are the interpreter's `TensorHandle`s.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 def _narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
     """Return the bits of the nearest bfloat16 of each number, ties to even; NaN becomes 0x7FC0, as in torch.
 
-    The float32 bits are rounded as integers: a carry runs from the mantissa into the exponent, and from the largest
-    number to infinity, as it should.
+    The float32 bits are rounded as integers. A carry then runs from the mantissa into the exponent, and from
+    the largest number to infinity, which is the correct result.
     """
     single = np.ascontiguousarray(numbers, dtype=np.float32)
     bits = single.view(np.uint32)
@@ -36,10 +36,10 @@ def _narrow(numbers: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def _fused(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any]) -> NDArray[np.float64]:
-    """Return x·y + z of numbers of at most 32 bits, to be rounded once more to their own dtype.
+    """Return x·y + z in float64 for numbers of at most 32 bits. The caller rounds it once to their dtype.
 
-    The product is exact in float64. The sum is rounded to odd: an inexact one becomes the neighbour with an odd last
-    bit, which no later rounding to half as many bits can mistake for a tie.
+    The product is exact in float64. The sum is rounded to odd: an inexact sum becomes the neighbour with an
+    odd last bit, which a later rounding to half as many bits cannot mistake for a tie.
     """
     product, z = np.broadcast_arrays(np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64))
     total = product + z
@@ -55,14 +55,14 @@ def _is_bfloat16(interpreter: ModuleType, *handles: Any) -> bool:
 
 
 def _widened(interpreter: ModuleType, handle: Any) -> Any:
-    """Return the handle in float32 if it holds bfloat16, else unchanged."""
+    """Return the handle in float32 if it contains bfloat16, and otherwise unchanged."""
     if not _is_bfloat16(interpreter, handle):
         return handle
     return interpreter.TensorHandle(_widen(handle.data), interpreter.tl.float32)
 
 
 def _cast(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return a cast that rounds to bfloat16 to nearest even, from integers too, and casts from it exactly."""
+    """Return a cast that rounds to bfloat16 to nearest even, also from integers, and widens it exactly."""
     tl = interpreter.tl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
@@ -78,7 +78,7 @@ def _cast(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _binary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on two bfloat16 numbers, in which any comparison results in an int1."""
+    """Return operations on two bfloat16 numbers, and make every comparison return an int1."""
     handle, tl = interpreter.TensorHandle, interpreter.tl
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -92,7 +92,7 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _unary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on one bfloat16 number; before Triton 3.8 the only one was |x|, which is correct."""
+    """Return operations on one bfloat16 number. Before Triton 3.8 there was only |x|, which is correct."""
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, arg):
@@ -103,7 +103,10 @@ def _unary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _dot(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return the matrix product of bfloat16 numbers; each product is exact in float32, in which they are added."""
+    """Return the matrix product of bfloat16 numbers.
+
+    Products are exact in float32, and are added in float32.
+    """
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return original(self, _widened(interpreter, a), _widened(interpreter, b), *rest)
@@ -127,7 +130,7 @@ def _fma(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _odd_single(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return float64 numbers rounded to odd in float32, to be rounded again."""
+    """Return float64 numbers rounded to odd in float32, so that they can be rounded again."""
     single = numbers.astype(np.float32)
     error = numbers - single
     even = (single.view(np.int32) & 1) == 0
@@ -137,7 +140,7 @@ def _odd_single(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _nan_loses(operation: np.ufunc) -> Callable[[ModuleType, Operation], Operation]:
-    """Return the repair that makes tl.maximum or tl.minimum prefer a number to NaN, like the instruction."""
+    """Return the repair that makes tl.maximum or tl.minimum prefer a number to NaN, as on a GPU."""
 
     def make(interpreter: ModuleType, original: Operation) -> Operation:
         return lambda self, lhs, rhs: self.binary_op(lhs, rhs, operation)
@@ -146,7 +149,10 @@ def _nan_loses(operation: np.ufunc) -> Callable[[ModuleType, Operation], Operati
 
 
 def _clamp(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return tl.clamp as a maximum and a minimum, for bfloat16 too; NaN becomes the lower bound unless it propagates."""
+    """Return tl.clamp as a maximum and a minimum, also for bfloat16.
+
+    NaN becomes the lower bound or propagates.
+    """
 
     def create_clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
         silent = propagate_nans == interpreter._ir.PROPAGATE_NAN.NONE
@@ -171,7 +177,10 @@ def _sum(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _min_max(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return maximum and minimum along an axis, with index: for bfloat16 too, and without a warning if all are NaN."""
+    """Return maximum and minimum along an axis, with index, also for bfloat16.
+
+    There is no warning if all are NaN.
+    """
     quiet = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
     tl = interpreter.tl
 

@@ -1,4 +1,4 @@
-"""A whole ring step in one launch: the state that kernels carry from step to step, and how they are launched."""
+"""Runs a whole ring step in one launch, and carries the state of the kernels from step to step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Tiles = tuple[Tile, ...]
 
 @dataclass(frozen=True)
 class Launcher:
-    """Launches kernels for tensors of one kind.
+    """Launches kernels for tensors of one dtype, device and head dim.
 
-    config: returns a kernel's launch configuration, by its name, the head dim of v and the score rules.
+    config: returns the launch configuration for a kernel's name, the head dim of v and the score rules.
     """
 
     config: Callable[[str, int, TileRules], Config]
@@ -43,9 +43,9 @@ class Launcher:
         arguments: tuple[Any, ...],
         **constants: Any,
     ) -> None:
-        """Launch `kernel` on `programs` · `heads` programs, on the device of the first argument.
+        """Launch `kernel` with `programs` · `heads` programs, on the device of the first argument.
 
-        Raises: BackendError where the GPU is too small.
+        Raises: BackendError if the GPU has too little shared memory or too few registers.
         """
         from triton.runtime.errors import OutOfResources
 
@@ -54,7 +54,7 @@ class Launcher:
         constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": config.precision}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         try:
-            with torch.cuda.device_of(arguments[0]):  # Triton takes the current device and its current stream
+            with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device and stream
                 getattr(kernels, kernel)[(programs * heads,)](*arguments, **constants, **options)
         except OutOfResources as error:
             raise BackendError(
@@ -66,8 +66,9 @@ class Launcher:
 class RuleArguments:
     """`TileRules` as arguments of a launch.
 
-    positions: of rows and keys. draw: the first head, the halves of the seed, and the largest word that is dropped.
-    cap: the soft cap. keep: 1/(1 − dropout). softcap, dropout: whether the kernel is compiled for them.
+    positions: the positions of rows and of keys. draw: the first head, the halves of the seed, and the
+    largest random word that is dropped. cap: the soft cap. keep: 1/(1 − dropout). softcap, dropout: whether
+    the kernel is compiled for these rules.
     """
 
     positions: tuple[Tensor, Tensor]
@@ -79,15 +80,15 @@ class RuleArguments:
 
     @classmethod
     def of(cls, tile: TileRules, unused: Int[Tensor, "..."], unit: float = 1.0) -> RuleArguments:
-        """Return the arguments for the device of `unused`, an int32 tensor for parameters that no kernel reads.
+        """Return the arguments on the device of `unused`, an int32 tensor to pass for unread parameters.
 
-        unit: a factor of the cap.
+        unit: a factor by which the cap is multiplied.
         """
         rules = tile.rules
         arguments = cls(
             (unused, unused), cap=unit * (rules.softcap or 1.0), softcap=rules.softcap is not None
         )
-        # The largest word that is dropped; −1 for a dropout so small that no word is.
+        # The largest word that is dropped, or −1 if dropout is so small that no word is dropped.
         dropped = round(rules.dropout * 2**32) - 1
         if dropped < 0:
             return arguments
@@ -99,7 +100,7 @@ class RuleArguments:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Return the constants that a kernel is compiled for."""
+        """Return the constants for which a kernel is compiled."""
         return {"SOFTCAP": self.softcap, "DROPOUT": self.dropout}
 
 
@@ -118,9 +119,9 @@ class TritonForward:
         self.out, self.lse = torch.empty(0), torch.empty(0)
 
     def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
-        """Attend to the next block in one launch, or in none where there is nothing to compute.
+        """Attend to the next block in one launch, or without a launch if there is nothing to compute.
 
-        rules: those of all rows and all keys of the block.
+        rules: the rules of all rows and all keys of the block.
         Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError
         after the last block.
         """
@@ -140,7 +141,7 @@ class TritonForward:
             self.state = ()
 
     def partial(self) -> Partial:
-        """Return the partial over all blocks, out in the dtype of q."""
+        """Return the partial over all blocks. Its out has the dtype of q."""
         return Partial(self.out, self.lse)
 
     def _launch(self, tiles: Tiles, k: Tensor, v: Tensor, first: bool, last: bool, rules: TileRules) -> None:
@@ -150,7 +151,7 @@ class TritonForward:
         visits = row_visits(
             tiles, L, config.block_m, config.block_n, first or last, q.device
         ).on_this_stream()
-        # Any tensor will do for a parameter that the kernel never touches.
+        # A parameter that the kernel never reads may be any tensor.
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
         ruled = RuleArguments.of(rules, visits.programs, LOG2_E)
@@ -168,13 +169,14 @@ class TritonForward:
             FIRST=first,
             LAST=last,
             NEGATIVE=scale < 0,
-            # Reading this from a GPU would make the CPU wait; torch's own GPU operators do not look either.
+            # Reading this from a GPU would make the CPU wait. torch's own GPU operators do not check it
+            # either.
             NON_FINITE=v.device.type == "cpu" and not bool(torch.isfinite(v).all()),
         )
 
 
 class TritonBackward:
-    """The backward of one rank's queries by Triton: dQ in float32 between blocks, dK and dV of each block at once."""
+    """The backward of one rank's queries by Triton. dQ is summed over blocks in float32; dK and dV are per block."""
 
     def __init__(self, launcher: Launcher, rows: BackwardRows, count: int) -> None:
         _check_rows(rows)
@@ -186,9 +188,9 @@ class TritonBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return the contribution of these rows to the gradients of the next block, in float32: one for all keys, or none.
+        """Return these rows' part of the gradients of the next block, in float32: one item for all keys, or none.
 
-        rules: those of the forward.
+        rules: the rules of the forward.
         Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError
         after the last block.
         """
@@ -264,7 +266,7 @@ class TritonBackward:
 
 
 def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise where the kernels, which trust shapes, dtypes and tiles, would read or write beyond a tensor."""
+    """Raise an error if the kernels, which check nothing, would read or write beyond a tensor."""
     if step >= count:
         raise BackendError(f"{count} steps, the number given before the first", "one more")
     _check_kinds(q, k=k, v=v)
@@ -276,7 +278,7 @@ def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Te
 
 
 def _check_rows(rows: BackwardRows) -> None:
-    """Raise for rows whose dout, lse and delta do not fit q."""
+    """Raise an error for rows whose dout, lse or delta do not fit q."""
     q, dout, lse, delta = rows.q, rows.dout, rows.lse, rows.delta
     _check_kinds(q, dout=dout)
     if dout.shape[:3] != q.shape[:3] or lse.shape != q.shape[:3] or delta.shape != q.shape[:3]:
@@ -293,7 +295,7 @@ def _check_rows(rows: BackwardRows) -> None:
 
 
 def _check_kinds(q: Tensor, **others: Tensor) -> None:
-    """Raise unless all are tensors (batch, heads, tokens, head dim) of the dtype and on the device of q."""
+    """Raise an error unless all are tensors of four axes with the dtype and device of q."""
     names = " and ".join(others)
     for name, x in others.items():
         if x.ndim != 4 or q.ndim != 4:
@@ -312,7 +314,7 @@ def _misfit(needed: str, **tensors: Tensor) -> RinglabError:
 
 def dense(x: Shaped[Tensor, "B H L D"]) -> Shaped[Tensor, "B H L D"]:
     """Return `x`, or a contiguous copy if the kernels cannot address it because its head dim is not dense."""
-    # Offsets within a tile are 32-bit numbers.
+    # The kernels compute offsets within a tile as 32-bit numbers.
     return x if x.stride(-1) == 1 and x.stride(-2) < 2**22 else x.contiguous()
 
 

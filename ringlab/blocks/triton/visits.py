@@ -1,13 +1,15 @@
 """From tiles to launch tables: the rows that each program owns, and the keys that it walks over.
 
-Rows are cut into bands where tiles begin and end; adjacent bands are merged again if one rule describes their masks. A
-band is cut into programs of at most a block of rows. A program visits a list of segments of keys, each with two bounds:
-key j is visible to row i where i + low ≤ j ≤ i + high. Causal tiles set `high`, and the left edge of a window, whose tiles
-are mirrored, `low`. Within a segment, tiles that all rows of the program see in full, which need no mask, come first, and
-masked tiles after them. The left edge of a window is a segment of its own. Keys that no row sees are not visited.
+Rows are cut into bands where tiles begin and end. Adjacent bands are merged again if one rule describes their
+masks. A band is cut into programs of at most a block of rows. A program visits a list of segments of keys.
+Each segment has two
+bounds: key j is visible to row i where i + low ≤ j ≤ i + high. Causal tiles set `high`. The left edge of a
+window, whose tiles are mirrored, sets `low`. A segment begins with the tiles that all rows of the program see
+in full, which need no mask. Masked tiles follow. The left edge of a window is a separate segment. Keys that
+no row sees are not visited.
 
-dK/dV own keys and walk over rows. With the order of both axes reversed it is the same problem, and the same functions
-solve it.
+Programs of dK/dV own keys and walk over rows. If the order of both axes is reversed, this is the same
+problem, and the same functions solve it.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ ALL = 2**30
 class Visits(NamedTuple):
     """The tables of one launch, int32.
 
-    programs: (start, stop, first segment, last segment) of each program, longest walks first, so that no program runs
-    alone at the end. segments: (begin, split, end, high). From begin to split nothing is masked and the length is a
-    multiple of the tile's; from split to end everything is masked. For dK/dV, which walk over rows, the masked part
-    comes first. lows: the `low` of each segment, None where none has one.
+    programs: (start, stop, first segment, last segment) of each program. Programs with the longest walks are
+    first, so that no long program runs alone at the end. segments: (begin, split, end, high). From begin to
+    split no mask is needed, and the length is a multiple of the tile's length. From split to end all tiles
+    are masked. For dK/dV, which walk over rows, the masked part is first. lows: the `low` of each segment, or
+    None if no segment has one.
     """
 
     programs: Tensor
@@ -44,13 +47,18 @@ class Visits(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tables as arguments of a kernel; any will do in place of `lows`, which it does not read without WINDOW."""
+        """Return the tables as arguments of a kernel.
+
+        If `lows` is None another table is passed in its place, because the kernel does not read it without
+        WINDOW.
+        """
         return self.programs, self.segments, self.programs if self.lows is None else self.lows
 
     def on_this_stream(self) -> Visits:
-        """Return the tables after registering the current stream with the allocator as their reader.
+        """Return the tables after registering the current stream as a reader of their memory.
 
-        Tables are cached for calls on any stream: their memory must not be reused while one of these still runs.
+        Tables are cached for calls on any stream, so the allocator must not reuse their memory while a stream
+        reads it.
         """
         for table in self:
             if table is not None and table.is_cuda:
@@ -62,7 +70,7 @@ Segment = tuple[int, int, int, int, int]
 
 
 class Program(NamedTuple):
-    """Rows start … stop and the (begin, split, end, high, low) of their segments."""
+    """A program's rows start … stop, and its segments, each (begin, split, end, high, low)."""
 
     start: int
     stop: int
@@ -71,7 +79,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Keys begin … end, of which row i sees i + low … i + high."""
+    """A range of keys begin … end, in which row i sees the keys from i + low to i + high."""
 
     begin: int
     end: int
@@ -79,7 +87,7 @@ class _Stretch:
     low: int = -ALL
 
     def seen_by(self, start: int, stop: int) -> _Stretch | None:
-        """Return the part of which rows start … stop see something; None if they see nothing."""
+        """Return the part of the stretch that rows start … stop see, or None if they see no key of it."""
         begin, end = max(self.begin, start + self.low), min(self.end, stop + self.high)
         if end <= begin:
             return None
@@ -88,7 +96,7 @@ class _Stretch:
         return _Stretch(begin, end, high, low)
 
     def joined(self, after: _Stretch, start: int, stop: int) -> _Stretch | None:
-        """Return both as one, for rows start … stop; None if no single rule describes both."""
+        """Return this stretch and `after` as one for rows start … stop, or None if no rule describes both."""
         reach = self.high == after.high or (self.high == ALL and start + after.high + 1 >= self.end)
         begin = self.low == after.low or (after.low == -ALL and stop - 1 + self.low <= after.begin)
         if self.end == after.begin and reach and begin:
@@ -105,9 +113,9 @@ class _Band(NamedTuple):
 def row_programs(
     tiles: Iterable[Tile], n_rows: int, block_m: int, block_n: int, every_row: bool
 ) -> tuple[Program, ...]:
-    """Return the programs of the forward step and of dQ: `block_m` rows, walking over `block_n` keys a tile.
+    """Return the programs of the forward step and of dQ: `block_m` rows each, with `block_n` keys in a tile.
 
-    With `every_row`, rows that see nothing have a program too, without segments, which writes them.
+    With `every_row`, rows that see no key also have a program, without segments, which writes their results.
     """
     programs = [
         Program(start, stop, tuple(_segments(band.stretches, start, stop, block_n)))
@@ -120,7 +128,10 @@ def row_programs(
 def key_programs(
     tiles: Iterable[Tile], n_rows: int, n_keys: int, block_m: int, block_n: int
 ) -> tuple[Program, ...]:
-    """Return the programs of dK/dV: `block_n` keys, walking over `block_m` rows a tile; each key is in one."""
+    """Return the programs of dK/dV: `block_n` keys each, with `block_m` rows in a tile.
+
+    Each key is in one program.
+    """
     turned = [
         Tile(
             n_keys - t.k_stop, n_keys - t.k_start, n_rows - t.q_stop, n_rows - t.q_start, t.causal, t.mirrored
@@ -163,7 +174,10 @@ def key_visits(
 
 @lru_cache(maxsize=4096)
 def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
-    """Return if all tiles are within `n_rows` rows and `n_keys` keys, and causal ones square. Raises: ShapeError."""
+    """Return if all tiles are within `n_rows` rows and `n_keys` keys, and causal tiles are square.
+
+    Raises: ShapeError.
+    """
     for t in tiles:
         if not (0 <= t.q_start <= t.q_stop <= n_rows and 0 <= t.k_start <= t.k_stop <= n_keys):
             remedy = "plan the tiles for these shards: ringlab.plan.tiles"
@@ -174,7 +188,10 @@ def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
 
 
 def _bands(tiles: tuple[Tile, ...], n_rows: int, every_row: bool) -> list[_Band]:
-    """Return bands of adjacent rows with the keys they see, as few as possible, without rows that see nothing."""
+    """Return as few bands of adjacent rows as possible, with the keys that the rows see.
+
+    Rows that see no key are in no band, unless `every_row` is true.
+    """
     edges = {0, n_rows, *(t.q_start for t in tiles), *(t.q_stop for t in tiles)}
     cuts = sorted(edges)
     begins, ends = (np.array([getattr(t, name) for t in tiles], int) for name in ("q_start", "q_stop"))
@@ -196,7 +213,7 @@ def _stretch(tile: Tile) -> _Stretch:
 
 
 def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretch, ...]:
-    """Return what rows start … stop see of the stretches, in canonical form: ascending, clipped and joined."""
+    """Return the parts of the stretches that rows start … stop see, ascending, clipped and joined."""
     found: list[_Stretch] = []
     for stretch in sorted(stretches, key=lambda s: s.begin):
         part = stretch.seen_by(start, stop)
@@ -208,9 +225,9 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
 
 
 def _one_band(above: _Band, below: _Band) -> _Band | None:
-    """Return both bands as one if they are adjacent and one list of stretches describes what the rows of each see, else None.
+    """Return both bands as one if they are adjacent and one list of stretches describes both, or else None.
 
-    That is the list of one of them, or the stretches of both taken together, as for the rows of a window.
+    This list is the list of one band, or the union of the stretches of both, as for the rows of a window.
     """
     if above.stop != below.start:
         return None
@@ -230,7 +247,7 @@ def _cut(band: _Band, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _segments(stretches: tuple[_Stretch, ...], start: int, stop: int, block: int) -> Iterator[Segment]:
-    """Yield the stretches as segments: up to `split` whole blocks that all rows see, from there on masked ones."""
+    """Yield the stretches as segments: up to `split` whole blocks that all rows see, then masked blocks."""
     for stretch in _seen(stretches, start, stop):
         begin, end, high, low = stretch.begin, stretch.end, stretch.high, stretch.low
         if low != -ALL:
@@ -243,7 +260,7 @@ def _segments(stretches: tuple[_Stretch, ...], start: int, stop: int, block: int
 
 
 def _whole(length: int, block: int) -> int:
-    """Return the length of the fewest whole blocks that hold `length`."""
+    """Return `length` rounded up to whole blocks."""
     return -(-length // block) * block
 
 

@@ -1,4 +1,4 @@
-"""Ranks whose messages are recorded and then timed on a network: a cluster, its recording, its timeline."""
+"""Ranks whose messages are recorded and then timed on a network: cluster, recording and timeline."""
 
 from __future__ import annotations
 

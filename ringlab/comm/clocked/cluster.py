@@ -1,11 +1,11 @@
-"""A cluster that runs a program for its timing only: shapes instead of data, and a log instead of a clock.
+"""A cluster that runs a program only for its timing, with shapes instead of data and logs instead of a clock.
 
-The ranks are the virtual cluster's threads; each runs until it blocks. A message completes at once: a send is logged and
-its sender goes on, and a receive that finds its message goes on too. So a rank blocks a few times in a whole ring instead
-of once per hop, and no data moves. The log holds the computations, posts and waits of each rank; `Recording.clock`
-computes their times afterwards, on any network.
+The ranks are threads, as on the virtual cluster, and each runs until it blocks. A message completes at once:
+the sender logs the send and continues, and a receiver continues if its message was sent already. So a rank
+blocks a few times in a whole ring instead of once per hop, and no data moves. The log contains the
+computations, posts and waits of each rank. `Recording.clock` computes their times afterwards, on any network.
 
-Give the program tensors on the device "meta": they have a shape and a dtype, and no memory.
+Pass tensors on the device "meta" to the program. They have a shape and a dtype, but no memory.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ T = TypeVar("T")
 class ClockedCluster:
     """`P` ranks whose program is recorded.
 
-    costs: the seconds of a computation, in addition to those that it spends itself (`_ClockedComm.spend`); none by
-    default. The network on which the recording is clocked charges for messages.
-    memory: count the bytes of each rank's tensors (about 25 µs per torch operation).
+    costs: the seconds of a computation, in addition to those that the computation itself spends
+    (`_ClockedComm.spend`); none by default. The times of messages come from the network on which the
+    recording is clocked.
+    memory: whether to count the bytes of each rank's tensors (about 25 µs per torch operation).
 
     Raises: WorldSizeError unless P is an integer ≥ 1.
 
@@ -72,8 +73,9 @@ class ClockedCluster:
         """Return the recording of `program(ring, *args)` on every rank.
 
         Raises: DeadlockError if ranks wait for messages that no rank sends; MismatchError or UnreceivedError if messages
-        do not fit; all three name ranks and exchanges. A RinglabError of the program is raised as it is, any other
-        exception as RankFailedError. Senders do not wait here; `Recording.clock` finds a cycle of senders.
+        do not fit. All three name ranks and exchanges. A RinglabError of the program is raised unchanged, any
+        other exception as RankFailedError. Senders do not wait here, so only `Recording.clock` finds a cycle
+        of senders.
         """
         return _Run(self, program, args).run()
 
@@ -83,11 +85,12 @@ class ClockedCluster:
         models: Sequence[int],
         seconds: Seconds,
     ) -> Recording:
-        """Return the recording of a program in which many ranks do the same with other neighbours.
+        """Return the recording of a program in which many ranks do the same operations with other neighbours.
 
-        models: for each rank, the rank whose operations it repeats, with peers that are as far from it. Only the models run. What
-        they receive has the shapes that they expect, and messages are compared afterwards.
-        seconds: of each computation of a rank, whose labels are those of its model.
+        models: for each rank, its model: the rank whose operations it repeats, with peers at the same
+        distances. Only the models run. They receive tensors of the shapes that they expect, and messages are
+        compared afterwards.
+        seconds: returns the seconds of each computation of a rank, whose labels are those of its model.
 
         Raises: as `run`; CommError if the models' messages do not fit together.
         """
@@ -95,17 +98,18 @@ class ClockedCluster:
         return replicate_ranks(run.run(), models, seconds)
 
     def run_some(self, program: Callable[[Ring], Any], ranks: Sequence[int] = (0,)) -> Recording:
-        """Return the recording of a program that these ranks run, each as if alone, for `lockstep.evaluate_alike`; the others do nothing.
+        """Return the recording of a program that only these ranks run, each as if alone.
 
-        What they receive has the shapes that they expect. Raises: as `run`.
+        It is made for `lockstep.evaluate_alike`. The ranks receive tensors of the shapes that they expect.
+        Raises: as `run`.
         """
         return _Run(self, program, (), ranks).run()
 
 
 class _Run:
-    """Passes the turn, counts messages per pair of ranks, and finds messages that do not fit.
+    """Passes the turn to run, counts messages per pair of ranks, and finds messages that do not fit.
 
-    ranks: those that run, each as if alone; all, together, if None.
+    ranks: the ranks that run, each as if alone. None means that all ranks run, together.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class _Run:
 
     def run(self) -> Recording:
         collecting = gc.isenabled()
-        gc.disable()  # a rank makes thousands of small objects, and no cycles of them
+        gc.disable()  # a rank makes thousands of small objects, but no reference cycles
         try:
             self.turns.run()
         finally:
@@ -166,7 +170,7 @@ class _Run:
         self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
-        """Wake the ranks that have not ended, with the reason why none can go on."""
+        """Wake the ranks that have not ended, with the reason why no rank can continue."""
         works: dict[int, Waiting] = {
             rank: work.seen(open_ends=True) for rank, work in enumerate(self.blocked) if work is not None
         }
@@ -195,7 +199,7 @@ class _Run:
         raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
 
     def _leftovers(self, comm: _ClockedComm) -> Iterator[Half]:
-        """Yield the ends of `comm`'s messages whose other ends were never posted."""
+        """Yield the ends of messages that `comm` posted and whose other ends were never posted."""
         for peer, sent in comm.sent.items():
             taken = self.comms[peer].taken.get(comm.rank, 0)
             for number in range(taken, len(sent)):
@@ -226,11 +230,11 @@ class _ClockedComm(Comm):
         self.one_before: tuple[Sequence[Tensor], int] = (), -1
 
     def now(self) -> float:
-        """Return 0: times are computed after the program has ended."""
+        """Return 0, because times are computed after the program has ended."""
         return 0.0
 
     def spend(self, seconds: float) -> None:
-        """Charge `seconds` to the computation under way, in addition to the cluster's costs."""
+        """Add `seconds` to the time of the current computation, in addition to the cluster's costs."""
         self.spent += seconds
 
     def exchange(
@@ -254,7 +258,7 @@ class _ClockedComm(Comm):
                 where(to, self, "to")
                 assert to is not None
             last, form = self.last
-            # A rank mostly sends on the very tensors that it received last.
+            # A rank usually forwards the tensors that it received last.
             if len(send) == len(last) == 2:
                 same = send[0] is last[0] and send[1] is last[1]
             else:
@@ -281,7 +285,7 @@ class _ClockedComm(Comm):
             number = self.taken.get(source, 0)
             self.taken[source] = number + 1
             before, form = self.one_before
-            if receive is not before:  # buffers take turns: the same ones come every other time
+            if receive is not before:  # two buffers alternate, so the same tensors return every second time
                 form = forms.form(receive)
             self.one_before, self.last = self.last, (receive, form)
             log.source.append(source)
@@ -295,7 +299,7 @@ class _ClockedComm(Comm):
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self.state == "computing":
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside another one is part of it
         if self.state:
             self._refuse("compute")
         self.state, self.spent = "computing", 0.0
@@ -326,7 +330,10 @@ class _ClockedComm(Comm):
 
 
 class _ClockedWork(Work):
-    """An exchange of one rank: the `number`-th message from its source completes it, if it expects one."""
+    """An exchange of one rank.
+
+    If it expects a message, the `number`-th message from its source completes it.
+    """
 
     def __init__(self, comm: _ClockedComm, index: int, number: int, receive: Sequence[Tensor]) -> None:
         self.comm, self.index, self.number, self.receive = comm, index, number, receive
@@ -374,7 +381,10 @@ class _ClockedWork(Work):
         )
 
     def seen(self, open_ends: bool = False) -> Posted:
-        """Return this exchange for errors about it; `open_ends` adds the messages for which it waits."""
+        """Return this exchange in the form that errors need.
+
+        open_ends: whether to add the messages it waits for.
+        """
         run, rank = self.comm.run, self.comm.rank
         ends = run.ends(rank, self.index, sending=False) if open_ends else ()
         return posted(self.comm.log, run.forms, rank, self.index, ends)

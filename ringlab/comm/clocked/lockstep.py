@@ -1,8 +1,8 @@
-"""The times of many ranks that all do the same: each operation of one rank stands for that of every rank, at once.
+"""The times of many ranks that all do the same operations, computed for all at once from one rank's log.
 
-Ranks may have blocks of different lengths (`Blocks`): then an operation is the same and the bytes of its messages differ.
-Nothing is kept for each operation of each rank, so memory does not grow with the square of their number. The times are those of
-`timeline.evaluate`, to the last bit.
+Ranks may have blocks of different lengths (`Blocks`). Then their operations are the same, but the bytes of
+their messages differ. Nothing is kept for each operation of each rank, so memory does not grow with the
+square of the number of ranks. The times are equal to those of `timeline.evaluate`, to the last bit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _NEVER = (np.inf, -np.inf)
 
 @dataclass(frozen=True)
 class Lockstep(Timeline):
-    """A timeline of all ranks, whose operations are known for some.
+    """A timeline of all ranks in which the operations of only some ranks are kept.
 
-    The fields of `Timeline` hold the operations of the `kept` ranks only; the other fields are of all ranks.
+    The fields of `Timeline` contain only the operations of the `kept` ranks. The other fields are for all
+    ranks.
     """
 
     kept: tuple[int, ...]
@@ -81,8 +82,8 @@ class Lockstep(Timeline):
 class Blocks:
     """The blocks of tokens that messages carry.
 
-    lengths: how many tokens the block of each rank has. sent, received: for each exchange, how many ranks behind is the owner of the block
-    that it sends, or receives.
+    lengths: the number of tokens in the block of each rank. sent, received: for each exchange, the distance
+    from the rank back to the owner of the block that the exchange sends, or receives.
     """
 
     lengths: Int[np.ndarray, " P"]
@@ -99,10 +100,11 @@ def evaluate_alike(
     keep: Sequence[int] = (),
     blocks: Blocks | None = None,
 ) -> Lockstep | None:
-    """Return the times of `P` ranks that all do what rank 0 does in `log`, each with peers at the same distances.
+    """Return the times of `P` ranks that repeat rank 0's operations, with peers at the same distances.
 
-    keep: ranks whose operations are kept. blocks: None if all have one length. None if a message is posted by its sender before its
-    receiver, or is awaited before it is sent: then ranks do not go on together.
+    keep: ranks whose operations are kept. blocks: None if all blocks have one length. The result is None if
+    the ranks cannot continue together, because sender and receiver post a message in different exchanges, or
+    because a message is awaited before it is sent.
     Raises: CommError if sends and receives do not fit together.
     """
     moved = _Moved(log, forms, blocks)
@@ -112,7 +114,7 @@ def evaluate_alike(
 
 
 class _Moved:
-    """The forms that each exchange sends and receives: those of every rank, or a single one that all share."""
+    """The forms that each exchange sends and receives, one for every rank, or one that all ranks share."""
 
     def __init__(self, log: Log, forms: Forms, blocks: Blocks | None) -> None:
         self.log, self.blocks = log, blocks
@@ -125,11 +127,11 @@ class _Moved:
         }
 
     def sent(self, exchange: int) -> Int[np.ndarray, " ranks"]:
-        """Return the forms that ranks send; −1 for none."""
+        """Return the forms that ranks send, or −1 if they send nothing."""
         return self._of(self.log.sent[exchange], exchange, sending=True)
 
     def received(self, exchange: int) -> Int[np.ndarray, " ranks"]:
-        """Return the forms that ranks receive; −1 for none."""
+        """Return the forms that ranks receive, or −1 if they receive nothing."""
         return self._of(self.log.received[exchange], exchange, sending=False)
 
     def _of(self, form: int, exchange: int, sending: bool) -> Int[np.ndarray, " ranks"]:
@@ -141,7 +143,12 @@ class _Moved:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """For each exchange: how far ahead it sends and from how far behind it receives, 0 for not at all; the exchanges at the other ends."""
+    """For each exchange, the distances to its peers, and the exchanges at the other ends of its messages.
+
+    ahead, behind: how many ranks ahead the exchange sends, and from how many ranks behind it receives; 0
+    means no message. receive: the exchange that receives its message. send: the exchange that sends the
+    message it receives.
+    """
 
     ahead: list[int]
     behind: list[int]
@@ -176,7 +183,7 @@ def _pairs(log: Log, moved: _Moved, P: int) -> _Pairs | None:
 
 
 class _Lockstep:
-    """All ranks at one operation; the messages under way."""
+    """The state of all ranks at one operation, with the messages that are under way."""
 
     def __init__(self, log: Log, forms: Forms, P: int, network: Links, pairs: _Pairs, moved: _Moved) -> None:
         self.log, self.forms, self.P, self.network, self.pairs = log, forms, P, network, pairs
@@ -210,7 +217,7 @@ class _Lockstep:
         return Lockstep(program, self.forms, *of_rank, both, keep, self.bytes_sent, *times)
 
     def _link(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The port, bytes per second and latency of each rank's messages to the rank so far ahead."""
+        """The port, bytes per second and latency of each rank's messages to a rank at this distance."""
         found = self.links.get(distance)
         if found is None:
             if len(self.links) >= _LINKS:
@@ -225,7 +232,7 @@ class _Lockstep:
         return found
 
     def _post(self, number: int) -> None:
-        """Begin the sends of this exchange: its receivers post now, too."""
+        """Begin the sends of this exchange, whose receivers post it at the same operation."""
         distance = self.pairs.ahead[number]
         if distance:
             port, rate, latency = self._link(distance)
@@ -238,7 +245,10 @@ class _Lockstep:
             self.under_way[number] = departure, free + latency
 
     def _wait(self, number: int) -> np.ndarray:
-        """Wait for the messages of this exchange; return their (out or in, departure or arrival) of every rank."""
+        """Wait for the messages of this exchange.
+
+        Return their (out or in, departure or arrival) for every rank.
+        """
         none = np.full(self.P, _NEVER[0]), np.full(self.P, _NEVER[1])
         out = self.under_way.pop(number, none)
         distance = self.pairs.behind[number]
@@ -250,7 +260,7 @@ class _Lockstep:
     def _program(
         self, keep: tuple[int, ...], messages: dict[int, np.ndarray]
     ) -> tuple[Program, Float[np.ndarray, "messages 2"]]:
-        """The operations of the ranks that are kept, and the messages that each of their exchanges sends and receives."""
+        """Return the operations of the kept ranks, and the messages that their exchanges send and receive."""
         log, count = self.log, len(keep)
         codes, posts, computes = np.array(log.codes), len(log.to), len(log.labels)
         kinds = (codes & 3).astype(np.int8)

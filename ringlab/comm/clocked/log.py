@@ -1,4 +1,4 @@
-"""The operations of the ranks of a clocked cluster, each rank's in order, as logs and as arrays."""
+"""The operations of the ranks of a clocked cluster, as one log per rank and as arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPUTE, POST, WAIT = 0, 1, 2
 
 
 class Log:
-    """The operations of one rank: codes 4·n + kind, where n counts exchanges or computations."""
+    """The operations of one rank as codes 4·n + kind. n is the number of the exchange or computation."""
 
     def __init__(self) -> None:
         self.codes = array("q")
@@ -46,7 +46,7 @@ class Form:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes on the wire."""
+        """Return the number of bytes that are sent."""
         return sum(
             int(np.prod(shape)) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -59,7 +59,7 @@ class Form:
 
 
 class _Numbers(dict[Any, int]):
-    """A number for every key, in the order in which keys are first looked up."""
+    """A dictionary that numbers its keys in the order in which they are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -67,7 +67,7 @@ class _Numbers(dict[Any, int]):
 
 
 class Forms:
-    """Numbers for forms and labels; equal ones have the same number.
+    """Numbers for forms and for labels. Equal forms have the same number, and so have equal labels.
 
     messages: the number of each form, by (tag, number of its shapes and dtypes).
     labels: the number of each label of a computation.
@@ -100,7 +100,7 @@ class Forms:
         return found
 
     def of_tokens(self, number: int, tokens: int) -> int:
-        """Return the number of the message `number` with so many tokens, on axis −2 of each tensor."""
+        """Return the number of form `number` after axis −2 of each tensor is set to `tokens`."""
         given = self[number]
         shapes = tuple((*shape[:-2], tokens, shape[-1]) for shape in given.shapes)
         return self.messages[given.tag, self._number(shapes, given.dtypes)]
@@ -114,11 +114,11 @@ class Forms:
 class Program:
     """The operations of all ranks, rank after rank, as arrays.
 
-    starts: the index of each rank's first operation, then the number of all operations.
+    starts: the index of each rank's first operation, and at the end the number of all operations.
     kinds: COMPUTE, POST or WAIT.
     refs: the number of the computation or exchange, counted over all ranks.
-    labels holds a value for each computation. The other arrays hold one for each exchange: its rank, its peers (−1 for
-    none), bytes and forms.
+    labels contains a value for each computation. The other arrays contain a value for each exchange: its
+    rank, its peers (−1 for none), bytes and forms.
     """
 
     starts: np.ndarray
@@ -144,11 +144,11 @@ class Program:
         posts = np.cumsum([0, *(len(log.to) for log in logs)])
         computes = np.cumsum([0, *(len(log.labels) for log in logs)])
         kinds, refs = np.empty(starts[-1], np.int8), np.empty(starts[-1], np.int32)
-        for rank, log in enumerate(logs):  # rank by rank: there are millions of operations
+        for rank, log in enumerate(logs):  # rank by rank, to save memory: there are millions of operations
             codes, own = np.array(log.codes), slice(starts[rank], starts[rank + 1])
             kinds[own] = codes & 3
             refs[own] = (codes >> 2) + np.where(kinds[own] == COMPUTE, computes[rank], posts[rank])
-        nbytes = np.append(forms.nbytes(), 0)  # -1, no tensors, is the last
+        nbytes = np.append(forms.nbytes(), 0)  # index −1, no tensors, means 0 bytes
         sent, received = joined("sent"), joined("received")
         return Program(
             starts=starts,
@@ -171,12 +171,16 @@ class Program:
 
     @cached_property
     def messages(self) -> Messages:
-        """Return the messages: the n-th from one rank to another joins the n-th send and the n-th receive of the two."""
+        """Return the messages.
+
+        The n-th send from one rank to another and their n-th receive are one message.
+        """
         sends, receives = (np.flatnonzero(peers >= 0).astype(np.int32) for peers in (self.to, self.source))
-        # Exchanges are in order of rank and posting, and sorting is stable: so are those of a pair.
+        # Exchanges are in order of rank and posting. Sorting is stable, so those of a pair stay in order of
+        # posting.
         sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
         receives = receives[np.lexsort((self.post_rank[receives], self.source[receives]))]
-        order = np.argsort(sends, kind="stable")  # back to the order of rank and posting
+        order = np.argsort(sends, kind="stable")  # restores the order of rank and posting
         sends, receives = sends[order], receives[order]
         count = len(self.to)
         outgoing, incoming = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
@@ -186,7 +190,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Messages:
-    """For each message, the exchange that sends it and the one that receives it; for each exchange, its messages or −1."""
+    """The exchanges of each message and the messages of each exchange, as arrays of numbers.
+
+    sends, receives: for each message, the exchange that sends it and the exchange that receives it. outgoing,
+    incoming: for each exchange, the message that it sends and the message that it receives, or −1.
+    """
 
     sends: np.ndarray
     receives: np.ndarray

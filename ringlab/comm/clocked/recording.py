@@ -18,7 +18,7 @@ from ringlab.errors import RinglabError, WorldSizeError
 
 @dataclass(eq=False)
 class Posted:
-    """An exchange of one rank, for errors about it."""
+    """An exchange of one rank in the form that error messages need."""
 
     rank: int
     tag: str
@@ -69,16 +69,16 @@ class Recording:
     ) -> Timeline:
         """Return the times of all operations on `network`, in virtual seconds.
 
-        slow: the factor by which a rank's computations take longer, by rank.
+        slow: for each slow rank, the factor by which its computations take longer.
         jitter: the standard deviation of the logarithm of a random factor of mean 1 on every computation. A rank's
-        factors depend on `seed` and on its number only.
+        factors depend only on `seed` and on the number of the rank.
         Raises: DeadlockError if sends wait for receives that are posted only after them; WorldSizeError for a slow rank
         that does not exist.
         """
         return self.timeline(network, self._seconds(slow or {}, jitter, seed))
 
     def timeline(self, network: Links, seconds: Float[np.ndarray, " computations"]) -> Timeline:
-        """Return the times of all operations on `network` if the computations take these `seconds`, rank by rank.
+        """Return the times of all operations on `network`. seconds: those of all computations, rank by rank.
 
         Raises: DeadlockError if sends wait for receives that are posted only after them.
         """
@@ -88,7 +88,7 @@ class Recording:
         return Timeline(self.program, self.forms, ends, seconds, messages)
 
     def _posted(self, stuck: Stuck) -> Posted:
-        """Return the exchange that a rank cannot complete, with the ends that are waiting."""
+        """Return the exchange that a rank cannot complete, with the ends of messages that are waiting."""
         rank, forms = stuck.rank, self.forms
         index = stuck.post - int(np.searchsorted(self.program.post_rank, rank))
         log = self.logs[rank]

@@ -1,4 +1,4 @@
-"""The recording of many ranks from those of a few: ranks that do the same with other neighbours share their operations."""
+"""Makes the recording of many ranks from that of a few, if they differ only in their neighbours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Seconds: TypeAlias = Callable[[int, tuple[str, ...]], Float[np.ndarray, " comput
 
 
 def replicate_ranks(found: Recording, models: Sequence[int], seconds: Seconds) -> Recording:
-    """Return the recording of all ranks from one in which only the `models` ran: see `ClockedCluster.run_alike`.
+    """Return the recording of all ranks, given that of the `models` (see `ClockedCluster.run_alike`).
 
     Raises: CommError if the messages do not fit together.
     """
@@ -40,7 +40,7 @@ def replicate_ranks(found: Recording, models: Sequence[int], seconds: Seconds) -
 
 
 def _rotated(log: Log, by: int, P: int, seconds: Float[np.ndarray, " computations"]) -> Log:
-    """Return the operations of a rank that is `by` ranks further on; what is equal is shared."""
+    """Return the operations of the rank `by` ranks further on. Arrays that are equal are shared."""
     made = Log()
     made.codes, made.labels, made.sent, made.received = log.codes, log.labels, log.sent, log.received
     made.to, made.source = (_moved(peers, by, P) for peers in (log.to, log.source))
@@ -59,7 +59,7 @@ def _moved(peers: array[int], by: int, P: int) -> array[int]:
 
 
 def _check_messages(made: Recording) -> None:
-    """Compare both ends of every message: nobody else has, since no model met another rank."""
+    """Compare both ends of every message. They were not compared before, because each model ran alone."""
     program = made.program
     sends, receives = (np.bincount(_pairs(made, sending), minlength=made.P**2) for sending in (True, False))
     if not np.array_equal(sends, receives):
@@ -70,7 +70,7 @@ def _check_messages(made: Recording) -> None:
 
 
 def _pairs(made: Recording, sending: bool) -> np.ndarray:
-    """Return sender · P + receiver of each message, by its sends or by its receives."""
+    """Return sender · P + receiver of each message, computed from its send or from its receive."""
     program = made.program
     peers = program.to if sending else program.source
     posts = peers >= 0

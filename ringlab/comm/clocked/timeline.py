@@ -1,17 +1,19 @@
-"""Virtual time for a recorded program, computed from the times of its messages, never from the order of the threads.
+"""Virtual times for a recorded program, computed from its messages, not from the order of the threads.
 
-A message starts when both its ends are posted and its port is free: the sends of one rank over one kind of link follow
-each other in the order of posting. It occupies the port for bytes/bandwidth, and arrives one latency later. An exchange is
-complete, for its sender too, when all its messages have arrived, as on the virtual cluster.
+A message starts when both its ends are posted and its port is free. The sends of one rank over one kind of
+link use the port one after the other, in the order of posting. A message occupies the port for
+bytes/bandwidth, and arrives one latency later. An exchange is complete, also for its sender, when all its
+messages have arrived, as on the virtual cluster.
 
-Real networks differ in three ways. The port of the RECEIVER is never busy here, so a rank to which many send at once
-receives them all together. An all-gather of P − 1 sends by each rank uses one port, one send after another, whereas
-NCCL's ring all-gather uses all rails between nodes and can be several times faster. Exchanges of one rank over different
-kinds of link do not wait for each other here, and where no rank could go on, a message that is ready passes those before
-it; NCCL runs the exchanges of one communicator in the order of posting, so a backward whose hops are not hidden may be
-slower than its timeline.
+Real networks differ in three ways. The port of the RECEIVER is never busy here, so if many ranks send to one
+rank at the same time, it receives all messages together. An all-gather of P − 1 sends by each rank uses one
+port, one send after another, whereas NCCL's ring all-gather uses all rails between nodes and can be several
+times faster. Exchanges of one rank over different kinds of link do not wait for each other here, and if no
+rank can continue, a message that is ready passes those before it. NCCL runs the exchanges of one communicator
+in the order of posting, so a backward whose hops are not hidden may be slower than its timeline.
 
-All ranks advance together, with one NumPy operation for all of them: the cost is that of the longest program, times ranks.
+All ranks advance together, with one NumPy operation for all of them, so the cost grows with the length of the
+longest program times the number of ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ Ranks: TypeAlias = Int[np.ndarray, " pairs"]
 
 @runtime_checkable
 class Links(Protocol):
-    """A network: the properties of the link between each pair of ranks, given as two arrays."""
+    """A network: the properties of the links between pairs of ranks. Pairs are passed as two arrays."""
 
     def bytes_per_s(self, source: Ranks, to: Ranks) -> np.ndarray:
-        """Return the bytes per second in one direction; inf for a link that costs nothing."""
+        """Return the bytes per second in one direction. inf means that sending takes no time."""
         ...
 
     def latency_s(self, source: Ranks, to: Ranks) -> np.ndarray:
@@ -46,7 +48,7 @@ class Links(Protocol):
         ...
 
     def port(self, source: Ranks, to: Ranks) -> np.ndarray:
-        """Return the number of the port by which `source` sends, from 0; messages on the same port queue."""
+        """Return the number, from 0, of the port by which `source` sends. Messages on the same port queue."""
         ...
 
 
@@ -55,7 +57,8 @@ class Timeline:
     """The times of all operations, in virtual seconds from the start.
 
     ends: the end of each operation of `program`. seconds: the length of each computation.
-    messages: when each message set out and arrived; a last one, which is none, stands for those that an exchange lacks.
+    messages: the departure and arrival of each message. One more row at the end is used by exchanges that
+    have no message.
     """
 
     program: Program
@@ -102,7 +105,10 @@ class Timeline:
 
     @property
     def busy_fraction(self) -> float:
-        """Return the share of all ranks' seconds until the end in which they computed; 1 if nothing takes time."""
+        """Return the share of all ranks' time until the makespan in which they computed.
+
+        It is 1 if nothing takes time.
+        """
         total = self.makespan_s * self.program.world_size
         return float(self.busy_s.sum()) / total if total else 1.0
 
@@ -112,9 +118,9 @@ class Timeline:
         return self.begins[ops], self.program.kinds[ops], self.ends[ops]
 
     def trace(self, ranks: Sequence[int] | None = None) -> Trace:
-        """Return the events as the virtual cluster would trace them: for pictures, Perfetto or sums.
+        """Return the events in the form of the virtual cluster's trace, for pictures, Perfetto or sums.
 
-        ranks: those whose events are returned, by default all; a thousand ranks have millions of events.
+        ranks: the ranks whose events are returned, by default all. A thousand ranks have millions of events.
         """
         program, trace = self.program, Trace(self.program.world_size)
         labels = list(self.forms.labels)
@@ -155,9 +161,9 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank that cannot complete the exchange `post`, counted over all ranks.
+    """A rank that cannot complete an exchange. post: the exchange's number, counted over all ranks.
 
-    sending, receiving: whether its send, or its receive, is incomplete.
+    sending, receiving: whether the send, or the receive, of the exchange is incomplete.
     """
 
     rank: int
@@ -169,9 +175,9 @@ class Stuck:
 def evaluate(
     program: Program, network: Links, seconds: Float[np.ndarray, " computations"]
 ) -> tuple[Float[np.ndarray, " operations"], Float[np.ndarray, "messages 2"], list[Stuck]]:
-    """Return the end of each operation and `Timeline.messages`, and the ranks that never end.
+    """Return the end of each operation, `Timeline.messages`, and the ranks that never end.
 
-    The computations take these `seconds`.
+    seconds: the time that each computation takes.
     """
     clock = _Clock(program, network, seconds)
     while clock.advance():
@@ -180,12 +186,12 @@ def evaluate(
 
 
 class _Clock:
-    """The operation at which each rank stands, its time, and the arrival of each message."""
+    """The current operation and time of each rank, and the arrival of each message."""
 
     def __init__(self, program: Program, network: Links, seconds: np.ndarray) -> None:
         P = program.world_size
         self.program, self.seconds = program, seconds
-        # Every rank's operations end with one of the kind END, at which it stays.
+        # The last operation of every rank has the kind END, and the rank stays there.
         self.kinds = np.insert(program.kinds, program.starts[1:], END)
         self.refs = np.insert(program.refs, program.starts[1:], 0)
         self.at = program.starts[:-1] + np.arange(P)
@@ -194,7 +200,8 @@ class _Clock:
         self.posted = np.full(len(program.to), UNKNOWN)
         self.messages = program.messages
         count = len(self.messages.sends)
-        # One more than there are messages: an exchange without a message waits for one that came before the start.
+        # One more than the number of messages: an exchange without a message waits for one that arrived at
+        # −inf.
         self.arrival = np.full(count + 1, UNKNOWN)
         self.arrival[-1] = -np.inf
         self.departure = np.full(count + 1, np.inf)
@@ -204,7 +211,7 @@ class _Clock:
         self.latency = np.broadcast_to(network.latency_s(sender, receiver), (count,))
         of_sender = network.port(sender, receiver)
         port = sender * (1 + of_sender.max(initial=0)) + of_sender
-        self.queue = np.argsort(port, kind="stable")  # by port, then in order of posting
+        self.queue = np.argsort(port, kind="stable")  # sorted by port, then in order of posting
         self.head, self.tail = (
             np.searchsorted(port[self.queue], np.unique(port), side=side) for side in ("left", "right")
         )
@@ -226,7 +233,7 @@ class _Clock:
         return self.all_ends[self.kinds != END]
 
     def advance(self) -> bool:
-        """Return whether any rank or port could go on; each goes on as far as it can."""
+        """Let each rank and port continue as far as it can, and return whether any could."""
         moved = self._post()
         moved |= self._send()
         moved |= self._compute()
@@ -234,12 +241,12 @@ class _Clock:
         return moved or self._overtake()
 
     def _step(self, ranks: np.ndarray) -> None:
-        """End the present operation of `ranks` at their time."""
+        """End the current operation of `ranks` at their current times."""
         self.all_ends[self.at[ranks]] = self.time[ranks]
         self.at[ranks] += 1
 
     def _standing(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ranks that stand at an operation of `kind`, and the exchange or computation of each."""
+        """Return the ranks whose current operation has this kind, and each one's exchange or computation."""
         ranks = np.flatnonzero(self.kinds[self.at] == kind)
         return ranks, self.refs[self.at[ranks]]
 
@@ -267,7 +274,7 @@ class _Clock:
         return bool(ranks.size)
 
     def _send(self) -> bool:
-        """Return whether any port could start its next message, both of whose ends must be posted."""
+        """Start the next message of each port if both its ends are posted. Return whether any started."""
         ports = np.flatnonzero(self.head < self.tail)
         messages = self.queue[self.head[ports]]
         ready = self._ready(messages)
@@ -280,12 +287,15 @@ class _Clock:
         return bool(ports.size)
 
     def _ready(self, messages: np.ndarray) -> np.ndarray:
-        """Return the time at which both ends of each message were posted, UNKNOWN if they are not yet."""
+        """Return the time at which both ends of each message were posted, or UNKNOWN before that."""
         sends, receives = self.messages.sends[messages], self.messages.receives[messages]
         return np.maximum(self.posted[sends], self.posted[receives])
 
     def _overtake(self) -> bool:
-        """Return whether, as no rank can go on, a port lets its first ready message pass those before it."""
+        """Let the first ready message of each port pass those before it, and return whether any message did.
+
+        This is needed if no rank can continue otherwise.
+        """
         moved = False
         for port in np.flatnonzero(self.head < self.tail):
             line = self.queue[self.head[port] : self.tail[port]]

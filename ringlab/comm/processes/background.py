@@ -1,4 +1,4 @@
-"""Transfers that run in the background, one after the other: on a thread of their own, and on a GPU on a stream too."""
+"""Transfers that run in the background, one after the other, on a separate thread (and stream, on a GPU)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ringlab.comm.processes.wire_format import Move
 from ringlab.comm.protocol import AnyTensor, Bytes, Tensors
 from ringlab.errors import MismatchError
 
-_PATIENCE = 2.0  # seconds for a lane to end, at the end
+_PATIENCE = 2.0  # seconds for which `close` waits for a lane to end
 
 
 class Lane:
-    """Does jobs in the order in which they were submitted, on a thread of its own.
+    """Does jobs in the order in which they were submitted, on a separate thread.
 
-    On a GPU a job begins when the kernels launched before it are done, and its copies run on a separate stream. After a
-    job failed with an error other than MismatchError, the two ends of the lane no longer agree on where they are, and
-    every later job fails with the same error.
+    On a GPU a job begins when the kernels launched before it have finished, and its copies run on a separate
+    stream. After a job has failed with an error other than MismatchError, the two ends of the lane may be at
+    different messages, so every later job fails with the same error.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,13 +31,13 @@ class Lane:
         self._broken: BaseException | None = None
 
     def submit(self, function: Callable[[], None], tensors: Tensors) -> Move:
-        """Return the move to wait for, once `function`, which reads and writes `tensors`, is queued."""
+        """Queue `function`, which reads and writes `tensors`, and return the move to wait for."""
         job = _Job()
         on_gpu = [t for t in tensors if t.is_cuda]
-        if on_gpu:  # this, on the program's thread: its current stream is the one to wait for
+        if on_gpu:  # on this, the program's thread, whose current stream is to be waited for
             device = on_gpu[0].device
             if self._stream is None:
-                self._stream = torch.cuda.Stream(device, priority=-1)  # its tiny kernels shall not queue
+                self._stream = torch.cuda.Stream(device, priority=-1)  # its tiny kernels must not queue
             job.ready = torch.cuda.current_stream(device).record_event()
             for tensor in on_gpu:
                 tensor.record_stream(self._stream)
@@ -47,7 +47,7 @@ class Lane:
         return job
 
     def close(self) -> None:
-        """End the thread, unless it is stuck in a transfer that never comes."""
+        """End the thread, unless it waits for a transfer that never arrives."""
         if self._thread.ident is not None:
             self._jobs.put(None)
             self._thread.join(_PATIENCE)
@@ -57,7 +57,8 @@ class Lane:
             job, function = task
             del task
             self._do(job, function)
-            # First this, because it holds tensors: a caller that waits for the job may count live tensors afterwards.
+            # Delete this first, because it holds tensors, and a caller may count live tensors when the job is
+            # done.
             del function
             job.over.set()
             del job
@@ -91,7 +92,7 @@ class _Job(Move):
         self.over = threading.Event()
 
     def wait(self, timeout: float) -> None:
-        """Return when the job is done or, on a GPU, fully launched.
+        """Return when the job is done or, on a GPU, when all its work has been launched.
 
         Raises: the job's own error; RuntimeError after `timeout` seconds.
         """
@@ -102,14 +103,17 @@ class _Job(Move):
 
 
 def as_bytes(tensor: AnyTensor) -> Bytes:
-    """Return the memory of a contiguous tensor."""
-    if not tensor.numel():  # NumPy's empty arrays have stride 0, which no view as bytes may have
+    """Return the memory of a contiguous tensor as an array of bytes."""
+    if not tensor.numel():  # NumPy's empty arrays have stride 0, so they cannot be viewed as bytes
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def copy(source: Bytes, into: Bytes) -> None:
-    """Copy bytes; on the CPU with this thread alone, because torch's threads would take the program's cores."""
+    """Copy bytes.
+
+    On the CPU only this thread copies, because torch's threads would take the program's cores.
+    """
     if source.device.type == into.device.type == "cpu":
         np.copyto(into.numpy(), source.numpy())
     else:

@@ -17,23 +17,32 @@ from ringlab.errors import CommError, MismatchError
 
 
 class Carrier(ABC):
-    """Moves tensors between this rank and its peers. `relays`: whether it can fetch a block from its owner."""
+    """Moves tensors between this rank and its peers.
+
+    relays: whether the carrier can fetch blocks from their owners.
+    """
 
     relays = False
 
     def check(self, label: Label) -> None:  # noqa: B027 (most carriers take every exchange)
-        """Return if the exchange can be carried; nothing of it is posted yet. Raises: CommError if it cannot."""
+        """Return if the exchange, of which nothing is posted yet, can be carried.
+
+        Raises: CommError if it cannot.
+        """
 
     @abstractmethod
     def start(self, message: Message | None, expected: Expected | None) -> None:
-        """Begin to move tensors to and from other ranks, and append the moves to the two halves."""
+        """Start moving tensors to and from other ranks, and append the moves to the exchange's two halves."""
 
     def relay(self, message: Message, expected: Expected, hops: int) -> None:
-        """Like `start`, for a block that has made `hops` hops; only where `relays`."""
+        """Do the same as `start` for a block that has made `hops` hops.
+
+        Only carriers with `relays` support it.
+        """
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027
-        """Wait for a moment until no other rank needs this one's memory; the program has ended without an error."""
+        """Wait briefly, after a program without error, until no other rank needs this rank's memory."""
 
     def close(self) -> None:  # noqa: B027
         """End the threads that run in the background."""
@@ -42,8 +51,9 @@ class Carrier(ABC):
 class PointToPoint(Carrier):
     """Sends and receives of torch.distributed: gloo for tensors on the CPU, NCCL for those on a GPU.
 
-    On a GPU, exchanges have a stream of their own. An exchange begins when the computations launched before it are done
-    and runs beside those launched after it; only the computations after `wait` wait for it.
+    On a GPU, exchanges run on a separate stream. An exchange begins when the computations launched before it
+    have finished, and runs at the same time as those launched after it. Only computations launched after
+    `wait` wait for it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -72,7 +82,7 @@ class PointToPoint(Carrier):
         return [
             p2p(self.group, function, tensor, half.peer, half.signature.number(half.number, place))
             for place, tensor in enumerate(half.tensors)
-            if tensor.numel()  # gloo cannot send an empty message; the header has announced that it is empty
+            if tensor.numel()  # gloo cannot send an empty tensor; the header has announced the empty tensor
         ]
 
     def _on_stream(self, ops: list[dist.P2POp]) -> _OnStream:
@@ -82,8 +92,8 @@ class PointToPoint(Carrier):
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             for work in dist.batch_isend_irecv(ops):
-                work.wait()  # makes this stream wait, not the host
-        for op in ops:  # memory freed meanwhile is not used again before this stream is done with it
+                work.wait()  # makes this stream wait; the host does not wait
+        for op in ops:  # memory freed meanwhile must not be reused before this stream has finished with it
             op.tensor.record_stream(self._stream)
         return _OnStream(self._stream.record_event())
 
@@ -101,14 +111,15 @@ class _OnStream(Move):
         self.event = event
 
     def wait(self, timeout: float) -> None:
-        """Return at once: the host has nothing to do, and NCCL's own watchdog keeps the time."""
+        """Return at once, because the host has nothing to do, and NCCL's own watchdog checks the timeout."""
 
 
 class AllToAll(Carrier):
     """One collective per exchange, in which each rank sends to one rank and receives from one.
 
-    It is for processes that share one GPU: gloo's all-to-all takes CUDA tensors, through pinned memory, and its sends and
-    receives do not. All ranks have to take part, and all shift around the ring by the same distance.
+    It is for processes that share one GPU, because gloo's all-to-all supports CUDA tensors, through pinned
+    memory, but gloo's sends and receives do not. All ranks must take part, and all must shift around the ring
+    by the same distance.
     """
 
     def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None, timeout: float) -> None:
@@ -128,7 +139,10 @@ class AllToAll(Carrier):
             )
 
     def start(self, message: Message | None, expected: Expected | None) -> None:
-        """Begin the collective in the background. Raises: MismatchError in the move's `wait`, if another message came."""
+        """Begin the collective in the background.
+
+        Raises: MismatchError in the move's `wait` if the message is not the expected one.
+        """
         if message is None or expected is None or message.local:
             return
         expected.met_elsewhere = True
@@ -142,7 +156,7 @@ class AllToAll(Carrier):
         try:
             expected.meet(self.timeout)
             problem = None
-        except MismatchError as error:  # the others wait in the collective: take part, then complain
+        except MismatchError as error:  # other ranks wait in the collective, so take part before raising
             problem = error
         like = message.tensors[0] if message.tensors else torch.empty(0)
         sent = torch.cat([as_bytes(t) for t in message.tensors]) if message.tensors else _no_bytes(like)

@@ -1,4 +1,4 @@
-"""The processes of one `launch`: started, listened to, reaped, and never left behind."""
+"""Starts, watches and ends the processes of one `launch`, and leaves none of them behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ stays for a while, so that distant ranks notice only after some seconds.
 _POLL = 0.05
 _STRIDE = 1.0
 """Cap on the elapsed time per poll: a suspended machine suspends its ranks too."""
-_FAILED = 1  # the exit status of a rank that reported an error
+_FAILED = 1  # the exit status of a rank that has reported an error
 
 
 class Child:
@@ -45,11 +45,11 @@ class Child:
         return read_journal(journal_path(self.folder, self.rank)) or STARTING
 
     def reported(self) -> bool:
-        """Return whether the rank has left its report."""
+        """Return whether the rank has written its report."""
         return report_path(self.folder, self.rank).exists()
 
     def overdue(self) -> bool:
-        """Return whether the rank reported a while ago and its process has still not ended."""
+        """Return whether the rank's process still runs long after the rank wrote its report."""
         if self.reported_at is None and self.reported():
             self.reported_at = time.monotonic()
         return self.reported_at is not None and time.monotonic() > self.reported_at + GRACE
@@ -67,13 +67,16 @@ class Child:
         """Kill the process and all processes that it started."""
         if self.process.returncode is None and self.process.poll() is None:
             self.killed_because = because
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a dead group
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError for a dead group
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Return the rank's process, which leads a session: Ctrl-C reaches the parent alone, and a kill all that it starts."""
+    """Return the rank's process, which leads a new session.
+
+    So Ctrl-C reaches only the parent, and killing the session ends all processes that the rank started.
+    """
     if fork_server.AVAILABLE:
         return ForkedProcess(fork_server.running(environment), folder, rank)
     module = "ringlab.comm.processes.rank_process"
@@ -85,13 +88,16 @@ def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProc
 
 
 class Clock:
-    """The seconds for which this process was looking; a stretch in which it could not look counts as `_STRIDE`."""
+    """The seconds for which this process watched.
+
+    A longer pause, such as a suspended machine, counts as `_STRIDE`.
+    """
 
     def __init__(self) -> None:
         self.seconds, self._read = 0.0, time.monotonic()
 
     def tick(self) -> float:
-        """Return the seconds up to now."""
+        """Return the seconds until now."""
         now = time.monotonic()
         self.seconds += min(now - self._read, _STRIDE)
         self._read = now
@@ -99,7 +105,7 @@ class Clock:
 
 
 class Children:
-    """All ranks' processes; leaving the `with` block kills those that still run."""
+    """The processes of all ranks. Leaving the `with` block kills those that still run."""
 
     def __init__(self, folder: Path, world_size: int, board: Board, environment: dict[str, str]) -> None:
         self.folder, self.board = folder, board
@@ -128,11 +134,12 @@ class Children:
         self.output.close()
 
     def supervise(self, startup: float, timeout: float, look: Callable[[], None] = lambda: None) -> None:
-        """Return when every process has ended; processes that a failed rank leaves hanging are killed.
+        """Return when every process has ended. Processes that wait in vain for a failed rank are killed.
 
-        look: called repeatedly meanwhile.
+        look: a function that is called repeatedly meanwhile.
 
-        Raises: TransportTimeout if not all ranks connect within `startup` seconds, or end within `timeout` after that.
+        Raises: TransportTimeout if not all ranks connect within `startup` seconds, or do not end within
+        `timeout` seconds after that.
         """
         deadline, connected = self.clock.tick() + startup, False
         while self.running:
@@ -147,7 +154,7 @@ class Children:
             elif self.failed_at is None and now > deadline:
                 if self.board.first_failure() is None:
                     raise self._timed_out(timeout if connected else startup, connected)
-                self.failed_at = now  # a rank is about to end with an error that says more
+                self.failed_at = now  # a rank will soon end with a more informative error
 
     def _reap(self) -> None:
         for child in list(self.running):
@@ -155,7 +162,7 @@ class Children:
             if code is None and not child.overdue():
                 continue
             self.running.remove(child)
-            child.kill()  # processes that the rank started may still run
+            child.kill()  # ends processes that the rank started and that still run
             if not child.reported():
                 self.board.record(child.rank, f"{child.ending()}; last: {child.doing()}")
             if not child.reported() or code == _FAILED:
@@ -179,7 +186,7 @@ class Children:
 
 
 class _Output:
-    """Passes the children's lines on, each with the rank that wrote it in front."""
+    """Prints the lines that children write, each after the number of the rank that wrote it."""
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
@@ -192,7 +199,7 @@ class _Output:
             self.selector.register(pipe, selectors.EVENT_READ, (child.rank, error))
 
     def pump(self, timeout: float) -> bool:
-        """Return whether any output came within `timeout` seconds; it is passed on."""
+        """Print the output that arrives within `timeout` seconds, and return whether there was any."""
         if not self.selector.get_map():
             time.sleep(timeout)
             return False
@@ -215,7 +222,7 @@ class _Output:
         stream.flush()
 
     def close(self) -> None:
-        """Pass on the last lines and close all pipes."""
+        """Print the last lines and close all pipes."""
         while self.pump(0.0):
             pass
         for key in list(self.selector.get_map().values()):

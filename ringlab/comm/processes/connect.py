@@ -1,6 +1,7 @@
-"""`connect`: the ring of the processes that torchrun started; and `join`, by which any process joins a transport.
+"""`connect` makes a ring of the processes that torchrun started; `join` lets any process join a transport.
 
-`TRANSPORTS` names the transports between processes; `lack` finds what the machine lacks for one.
+`TRANSPORTS` names the transports between processes. `lack` finds a need of a transport that the machine does
+not meet.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl", "symmetric": "gloo", "
 
 @dataclass(frozen=True)
 class Lack:
-    """A need of a transport that this machine does not meet: `needed`, the `got` found here, and the `remedy`."""
+    """A need of a transport that this machine does not meet: `needed`, `got` and `remedy`."""
 
     needed: str
     got: str
@@ -50,10 +51,10 @@ class Lack:
 
 
 def available() -> dict[str, str | None]:
-    """Return, for each transport, None if it runs here as intended, else the reason and a remedy.
+    """Return for each transport None if it runs on this machine as intended, or else the reason and a remedy.
 
-    On a machine without a GPU, 'symmetric' and 'shared-gpu' still carry CPU tensors, the former through shared memory,
-    so that everything except the transfer between GPUs can be tried.
+    On a machine without a GPU, 'symmetric' and 'shared-gpu' still carry CPU tensors, 'symmetric' through
+    shared memory, so that all their code except the transfer between GPUs can be tried.
     """
     ranks = {"gloo": 1, "nccl": 2, "symmetric": 2, "shared-gpu": 1}
     lacks = {name: lack(name, ranks[name]) or _no_gpu_to_use(name) for name in TRANSPORTS}
@@ -68,7 +69,7 @@ def check(transport: str, ranks: int) -> None:
 
 
 def lack(transport: str, ranks: int) -> Lack | None:
-    """Return the lack that keeps `ranks` ranks of this machine from using `transport`, or None.
+    """Return the unmet need that keeps `ranks` ranks of this machine from using `transport`, or None.
 
     Raises: BackendError for an unknown name.
     """
@@ -114,22 +115,23 @@ def _no_gpu_to_use(transport: str) -> Lack | None:
     return Lack(needed, "0 GPUs", "carries CPU tensors only; transport='gloo' is the usual choice for them")
 
 
-_LAST_WORDS = 2.0  # seconds for which a failed rank stays, so that the others can report what they saw
-_CPU_SLOT = 1 << 20  # bytes; shared memory is small in containers
+_LAST_WORDS = 2.0  # seconds for which a failed rank stays, so that other ranks can report their errors
+_CPU_SLOT = 1 << 20  # bytes per slot on the CPU; shared memory is small in containers
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 @contextmanager
 def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | None = None) -> Iterator[Ring]:
-    """Yield the ring of the processes that torchrun started, for a `with` statement; at its end the group is closed.
+    """Yield the ring of the processes that torchrun started, and close the group at the end of the block.
 
-    transport: "gloo" for tensors on the CPU; "nccl", or "symmetric" on one machine, where each rank has its own GPU;
-    "shared-gpu" where ranks share one. This rank's CUDA device is set.
-    timeout: seconds that a message may take.
-    startup: seconds for all ranks to connect; `timeout` by default.
+    transport: "gloo" for tensors on the CPU; "nccl", or on one machine "symmetric", if each rank has its own
+    GPU; "shared-gpu" if ranks share a GPU. The CUDA device of this rank is set.
+    timeout: the seconds that a message may take.
+    startup: the seconds in which all ranks must connect; by default `timeout`.
 
-    Raises: WorldSizeError outside torchrun; TransportTimeout, with the missing ranks, if not all connect in time;
-    BackendError, naming another transport, if this one cannot run here.
+    Raises: WorldSizeError outside torchrun; TransportTimeout, with the missing ranks, if not all ranks
+    connect in time; BackendError, which names another transport, if this transport cannot run on this
+    machine.
 
     >>> from ringlab import connect, errors
     >>> try:
@@ -154,7 +156,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
         got = f"{here} of {world_size} ranks here"
         raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
     check(transport, here)
-    # A second group on the same keys would find the addresses of the first one.
+    # A second group that uses the same keys would find the addresses of the first group.
     startup = timeout if startup is None else startup
     store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", torchrun_store(startup))
     _wait_for_all(store, rank, world_size, startup)
@@ -164,7 +166,10 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
 
 
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> None:
-    """Return when every rank has connected. Raises: TransportTimeout, with those that have not."""
+    """Return when every rank has connected.
+
+    Raises: TransportTimeout, with the ranks that have not connected.
+    """
     come = [f"come/{each}" for each in range(world_size)]
     try:
         store.set(come[rank], socket.gethostname())
@@ -178,7 +183,7 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float)
         raise TransportTimeout(
             f"all ranks connected within {startup:g} s",
             got,
-            "see how those ranks fare, and on which machine",
+            "look for the missing ranks: their output, and their machine",
         ) from error
 
 
@@ -191,9 +196,10 @@ def join(
     world_size: int,
     **options: Any,
 ) -> DistributedComm:
-    """Return this rank's end of `transport`, over addresses that all ranks leave in `store`; `closing` closes it.
+    """Return this rank's end of `transport`, over addresses that all ranks write to `store`.
 
-    startup, timeout: seconds for all ranks to connect, and for a message. options: further ones of DistributedComm.
+    startup: the seconds in which all ranks must connect. timeout: the seconds that a message may take.
+    options: further options of DistributedComm. `closing` closes the result.
 
     Raises: BackendError if a process group is open already; TransportTimeout if the ranks do not connect.
     """
@@ -201,16 +207,17 @@ def join(
         raise BackendError("no process group yet", "one is open", "use ringlab.Ring.of_group() on it")
     if transport != "gloo" and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    # NCCL's watchdog ends a process whose message takes longer than the group's limit: that of messages, too.
+    # NCCL's watchdog ends a process whose message takes longer than the limit of the group, so it gets the
+    # limit of messages.
     limit = timedelta(seconds=max(startup, timeout))
     try:
         dist.init_process_group(
             BACKENDS[transport], timeout=limit, store=store, rank=rank, world_size=world_size
         )
-        if transport == "nccl":  # a group's first NCCL operation must have all ranks take part
+        if transport == "nccl":  # all ranks must take part in the first NCCL operation of a group
             dist.all_reduce(torch.zeros(1, device="cuda"))
         carriers = _carriers(transport, rank, world_size, timeout)
-    except RuntimeError as error:  # gloo's own errors are plain ones
+    except RuntimeError as error:  # gloo raises plain RuntimeErrors
         raise _not_connected(error, startup) from error
     return DistributedComm(None, timeout, start=_shared_start(startup), carriers=carriers, **options)
 
@@ -229,7 +236,7 @@ def _carriers(transport: str, rank: int, world_size: int, timeout: float) -> dic
 
 @contextmanager
 def closing(comm: DistributedComm) -> Iterator[None]:
-    """Finish `comm` after the block, or report the block's error to the other ranks; then close the process group."""
+    """Finish `comm` after the block, or report the block's error to other ranks, and close the group."""
     leave = dist.destroy_process_group
     try:
         yield
@@ -238,7 +245,7 @@ def closing(comm: DistributedComm) -> Iterator[None]:
         comm.fail(error)
         comm.board.end(comm.rank)
         if "nccl" in str(dist.get_backend_config()):
-            # To destroy the group is to wait for its kernels, which may wait for a rank that never comes.
+            # Destroying the group would wait for its kernels, which may wait for a rank that has failed.
             leave = dist.distributed_c10d._abort_process_group
         raise
     finally:
@@ -250,9 +257,9 @@ def closing(comm: DistributedComm) -> Iterator[None]:
 
 @cache
 def torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts; it is kept, because without torchrun's agent rank 0 hosts it.
+    """Return the store that torchrun hosts. It is kept, because without torchrun's agent rank 0 hosts it.
 
-    Raises: TransportTimeout if it does not answer within `timeout` seconds.
+    Raises: TransportTimeout if the store does not answer within `timeout` seconds.
     """
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
@@ -269,7 +276,7 @@ def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
 
 
 def _shared_start(timeout: float) -> float:
-    """Return the reading of time.perf_counter that is second 0 for all ranks of this machine."""
+    """Return the value of time.perf_counter that all ranks of this machine use as second 0."""
     store = dist.distributed_c10d._get_default_store()
     use = dist.PrefixStore(f"ringlab/start/{next(_uses['start'])}", store)
     return common_start(use, dist.get_rank(), socket.gethostname(), timeout)

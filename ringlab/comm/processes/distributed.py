@@ -1,16 +1,17 @@
-"""The transports over torch.distributed: the same headers, errors and order on all of them.
+"""The transports over torch.distributed, all with the same headers, errors and order of messages.
 
-A carrier for each kind of device moves the tensors: gloo's or NCCL's sends and receives, gloo's all-to-all for ranks that
-share a GPU, or windows into each other's memory.
+A carrier for each kind of device moves the tensors: by sends and receives of gloo or NCCL, by gloo's
+all-to-all for ranks that share a GPU, or by windows into each other's memory.
 
-Every message starts with a header (see `parts`), so a wrong tag, shape or dtype becomes a MismatchError on the receiver.
-The sender, and every rank that waits for either, gets a PeerDiedError that names that error as the root cause. Two
-things cannot be detected. The program may swap the contents of two messages of the same tag, dtypes and shapes. And on
-NCCL a mismatch may be found after the GPU transfer has begun: the error is raised, but the GPU stays busy until the
-process group is closed.
+Every message starts with a header (see `wire_format`), so a wrong tag, shape or dtype raises a MismatchError
+on the receiver. The sender, and every rank that waits for the sender or the receiver, gets a PeerDiedError
+that names the MismatchError as the root cause. Two limits remain. If the program swaps the contents of two
+messages of the same tag, dtypes and shapes, this is not detected. On NCCL a mismatch may be found after the
+GPU transfer has begun. Then the error is raised, but the GPU stays busy until the process group is closed.
 
-A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the receive. Collectives are
-those of the base class: they use `exchange`, fold in rank order, and give the same bits as the virtual cluster.
+A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the receive. The
+collectives of the base class are used. They call `exchange`, add in rank order, and give the same bits as the
+virtual cluster.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from ringlab.errors import (
     UnreceivedError,
 )
 
-_LINGER = 1.0  # seconds for which a finished rank keeps its connections open for the others
-_GONE = ("onnection", "roken pipe", "pair closure")  # parts of gloo's messages about a peer that is gone
+_LINGER = 1.0  # seconds for which a finished rank keeps its connections open for other ranks
+_GONE = ("onnection", "roken pipe", "pair closure")  # parts of gloo's errors about a peer that has ended
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class DistributedComm(Comm):
-    """This process's end of a torch.distributed process group, the default group if None.
+    """This process's end of a torch.distributed process group. None means the default group.
 
-    Make one on every rank of the group. A wait of more than `timeout` seconds is an error. Peers are numbered within the
-    group. `note` is called with a line about each thing that this rank does; `doing` is the last of them.
+    Every rank of the group must make one. A wait of more than `timeout` seconds is an error. Peers are
+    numbered within the group. `note` is called with a line about each action of this rank; `doing` is the
+    last line.
 
-    Raises: BackendError if the group cannot carry CPU tensors, which headers are.
+    Raises: BackendError if the group cannot carry CPU tensors. Headers are CPU tensors.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class DistributedComm(Comm):
         self._traffic = Traffic(self.rank, group)
         self._carriers = carriers_of(group) if carriers is None else carriers
         self._count = 0
-        self._pending: dict[int, _DistributedWork] = {}  # gloo forgets a message whose work is dropped
+        self._pending: dict[int, _DistributedWork] = {}  # gloo drops a message if its work object is deleted
         if "cpu" not in self._carriers:
             got = str(dist.get_backend_config(group))
             raise BackendError("a group that carries CPU tensors too", got, _REMEDY)
@@ -92,8 +94,8 @@ class DistributedComm(Comm):
     ) -> Work:
         """Return the work of sending to rank `to` and receiving from rank `source`, both posted at once.
 
-        Raises: WorldSizeError if a peer is not a rank; DeviceError if no carrier takes the tensors; PeerDiedError or
-        another CommError if the exchange cannot be posted.
+        Raises: WorldSizeError if a peer is not a rank; DeviceError if no carrier supports the tensors;
+        PeerDiedError or another CommError if the exchange cannot be posted.
         """
         return self._post(send, to, receive, source, tag)
 
@@ -130,7 +132,7 @@ class DistributedComm(Comm):
         self._count += 1
         self._note(f"posted {label}")
         try:
-            with _disable_current_modes():  # a memory meter shall not count the transport's own tensors
+            with _disable_current_modes():  # a memory meter must not count the transport's own tensors
                 message, expected = self._traffic.post(label, send, receive)
                 if hops is not None and carrier.relays and message and expected and not message.local:
                     carrier.relay(message, expected, hops)
@@ -148,14 +150,14 @@ class DistributedComm(Comm):
         return time.perf_counter() - self._start
 
     def fail(self, error: BaseException) -> None:
-        """Record `error` on the board as this rank's failure, unless another rank failed before."""
+        """Record `error` on the board as this rank's failure, unless another rank has failed before."""
         first_line = str(error).split("\n")[0]
         self.board.record(self.rank, f"{type(error).__name__}: {first_line}")
 
     def finish(self) -> None:
-        """Record that this rank's program has ended, and give the others a moment to end as well.
+        """Record that this rank's program has ended, and wait briefly for the other ranks to end as well.
 
-        Raises: UnreceivedError if an exchange was posted and never waited for.
+        Raises: UnreceivedError if an exchange was posted but never waited for.
         """
         if self._pending:
             label = next(iter(self._pending.values())).label
@@ -173,7 +175,7 @@ class DistributedComm(Comm):
         self.board.linger(list(range(self.world_size)), _LINGER)
 
     def close(self) -> None:
-        """End the background threads; closing the process group is up to the code that opened it."""
+        """End the background threads. The code that opened the process group must close it."""
         for carrier in self._carriers.values():
             carrier.close()
 
@@ -273,9 +275,9 @@ _REMEDY = (
 
 
 def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
-    """Return a carrier for each kind of device whose tensors `group` can send and receive, by gloo or NCCL.
+    """Return a carrier for each kind of device whose tensors `group` can send and receive by gloo or NCCL.
 
-    torch lists gloo for GPUs as well, but gloo's sends and receives take only tensors on the CPU.
+    torch also lists gloo for GPUs, but gloo's sends and receives support only tensors on the CPU.
     """
     carrier = PointToPoint(group)
     backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
@@ -284,10 +286,10 @@ def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
 
 
 def _store_of(group: dist.ProcessGroup | None) -> dist.Store | None:
-    """Return the part of the group's key-value store that belongs to this use of the group alone."""
+    """Return a part of the group's key-value store that no other use of the group reads or writes."""
     name = "the default group" if group is None else group.group_name
     try:
-        store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+        store = dist.distributed_c10d._get_default_store()  # torch has no public name for this function
     except (AttributeError, RuntimeError):
         return None
     return dist.PrefixStore(f"ringlab/{name}/{next(_uses[name])}", store)

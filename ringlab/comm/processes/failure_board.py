@@ -1,8 +1,8 @@
 """Reports of ranks in real processes to each other and to their parent.
 
-`Board` records which rank failed first, and which have ended. `Journal` is a small file in which a rank keeps what it is
-doing, readable from outside even when it hangs. `Told` and `Watch` pass the events of a rank on to the parent of a
-`launch` while the ranks still run.
+`Board` records which rank failed first, and which ranks have ended. `Journal` is a small file in which a rank
+writes its current action, so that other processes can read the action even if the rank hangs. `Told` and
+`Watch` send the events of a rank to the parent of a `launch` while the ranks still run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringlab.comm.trace import Exchange, Trace
 T = TypeVar("T")
 
 _FAILURE = "ringlab/failure"
-_SETTLE = 3.0  # seconds for the reason of a closed connection to reach the board
+_SETTLE = 3.0  # seconds to wait until the reason of a closed connection is on the board
 _POLL = 0.02
 
 
@@ -41,35 +41,35 @@ class Failure:
 
 
 class Board:
-    """A view of a key-value store that never raises: without a store, nothing is known."""
+    """A view of a key-value store that never raises. If the store is gone, the board is empty."""
 
     def __init__(self, store: dist.Store | None) -> None:
         self.store = store
 
     def record(self, rank: int, reason: str) -> Failure | None:
-        """Return the run's first failure: the one recorded before, or else this one, which is then recorded."""
+        """Record a failure if none is recorded yet, and return the first failure of the run."""
         mine = Failure(rank, reason)
         content = json.dumps(asdict(mine))
         self._ask(lambda store: store.compare_set(_FAILURE, "", content))
         return self.first_failure() or mine
 
     def first_failure(self) -> Failure | None:
-        """Return the failure recorded first, or None."""
+        """Return the failure that was recorded first, or None."""
         content = self._ask(lambda store: store.get(_FAILURE) if store.check([_FAILURE]) else None)
         return Failure(**json.loads(content)) if content else None
 
     def end(self, rank: int) -> None:
-        """Record that `rank` has ended its program, with or without an error."""
+        """Record that the program of `rank` has ended, with or without an error."""
         self._ask(lambda store: store.set(_ended(rank), "1"))
 
     def ended(self, ranks: list[int]) -> bool:
-        """Return whether all of `ranks` have ended their programs."""
+        """Return whether the programs of all `ranks` have ended."""
         return bool(self._ask(lambda store: store.check([_ended(r) for r in ranks])))
 
     def why_gone(self, peer: int) -> Failure | None:
         """Return the failure behind a closed connection to `peer`, or None if none is found.
 
-        The reason may be recorded later than the connection closes, so this waits for up to 3 seconds.
+        The reason may be recorded after the connection closes, so this method waits for up to 3 seconds.
         """
         deadline = time.monotonic() + _SETTLE
         while self.store is not None and time.monotonic() < deadline:
@@ -101,9 +101,9 @@ def _ended(rank: int) -> str:
 
 
 def common_start(store: dist.Store, rank: int, host: str, timeout: float) -> float:
-    """Return rank 0's clock reading at the start, so that the clocks of one machine agree.
+    """Return rank 0's clock value at the start, so that all ranks of one machine count from the same time.
 
-    On another machine that reading means nothing; there the start is the time of this call.
+    On another machine rank 0's clock has no meaning. There the start is the time of this call.
     """
     key = "ringlab/start"
     if rank == 0:
@@ -118,7 +118,7 @@ STARTING, FINISHED = "starting", "finished"
 
 
 class Journal:
-    """A file of one line, overwritten in place; it survives its process, however that ends."""
+    """A file of one line that is overwritten in place. It survives its process, however the process ends."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(b"\0" * _BYTES)
@@ -126,19 +126,19 @@ class Journal:
             self._map = mmap.mmap(file.fileno(), _BYTES)
 
     def write(self, line: str) -> None:
-        """Replace the line; 512 bytes of it are kept."""
+        """Replace the line. At most 512 bytes of it are kept."""
         self._map[:] = line.encode()[:_BYTES].ljust(_BYTES, b"\0")
 
 
 def read_journal(path: Path) -> str:
-    """Return the line written last, or an empty text if there is none yet."""
+    """Return the line that was written last, or an empty text if there is no line yet."""
     try:
         return path.read_bytes().rstrip(b"\0").decode(errors="replace")
     except FileNotFoundError:
         return ""
 
 
-_PAUSE = 0.25  # seconds between two looks: the watcher may draw, on the processor that the ranks need
+_PAUSE = 0.25  # seconds between two looks, because drawing needs the processor on which the ranks run
 
 
 def events_path(folder: Path, rank: int) -> Path:
@@ -147,7 +147,7 @@ def events_path(folder: Path, rank: int) -> Path:
 
 
 class Told(list[Any]):
-    """A rank's list of events; each is also written to a file as soon as it is complete."""
+    """A rank's list of events. Each event is also written to a file as soon as it is complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Told(list[Any]):
     def append(self, event: Any) -> None:
         """Append an event to the list and to the file."""
         super().append(event)
-        if isinstance(event, Exchange):  # to read a stall would wait for the GPU
+        if isinstance(event, Exchange):  # reading a stall would wait for the GPU
             event = replace(event, stall=None)
         self._file.write(pickle.dumps(event))
 
@@ -165,7 +165,7 @@ class Told(list[Any]):
 
 
 class Watch:
-    """Calls `tell` with the trace so far whenever it has grown, at most four times a second."""
+    """Calls `tell` with the trace so far whenever the trace has grown, at most four times a second."""
 
     def __init__(self, folder: Path, world_size: int, tell: Callable[[Trace], None]) -> None:
         self.files = [events_path(folder, rank) for rank in range(world_size)]
@@ -174,7 +174,7 @@ class Watch:
         self.next = 0.0
 
     def look(self) -> None:
-        """Read new events, unless the last look was too short a time ago."""
+        """Read new events, unless the last look was less than `_PAUSE` seconds ago."""
         if time.monotonic() >= self.next:
             self.look_now()
 
@@ -195,7 +195,7 @@ class Watch:
         while new.tell() < len(content) - begin:
             try:
                 event = pickle.load(new)
-            except (EOFError, pickle.UnpicklingError):  # being written just now, or when its rank died
+            except (EOFError, pickle.UnpicklingError):  # being written, or its rank died while writing
                 return
             self.trace.events.append(event)
             self.read[rank] = begin + new.tell()

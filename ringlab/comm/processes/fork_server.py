@@ -1,13 +1,15 @@
 """A process that has imported torch and forks the ranks of this process's launches, like `multiprocessing`'s fork server.
 
-A fresh Python needs more than a second to import torch, and eight of them on two cores need eight; a fork takes some
-hundredths of a second. The first launch starts the server. It ends with the process that launches: its socket closes
-then, and the server kills the ranks that still run and removes their folder. On Linux only: macOS has libraries that do not survive a fork. All
-ranks have one seed of hashes: a set of strings has the same order on each of them, which torchrun does not promise.
+A new Python process needs more than a second to import torch, and eight processes on two cores need eight
+seconds. A fork takes some hundredths of a second. The first launch starts the server. When the launching
+process ends, its socket closes, and the server kills the ranks that still run and removes their folder. The
+server runs only on Linux, because macOS has libraries that do not survive a fork. All ranks have the same
+hash seed, so a set of strings has the same order on each rank, which torchrun does not guarantee.
 
-`python -m ringlab.comm.processes.fork_server` is the server; its standard input is the socket. A request holds the
-arguments of a rank, and with them the ends of two pipes for its output and of a socket, on which the server answers
-"started" with the number of the process, or "failed" with a reason, and at last "ended" with its exit status.
+`python -m ringlab.comm.processes.fork_server` is the server. Its standard input is the socket. A request
+contains the arguments of a rank, the ends of two pipes for the rank's output, and the end of a socket. On
+this socket the server answers "started" with the process number or "failed" with a reason, and at the end
+"ended" with the exit status.
 """
 
 from __future__ import annotations
@@ -34,23 +36,22 @@ from ringlab.comm.processes.rank_process import STARTUP, die_with
 from ringlab.errors import CommError, TransportTimeout
 
 AVAILABLE = sys.platform == "linux"
-_LONGEST = 1 << 16  # bytes of a request or an answer
-_CHANGING = (
-    "PYTEST_CURRENT_TEST"  # pytest writes another value before each test: no reason for another server
-)
+_LONGEST = 1 << 16  # largest number of bytes of a request or an answer
+_CHANGING = "PYTEST_CURRENT_TEST"  # pytest changes this value before each test, which needs no new server
 _NEEDED = "the process that forks the ranks to keep running"
 
 
 class ForkedProcess:
     """A process forked by the server, with the attributes of `subprocess.Popen` that `Child` needs.
 
-    If this object goes before the process has ended, the server kills the process.
+    If this object is deleted before the process has ended, the server kills the process.
 
-    Raises: CommError if the system starts no further process, or the server ends; TransportTimeout if it does not answer.
+    Raises: CommError if the system cannot start another process, or if the server ends; TransportTimeout if
+    the server does not answer.
     """
 
     def __init__(self, server: ForkServer, folder: Path, rank: int) -> None:
-        self.server = server  # which ends when nothing refers to it
+        self.server = server  # the server ends when nothing refers to it
         self.returncode: int | None = None
         request = {"folder": str(folder), "rank": rank}
         with ExitStack() as ours, ExitStack() as theirs:
@@ -80,11 +81,11 @@ class ForkedProcess:
         return int(value)
 
     def poll(self) -> int | None:
-        """Return the exit status if the process has ended, −n after signal n."""
+        """Return the exit status if the process has ended, which is −n after signal n, or else None."""
         return self._ended(socket.MSG_DONTWAIT)
 
     def wait(self) -> int:
-        """Return the exit status when the process has ended."""
+        """Wait until the process has ended, and return its exit status."""
         code = self._ended(0)
         assert code is not None
         return code
@@ -101,7 +102,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The parent's side of a server with this environment, and with this process's directory, limits, umask and processors."""
+    """The parent's connection to a server.
+
+    The server has the given environment, and the directory, limits, umask and processors of this process.
+    """
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._inherited, self.owner = _inherited(environment), os.getpid()
@@ -114,12 +118,12 @@ class ForkServer:
         weakref.finalize(self, _end, self.owner, self._control, self.process)
 
     def serves(self, environment: dict[str, str]) -> bool:
-        """Return whether this server runs, and its forks have what a new process with this environment would have."""
+        """Return whether this server runs, and its forks would equal new processes with this environment."""
         own = self.owner == os.getpid() and self._inherited == _inherited(environment)
         return own and self.process.poll() is None
 
     def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Send a request and these descriptors. Raises: CommError if the server has ended."""
+        """Send a request and file descriptors to the server. Raises: CommError if the server has ended."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
             self._control.sendmsg([json.dumps(request).encode()], rights)
@@ -127,16 +131,16 @@ class ForkServer:
             raise self.gone() from error
 
     def gone(self) -> CommError:
-        """Return the error about a server that has ended."""
+        """Return the error for a server that has ended."""
         return CommError(_NEEDED, f"it ended with status {self._stop()}", "see its error on stderr")
 
     def late(self) -> TransportTimeout:
-        """Return the error about a server that does not answer, and end it."""
+        """End a server that does not answer, and return the error for it."""
         self._stop()
         return TransportTimeout(f"an answer of the process that forks the ranks within {STARTUP:g} s", "none")
 
     def forget(self) -> None:
-        """Close a fork's copy of the socket: the server shall end when the process that owns it does."""
+        """Close a fork's copy of the socket, so that the server ends with the process that started it."""
         self._control.close()
 
     def _stop(self) -> int:
@@ -149,7 +153,7 @@ _server: ForkServer | None = None
 
 
 def running(environment: dict[str, str]) -> ForkServer:
-    """Return a server whose forks have this environment: the last one if it serves, otherwise a new one."""
+    """Return a server whose forks have this environment: the last server if it fits, otherwise a new one."""
     global _server
     with _lock:
         if _server is None or not _server.serves(environment):
@@ -158,7 +162,7 @@ def running(environment: dict[str, str]) -> ForkServer:
 
 
 def _in_a_fork() -> None:
-    """A fork of this process launches with a server of its own."""
+    """Forget the server in a fork of this process, so that the fork starts a separate server."""
     global _lock, _server
     if _server is not None:
         _server.forget()
@@ -170,7 +174,7 @@ if AVAILABLE:
 
 
 def _inherited(environment: dict[str, str]) -> tuple[Any, ...]:
-    """Return what a new process would inherit from this one and a fork of the server has from the server."""
+    """Return the properties that a new process inherits from this process, but a fork from the server."""
     lasting = {name: value for name, value in environment.items() if name != _CHANGING}
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = [resource.getrlimit(getattr(resource, name)) for name in names]
@@ -200,7 +204,7 @@ def _end(owner: int, control: socket.socket, process: subprocess.Popen[bytes]) -
 
 
 def main() -> NoReturn:
-    """Serve until the parent has gone; in each fork, run its rank and exit with its status."""
+    """Serve until the parent has ended. In each fork, run its rank and exit with the status of the rank."""
     from ringlab.comm.processes import rank_process
 
     _import_all()
@@ -214,8 +218,8 @@ def main() -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """End a fork, but do not take its modules apart, which would take longer than the fork."""
-    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
+    """End a fork without clearing its modules, which would take longer than the fork."""
+    threading._shutdown()  # type: ignore[attr-defined]  # joins all threads but daemons
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -224,22 +228,25 @@ def _exit(code: int) -> NoReturn:
 
 
 def _import_all() -> None:
-    """Import the modules that every rank needs, without starting a thread, which would not survive a fork."""
+    """Import the modules that every rank needs.
+
+    No thread may be started, because it would not survive a fork.
+    """
     import cloudpickle  # noqa: F401
     import numpy.random  # noqa: F401
     import torch
-    import torch.fx.experimental.symbolic_shapes  # half a second, which the first backward would take
+    import torch.fx.experimental.symbolic_shapes  # takes half a second, else in the first backward
 
     from ringlab.comm.memory import MemoryMeter
     from ringlab.comm.processes import connect  # noqa: F401
 
-    with MemoryMeter(0).watch():  # the first time, torch imports some 900 modules
+    with MemoryMeter(0).watch():  # torch imports some 900 modules at the first use
         torch.empty(0)
-    gc.freeze()  # a collection in a fork would touch, and so copy, the pages of all these objects
+    gc.freeze()  # a garbage collection in a fork would touch all these objects and copy their pages
 
 
 class _Server:
-    """The server's side: its sockets, and the processes that run."""
+    """The state of the server: its sockets, and the processes that run."""
 
     def __init__(self) -> None:
         self.control = socket.socket(fileno=os.dup(0))
@@ -251,7 +258,10 @@ class _Server:
         self.selector = selectors.DefaultSelector()
 
     def serve(self) -> tuple[Path, int]:
-        """Fork a process for each request; return in these processes only, with the folder and the rank of the request."""
+        """Fork a process for each request.
+
+        Return only in the forks, with the folder and rank of the request.
+        """
         for each in (self.deaths, self.wakes):
             each.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -264,7 +274,7 @@ class _Server:
                 self.deaths.recv(1 << 12)
                 self._reap()
             for pid, status in self.running.items():
-                if status in ready:  # nothing is sent to it: the parent has closed its end
+                if status in ready:  # readable, though nothing is ever sent: the parent has closed its end
                     self.selector.unregister(status)
                     with suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)
@@ -272,11 +282,11 @@ class _Server:
                 return rank
 
     def _answer(self) -> tuple[Path, int] | None:
-        """Fork a process for a request; return its folder and rank in that process."""
+        """Fork a process for a request. Return the folder and rank in the fork."""
         message, descriptors, _, _ = socket.recv_fds(self.control, _LONGEST, 3)
         if not message:
             self._end_as_the_parent_did()
-        if len(descriptors) < 3:  # no more can be open; the parent sees the end of the socket
+        if len(descriptors) < 3:  # too many open files; the parent sees that the socket closes
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -298,14 +308,14 @@ class _Server:
         os.close(err)
         if pid > 0:
             with suppress(OSError):
-                os.setpgid(pid, pid)  # here as well, so that it is done before the parent hears of it
+                os.setpgid(pid, pid)  # also here, so that the group exists before the parent is answered
             self.running[pid] = status
             self.selector.register(status, selectors.EVENT_READ)
             _tell(status, f"started {pid}")
         return None
 
     def _end_as_the_parent_did(self) -> NoReturn:
-        """Kill the ranks, and remove the folders that a parent which was killed could not remove."""
+        """Kill the ranks, and remove the folders that a killed parent could not remove."""
         for pid in self.running:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -331,7 +341,7 @@ class _Server:
     def _become_a_rank(
         self, request: dict[str, Any], server: int, out: int, err: int, status: socket.socket
     ) -> tuple[Path, int]:
-        """Give this process what a rank has; return the folder and the rank."""
+        """Turn this fork into the process of a rank, and return the folder and the rank."""
         import numpy.random
 
         die_with(server)
@@ -341,7 +351,7 @@ class _Server:
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        os.setpgid(0, 0)  # so that a kill reaches every process that it starts
+        os.setpgid(0, 0)  # so that a kill reaches every process that the rank starts
         self.selector.close()
         for left in (status, self.control, self.deaths, self.wakes, *self.running.values()):
             left.close()
@@ -351,7 +361,7 @@ class _Server:
 
 
 def _tell(status: socket.socket, answer: str) -> None:
-    with suppress(OSError):  # the parent may have closed its end
+    with suppress(OSError):  # the parent may have closed its end already
         status.send(answer.encode())
 
 

@@ -16,12 +16,14 @@ _comms: dict[dist.ProcessGroup, DistributedComm] = {}
 
 
 def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) -> DistributedComm:
-    """Return this process's end of the transport over `group`, the same one at every call.
+    """Return this process's end of the transport over `group`, which is the same object at every call.
 
-    One transport for each group, because it counts the calls of attention that ranks compare in backward.
+    Each group has one transport, because the transport counts the calls of attention that ranks compare in
+    backward.
 
-    Raises: BackendError for something else than a group, without torch.distributed, or for a group that cannot carry CPU
-    tensors; WorldSizeError for a mesh of several dimensions, or a group that this process is not in.
+    Raises: BackendError for an object that is not a group, if torch.distributed is not initialized, or for a
+    group that cannot carry CPU tensors; WorldSizeError for a mesh of several dimensions, or for a group
+    without this process.
     """
     found = _process_group(group)
     for closed in _comms.keys() - dist.distributed_c10d._world.pg_map.keys():
@@ -39,7 +41,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
             "none is open",
             "torch.distributed.init_process_group(), or ringlab.connect() under torchrun, which opens one",
         )
-    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):  # a DeviceMesh, without importing it
+    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):  # a DeviceMesh
         group = _group_of_mesh(group)
     if group is None:
         group = dist.group.WORLD
@@ -47,7 +49,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
         raise WorldSizeError(
             f"a group that rank {dist.get_rank()} is in",
             "a group of other ranks",
-            "only its members make its ring",
+            "only members of a group make its ring",
         )
     if not isinstance(group, dist.ProcessGroup):
         raise BackendError(

@@ -1,4 +1,4 @@
-"""`launch`: the same program on real processes of this machine, and one error for all that they raise."""
+"""`launch` runs a program on real processes of this machine, and combines their errors into one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_pat
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError
 
-_MESSAGE_SHARE = 0.75  # of the whole time: a single wait should fail first, because its error says more
+_MESSAGE_SHARE = 0.75  # of the timeout: a single wait should fail first, as its error says more
 
 
 def launch(
@@ -44,20 +44,22 @@ def launch(
 ) -> Outcome:
     """Return the outcome of `program(ring, *args)` on `world_size` processes of this machine.
 
-    The program may be defined anywhere, even in a notebook's cell: program, arguments and results travel by cloudpickle.
-    The ranks' output appears here, each line after "[rank r]". No process is left behind, however this ends.
-    timeout: seconds from the time at which all ranks are connected; one message may take three quarters of it, or
-    `message_timeout` if that is less.
-    threads: on which each rank computes.
-    transport: see `connect`; on a GPU each rank's CUDA device is set.
-    watch: called here with the trace so far whenever it has grown, while the ranks run and once after they have ended.
-    It runs on the same processor as the ranks. `gantt.live` draws the trace.
+    The program may be defined anywhere, even in a notebook's cell, because program, arguments and results are
+    sent by cloudpickle. This process prints the ranks' output, each line after "[rank r]". No process is left
+    behind.
+    timeout: seconds, counted from the time at which all ranks are connected. One message may take three
+    quarters of the timeout, or `message_timeout` if that is less.
+    threads: the number of threads on which each rank computes.
+    transport: see `connect`. On a GPU, each rank's CUDA device is set.
+    watch: a function that this process calls with the trace so far whenever the trace has grown, while the
+    ranks run, and once after they have ended. It uses the same processor as the ranks. `gantt.live` draws the
+    trace.
     faults, memory: as for `VirtualCluster`.
 
-    Raises: RankFailedError with the traceback of the rank that failed first, whose exception is its cause, and with the
-    text of each failed rank in `.errors`; TransportTimeout if the ranks do not end; WorldSizeError or BackendError for
-    arguments that are out of range, or a transport that cannot run here; CommError if the program cannot be pickled, or
-    the system starts no process.
+    Raises: RankFailedError with the traceback of the rank that failed first, with the rank's exception as its
+    cause, and with the text of each failed rank in `.errors`; TransportTimeout if the ranks do not end;
+    WorldSizeError or BackendError for arguments that are out of range, or a transport that cannot run on this
+    machine; CommError if the program cannot be pickled, or if the system cannot start a process.
 
     >>> import torch
     >>> from ringlab import VirtualCluster, launch
@@ -69,7 +71,7 @@ def launch(
     [10, 0]
     """
     _check(world_size, threads, timeout, transport)
-    with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # readable by this user only
+    with tempfile.TemporaryDirectory(prefix="ringlab-") as name:  # only this user can read it
         folder, store = Path(name), _host_store()
         message_timeout = min(message_timeout, _MESSAGE_SHARE * timeout)
         job = Job(
@@ -123,11 +125,11 @@ def _write_job(folder: Path, job: Job) -> None:
         raise CommError(
             "a program and arguments that can be sent to another process",
             f"{type(error).__name__}: {error}",
-            "create what cannot be pickled (files, locks, sockets) inside the program",
+            "create objects that cannot be pickled (files, locks, sockets) inside the program",
         ) from error
     (folder / "job.pickle").write_bytes(content)
     (folder / "port.json").write_text(json.dumps(job.port))
-    # '' stands for the current directory, in which modules of a notebook or a shell are found
+    # '' means the current directory, from which a notebook or a shell imports modules
     (folder / "path.json").write_text(json.dumps([entry or os.getcwd() for entry in sys.path]))
 
 
@@ -135,12 +137,13 @@ def environment(threads: int) -> dict[str, str]:
     """Return the environment of a rank's process that computes on `threads` threads."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
-    # Blocks come and go by the megabyte. glibc is made to keep freed memory: to return every page and take it again
-    # would cost the backward some percent. Other C libraries ignore these names.
+    # Blocks of some megabytes are allocated and freed often. glibc is told to keep freed memory, because
+    # returning the pages and taking them again would slow the backward by some percent. Other C libraries
+    # ignore these variables.
     for name, value in (("MMAP_THRESHOLD_", 1 << 30), ("TRIM_THRESHOLD_", 4 << 30), ("TOP_PAD_", 64 << 20)):
         environment.setdefault(f"MALLOC_{name}", str(value))
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    environment.setdefault("GLOO_SOCKET_IFNAME", loopback)  # else gloo looks up the host's name
+    environment.setdefault("GLOO_SOCKET_IFNAME", loopback)  # otherwise gloo looks up the host's name
     home = str(Path(__file__).resolve().parents[3])
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         before = environment.get("PYTHONPATH")
@@ -149,7 +152,10 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class ProcessesFailedError(RankFailedError):
-    """The RankFailedError of a launch: `rank` failed first, and `errors` holds the text of each failed rank."""
+    """The RankFailedError of a launch.
+
+    rank: the rank that failed first. errors: the text of each failed rank.
+    """
 
     def __init__(
         self,

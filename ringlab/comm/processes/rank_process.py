@@ -1,4 +1,4 @@
-"""One rank's process: `python -m ringlab.comm.processes.rank_process FOLDER RANK PARENT`, started by `launch`."""
+"""The process of one rank, `python -m ringlab.comm.processes.rank_process FOLDER RANK PARENT`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from ringlab.comm.processes.failure_board import STARTING, Journal
 
-STARTUP = 120.0  # seconds for all ranks to import torch and connect, on a slow machine
+STARTUP = 120.0  # seconds in which all ranks must import torch and connect, even on a slow machine
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Job:
     faults: tuple[Any, ...]
     memory: bool
     grad: bool
-    cells: dict[str, Any]  # sources that lie in no file, in linecache's form
+    cells: dict[str, Any]  # sources that are not in files, in the form of linecache
     watched: bool = False  # whether the parent wants to see events while the ranks run
 
 
 @dataclass
 class Report:
-    """The report of one rank: a pickled result, or its error as a traceback, as a message and pickled."""
+    """The report of one rank: its pickled result, or its error as a traceback, as a message and pickled."""
 
     result: bytes | None = None
     events: list[Any] = field(default_factory=list)
@@ -51,17 +51,17 @@ class Report:
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """Return the file in which `rank` leaves its report."""
+    """Return the file to which `rank` writes its report."""
     return folder / f"rank-{rank}.report"
 
 
 def journal_path(folder: Path, rank: int) -> Path:
-    """Return the file in which `rank` writes what it is doing."""
+    """Return the file to which `rank` writes its current action."""
     return folder / f"rank-{rank}.journal"
 
 
 def main(folder: Path, rank: int, parent: int) -> int:
-    """Return the exit status of one rank, after running it and leaving its report in `folder`."""
+    """Run one rank, write its report into `folder`, and return its exit status."""
     die_with(parent)
     journal = Journal(journal_path(folder, rank))
     journal.write(STARTING)
@@ -76,16 +76,16 @@ def main(folder: Path, rank: int, parent: int) -> int:
 
 
 def die_with(parent: int) -> None:
-    """Make this process end when its parent does, however the parent ends (on Linux only)."""
+    """Make this process end when its parent ends, in whatever way (only on Linux)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
 
 
 def kill_this_process() -> None:
-    """End this process as the system's out-of-memory killer would."""
+    """Kill this process with SIGKILL, as the system's out-of-memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -135,7 +135,7 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report, 
     torch.set_num_threads(job.threads)
     trace, meter = Trace(job.world_size, events), MemoryMeter(rank)
     if job.memory:
-        with meter.watch():  # the first time, torch imports some 900 modules: before the clock starts
+        with meter.watch():  # before the clock starts, as torch imports some 900 modules at the first use
             torch.empty(0)
     startup, store = max(STARTUP, job.message_timeout), _store(job.port)
     comm = join(
@@ -160,7 +160,7 @@ def _with_faults(comm: Any, faults: tuple[Any, ...]) -> Any:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback from the program onwards, without this module's frames."""
+    """Return the traceback from the program on, without the frames of this module."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
@@ -172,14 +172,14 @@ def _pickled(error: BaseException) -> bytes | None:
 
     try:
         content = cloudpickle.dumps(error.with_traceback(None))
-        cloudpickle.loads(content)  # some exceptions pickle and then do not unpickle
+        cloudpickle.loads(content)  # some exceptions can be pickled but not unpickled
     except Exception:
         return None
     return content
 
 
 def _leave(report: Report, path: Path) -> None:
-    """Write the report whole or not at all."""
+    """Write the report so that the file is either complete or absent."""
     import cloudpickle
 
     unfinished = path.with_suffix(".part")

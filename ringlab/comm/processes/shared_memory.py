@@ -1,8 +1,8 @@
-"""Windows: memory of every rank of a machine that all its ranks can read, and signals between them.
+"""Windows: memory of each rank that all ranks of the machine can read, and signals between the ranks.
 
-There are two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs, where the reader's
-copy engine reads, which takes no multiprocessor from the computation. `symmetric` decides when to put, get and signal,
-in the same way for both.
+There are two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs. On GPUs
+the copy engine of the reader reads, so no multiprocessor is taken from the computation. For both kinds,
+`symmetric` decides when to put, get and signal.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from ringlab.errors import CommError
 FULL, FREE = 0, 2
 """Channels of signals, to which the number of the slot is added: the slot is full, or it has been read."""
 _CHANNELS = 4
-_SIGNALS = 1 << 16  # that gloo can tell apart on one channel; one is under way
+_SIGNALS = 1 << 16  # signals that gloo can distinguish on a channel; one is under way at a time
 _WINDOWS = 1 << 12  # gloo's numbers are signed 32-bit
 
 
 class Window(ABC):
     """`nbytes` of memory of each rank of `group`. All ranks open a window together; `number` distinguishes windows.
 
-    All calls happen on a lane, in order. A signal is seen after every put and get before it. A channel holds one signal:
-    the next one waits until the last one has been waited for.
+    All calls are made on a lane, in order. A signal arrives after every put and get before it has taken
+    effect. A channel can contain only one signal: the next signal is sent after the peer has waited for the
+    last one.
 
-    Signals are one-byte messages over gloo, so a rank that dies, or never signals, is noticed as on the transport 'gloo'.
+    Signals are one-byte messages over gloo, so a rank that dies or never signals is detected as on the
+    transport 'gloo'.
     """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
@@ -68,7 +70,7 @@ class Window(ABC):
         note, number = torch.zeros(1, dtype=torch.uint8), self._number("sent", peer, channel)
         work = dist.isend(note, group=self.group, group_dst=peer, tag=number)
         assert work is not None
-        self._sent[peer, channel] = work  # gloo forgets a message whose work is dropped
+        self._sent[peer, channel] = work  # gloo drops a message if its work object is deleted
 
     def wait(self, peer: int, channel: int) -> None:
         """Wait for the signal of `peer` on `channel`. Raises: RuntimeError if it does not arrive in time."""
@@ -89,7 +91,7 @@ class Window(ABC):
 
 
 class SharedMemory(Window):
-    """Memory shared by processes, in files that are removed as soon as all ranks have opened them."""
+    """Memory that processes share, in files that are removed as soon as all ranks have opened them."""
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
         super().__init__(nbytes, number, group, timeout)
@@ -106,8 +108,8 @@ class SharedMemory(Window):
 class SymmetricMemory(Window):
     """torch's symmetric memory, for GPUs that can read each other's memory.
 
-    Both the lane's stream and its thread signal and wait; the thread signals last and waits first. So a kernel waits only
-    for kernels that are launched already, never for another rank's host.
+    Both the lane's stream and its thread signal and wait. The thread signals last and waits first, so a
+    kernel waits only for kernels that have been launched already, never for another rank's host.
     """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:
@@ -115,7 +117,7 @@ class SymmetricMemory(Window):
 
         super().__init__(nbytes, number, group, timeout)
         device = torch.device("cuda", torch.cuda.current_device())
-        name = group.group_name  # a block of its own, not one of a pool: its signals begin at zero
+        name = group.group_name  # allocates a new block, not one of a pool, so that its signals start at zero
         self._memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
         self._handle = _SymmetricMemory.rendezvous(self._memory, name)
         self._timeout_ms = int(timeout * 1000)
@@ -133,12 +135,12 @@ class SymmetricMemory(Window):
 
 
 def _file_of(nbytes: int) -> IO[bytes]:
-    """Return a file that only this user can open, in memory if there is room; closing it removes it."""
+    """Return a file that only this user can open, in memory if there is room. Closing the file removes it."""
     folders = ["/dev/shm"] if os.path.isdir("/dev/shm") else []
     for folder in [*folders, tempfile.gettempdir()]:
         file = tempfile.NamedTemporaryFile(prefix="ringlab-", dir=folder)  # noqa: SIM115 (the caller closes it)
         try:
-            if hasattr(os, "posix_fallocate"):  # a page that there is no room for would kill the process
+            if hasattr(os, "posix_fallocate"):  # writing to a page without room would kill the process
                 os.posix_fallocate(file.fileno(), 0, nbytes)
             else:
                 file.truncate(nbytes)

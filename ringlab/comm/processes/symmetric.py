@@ -1,9 +1,10 @@
 """The transport in which ranks of one machine read each other's memory.
 
-A message is cut into pieces. Its sender puts them into its own window, in two slots that belong to this receiver, and
-the receiver gets them from there; a slot is filled again only after it has been read. A block that is relayed unchanged
-around the ring is put once, by its owner, and every rank gets it directly from there, so that no rank forwards it. It is
-replaced only after all ranks have read it.
+A message is cut into pieces. The sender puts the pieces into its own window, in two slots for this receiver,
+and the receiver gets them from the slots. A slot is filled again only after the receiver has read it. A block
+that is relayed unchanged around the ring is put once, by its owner, and every rank gets the block directly
+from the owner's window, so no rank forwards it. The owner replaces the block only after all ranks have read
+it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from ringlab.comm.protocol import Bytes, Tensors
 from ringlab.errors import CommError, MismatchError
 
 _SLOTS = 2
-_PATIENCE = 1.0  # seconds for the other ranks to fetch the last block
+_PATIENCE = 1.0  # seconds to wait for other ranks to fetch the last block
 OpenWindow = Callable[[int, int, dist.ProcessGroup, float], Window]
 
 
 class Windows(Carrier):
-    """Carries tensors through windows, which `open_window` opens; all ranks must make this carrier together.
+    """Moves tensors through windows, which `open_window` opens. All ranks must make this carrier together.
 
-    It takes `2 * slot_bytes` per pair of ranks and, once a block has been relayed, the bytes of the largest block.
+    The windows need `2 * slot_bytes` per pair of ranks and, once a block has been relayed, the bytes of the
+    largest block.
     """
 
     relays = True
@@ -52,7 +54,7 @@ class Windows(Carrier):
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._block: Window | None = None
-        self._unread: set[int] = set()  # the ranks whose present block was not fetched here
+        self._unread: set[int] = set()  # the ranks whose current block this rank has not fetched
         self._others = [r for r in range(self.world_size) if r != rank]
 
     def start(self, message: Message | None, expected: Expected | None) -> None:
@@ -74,7 +76,7 @@ class Windows(Carrier):
     def finish(self) -> None:
         if self._block is not None:
             move = self._lane("blocks", self.rank).submit(self._retire, [])
-            with suppress(RuntimeError):  # a failed rank reports its failure elsewhere
+            with suppress(RuntimeError):  # a failed rank reports its failure on the board
                 move.wait(_PATIENCE)
                 if move.event is not None:
                     move.event.synchronize()
@@ -93,7 +95,7 @@ class Windows(Carrier):
         return self._lanes[way, peer]
 
     def _slot(self, way: str, peer: int) -> tuple[int, bool]:
-        """Return the next slot in the traffic with `peer`, and whether it was used before."""
+        """Return the next slot for messages to or from `peer`, and whether the slot was used before."""
         count = self._counts[way, peer]
         self._counts[way, peer] += 1
         return count % _SLOTS, count >= _SLOTS
@@ -117,7 +119,7 @@ class Windows(Carrier):
         wanted = list(pieces(expected.tensors, self.slot_bytes))
         try:
             expected.meet(self.timeout)
-        except MismatchError as error:  # let all of it pass, so that the next message finds its slots
+        except MismatchError as error:  # first receive all pieces, so that the next message finds its slots
             problem, wanted = error, [[]] * -(-announced_bytes(expected.header) // self.slot_bytes)
         for piece in wanted:
             slot, _ = self._slot("from", peer)
@@ -144,7 +146,7 @@ class Windows(Carrier):
         self._unread.remove(owner)
 
     def _publish(self, tensors: Sequence[Tensor]) -> None:
-        """Make `tensors` this rank's block."""
+        """Make `tensors` the block that other ranks get from this rank."""
         self._retire()
         size = torch.tensor([max(1, sum(t.nbytes for t in tensors))])
         dist.all_reduce(size, dist.ReduceOp.MAX, group=self.group)
@@ -156,7 +158,10 @@ class Windows(Carrier):
         self._unread = set(self._others)
 
     def _retire(self) -> None:
-        """Wait until all ranks are done with this rank's block; release the blocks that were not fetched here."""
+        """Wait until all ranks have read this rank's block.
+
+        Release the blocks that this rank did not fetch.
+        """
         if self._block is None:
             return
         for owner in sorted(self._unread):
@@ -168,7 +173,10 @@ class Windows(Carrier):
 
 
 def pieces(tensors: Tensors, nbytes: int) -> Iterator[list[Bytes]]:
-    """Yield the memory of contiguous `tensors` in pieces of `nbytes`, each a list of parts; the last may be shorter."""
+    """Yield the memory of contiguous `tensors` in pieces of `nbytes` bytes, each a list of parts.
+
+    The last piece may be shorter.
+    """
     piece: list[Tensor] = []
     room = nbytes
     for tensor in tensors:

@@ -1,9 +1,9 @@
 """The two halves of an exchange over torch.distributed, the message sent and the message expected, and their headers.
 
-Gloo pairs sends and receives by (peer, number) alone. It checks neither shape nor dtype nor tag, fills a buffer only
-partly when the message is too short, and aborts the process when it is too long. So every message starts with a header
-of fixed size that describes it, and the numbers of its tensors contain a digest of that description: tensors that do not
-fit are never paired.
+Gloo pairs sends and receives only by (peer, number). It checks neither shape nor dtype nor tag, fills only a
+part of the buffer if the message is too short, and aborts the process if the message is too long. So every
+message starts with a header of fixed size that describes it. The numbers of its tensors contain a digest of
+the description, so tensors that do not fit are never paired.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEADER_BYTES = 512
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
 _TEXT = _DIGEST_BYTES + _LENGTH_BYTES  # where it begins
-_MESSAGES = 1 << 16  # in flight between two ranks, far more than any program posts
+_MESSAGES = 1 << 16  # messages in flight between two ranks, far more than any program posts
 _MARKS = 1 << 15  # gloo's numbers are signed 32-bit: 16 bits count messages, 15 bits describe a tensor
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The description of a message: its tag, the dtype and shape of each tensor, and their bytes in all."""
+    """The description of a message: its tag, the dtype and shape of each tensor, and their total bytes."""
 
     text: str
     nbytes: int
@@ -55,7 +55,7 @@ class Signature:
         return hashlib.blake2b(self.text.encode(), digest_size=_DIGEST_BYTES).digest()
 
     def header(self) -> UInt8[Tensor, "512"]:
-        """Return the header to send: the digest, the number of bytes, then as much of the text as fits."""
+        """Return the header to send: the digest, the number of bytes, and as much of the text as fits."""
         text = self.text.encode()[: HEADER_BYTES - _TEXT]
         content = (self.digest + self.nbytes.to_bytes(_LENGTH_BYTES, "big") + text).ljust(HEADER_BYTES, b"\0")
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -77,7 +77,7 @@ def header_number(message: int) -> int:
 
 
 def difference(expected: Signature, header: UInt8[Tensor, "512"]) -> str | None:
-    """Return the sender's description if it differs from the expected one, else None."""
+    """Return the sender's description if it differs from the expected description, or else None."""
     content = header.numpy().tobytes()
     if content[:_DIGEST_BYTES] == expected.digest:
         return None
@@ -85,7 +85,7 @@ def difference(expected: Signature, header: UInt8[Tensor, "512"]) -> str | None:
 
 
 def announced_bytes(header: UInt8[Tensor, "512"]) -> int:
-    """Return the bytes of the tensors that follow `header`, whether they are the expected ones or not."""
+    """Return the number of bytes of the tensors that follow `header`, whether or not they are expected."""
     return int.from_bytes(header.numpy().tobytes()[_DIGEST_BYTES:_TEXT], "big")
 
 
@@ -94,7 +94,7 @@ _BOTH = "post the send and the receive in one exchange"
 
 @dataclass(frozen=True)
 class Label:
-    """The name of an exchange in errors."""
+    """The description of an exchange that errors quote."""
 
     rank: int
     number: int
@@ -108,7 +108,7 @@ class Label:
         return f"exchange {self.number} {self.tag!r} of rank {self.rank} ({', '.join(ends) or 'empty'})"
 
     def waits(self, peer: int | None) -> str:
-        """Return the text, for errors, of what this rank waits for `peer` to do."""
+        """Return the text for errors that states for which action of `peer` this rank waits."""
         verb = "send" if peer == self.source else "take"
         return f"rank {peer} to {verb} {self.tag!r}, exchange {self.number} of rank {self.rank}"
 
@@ -120,13 +120,16 @@ class Label:
 
 
 class Move(ABC):
-    """Tensors under way. On a GPU, after `wait`, `event` is reached when they have arrived."""
+    """A transfer of tensors that is under way.
+
+    On a GPU, after `wait`, `event` marks the arrival of the tensors.
+    """
 
     event: torch.cuda.Event | None = None
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Return when the host has nothing more to do. Raises: RuntimeError or CommError if the transfer fails."""
+        """Return when the host's part is done. Raises: RuntimeError or CommError if the transfer fails."""
 
 
 class Message:
@@ -142,13 +145,13 @@ class Message:
         self.local, self.taken = peer == label.rank, False
 
     def wait(self, timeout: float) -> None:
-        """Return once the receiver has posted its receive and everything has been sent.
+        """Return once the receiver has posted its receive and all tensors have been sent.
 
-        Raises: DeadlockError for a message to this rank itself that it has not received.
+        Raises: DeadlockError for a message to this rank itself that the rank has not received.
         """
         if self.local and not self.taken:
             raise DeadlockError(
-                self.label.waits(self.peer), "a message to itself that it has not posted a receive for", _BOTH
+                self.label.waits(self.peer), "a message to itself, for which it posted no receive", _BOTH
             )
         for work in self.header_works:
             work.wait(timedelta(seconds=timeout))
@@ -159,7 +162,7 @@ class Message:
 class Expected:
     """The message that this rank receives.
 
-    `met_elsewhere`: the code that moves the tensors also waits for the header, so that `wait` does not.
+    `met_elsewhere`: whether the code that moves the tensors waits for the header, so that `wait` need not.
     """
 
     met_elsewhere = False
@@ -176,9 +179,10 @@ class Expected:
         self.source: Message | None = None
 
     def wait(self, timeout: float) -> None:
-        """Return once the host has nothing more to do; the header is checked first.
+        """Check the header, and return once the host's part of the transfer is done.
 
-        Raises: MismatchError if another message came; DeadlockError for one from this rank itself that it has not sent.
+        Raises: MismatchError if the message is not the expected one; DeadlockError for a message from this
+        rank itself that the rank has not sent.
         """
         if self.local:
             self._take_from_self()
@@ -188,7 +192,7 @@ class Expected:
             move.wait(timeout)
 
     def meet(self, timeout: float) -> None:
-        """Return once the header has arrived. Raises: MismatchError if it is not the expected one."""
+        """Return once the header has arrived. Raises: MismatchError if it is not the expected header."""
         for work in self.header_works:
             work.wait(timedelta(seconds=timeout))
         found = difference(self.signature, self.header)
@@ -201,7 +205,7 @@ class Expected:
             )
 
     def unpack(self) -> None:
-        """Fill the buffers that are not contiguous, once the tensors have arrived."""
+        """Fill the buffers that are not contiguous, after the tensors have arrived."""
         for buffer, tensor in zip(self.buffers, self.tensors, strict=True):
             if tensor is not buffer:
                 buffer.copy_(tensor)
@@ -228,7 +232,7 @@ class Traffic:
         self._from_self: list[Expected] = []
 
     def post(self, label: Label, send: Tensors, receive: Tensors) -> tuple[Message | None, Expected | None]:
-        """Return the halves of an exchange, with both headers posted at once."""
+        """Return the two halves of an exchange, with both headers posted at once."""
         message = expected = None
         if label.to is not None:
             message = Message(label, label.to, Signature.of(label.tag, send), send)
@@ -265,7 +269,7 @@ class Traffic:
 def p2p(
     group: dist.ProcessGroup | None, function: Callable[..., Any], tensor: AnyTensor, peer: int, number: int
 ) -> dist.P2POp:
-    """Return an operation for a batch; `peer` is counted within the group."""
+    """Return an operation for a batch of torch.distributed. `peer` is numbered within the group."""
     return dist.P2POp(function, tensor, group=group, group_peer=peer, tag=number)
 
 

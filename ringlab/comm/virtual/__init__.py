@@ -1,4 +1,4 @@
-"""Virtual ranks: threads of one process that run one at a time, so that every run is the same."""
+"""Virtual ranks: threads of one process that run one at a time, so that all runs are equal."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """A cluster inside one process: ranks are threads, and exactly one runs at a time.
 
-A rank runs until it blocks; then the next one that can go on runs. The order is deterministic, so a run gives the same
-events and the same bits every time. A deadlock is found at once: no rank can go on, and at least one has not finished. A
-message moves when both its ends are posted, and its send completes then, as on gloo. So a program that would hang on
-gloo does not get through here either.
+A rank runs until it blocks, and then the next rank that can continue runs. The order is deterministic, so a
+run gives the same events and the same bits every time. A deadlock is found at once, when no rank can continue
+and at least one rank has not finished. A message moves, and its send completes, when both its ends are
+posted, as on gloo. So a program that would hang on gloo also fails here.
 
-There is one exception to "one at a time": computations marked `thread_safe`, which touch only their own rank's
-tensors, run for several ranks at once (see `turns`).
+There is one exception to "one at a time": computations that are marked `thread_safe`, which touch only
+tensors of their own rank, run for several ranks at once (see `turns`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Costs:
-    """The virtual time of a run: every computation takes 1 second, every message 0.5. Subclasses charge by work and bytes.
+    """The virtual times of a run. A computation takes 1 second, a message 0.5; a subclass may change both.
 
     >>> class ByBytes(Costs):
     ...     def message(self, source, to, nbytes):
@@ -67,8 +67,8 @@ class Costs:
 class VirtualCluster:
     """`P` ranks in this process.
 
-    memory: count the bytes of each rank's tensors (about 25 µs per torch operation).
-    faults: the faults that happen, see `ringlab.comm.wrappers.faulty`.
+    memory: whether to count the bytes of each rank's tensors (about 25 µs per torch operation).
+    faults: the faults to make (see `ringlab.comm.wrappers.faulty`).
     costs: the seconds that computations and messages take on the virtual clock.
 
     Raises: WorldSizeError unless P is an integer ≥ 1.
@@ -94,14 +94,18 @@ class VirtualCluster:
     def run(self, program: Callable[..., Any], *args: Any) -> Outcome:
         """Return the outcome of `program(ring, *args)` on every rank.
 
-        Raises: DeadlockError, MismatchError or UnreceivedError, naming ranks and exchanges, if messages do not fit; a
-        RinglabError of the program as it is; RankFailedError from any other exception of the program.
+        Raises: DeadlockError, MismatchError or UnreceivedError, which name ranks and exchanges, if messages
+        do not fit; a RinglabError of the program unchanged; RankFailedError for any other exception of the
+        program.
         """
         return _Scheduler(self, program, args).run()
 
 
 class _Scheduler:
-    """Matches messages, finds deadlocks, and keeps the clocks; the rank that has the turn calls it."""
+    """Matches messages, finds deadlocks, and keeps the clocks.
+
+    Only the rank that has the turn calls its methods.
+    """
 
     def __init__(self, cluster: VirtualCluster, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.cluster = cluster
@@ -150,7 +154,7 @@ class _Scheduler:
         try:
             self._raise_failures()
             results = [thread.result for thread in self.threads]
-        finally:  # threads and comms refer back to this scheduler: a cycle would hold every tensor of the run
+        finally:  # threads and comms refer back to this scheduler: a cycle would keep all tensors of a run
             self.threads.clear()
             self.comms.clear()
         return Outcome(results, self.trace, [meter.report() for meter in self.meters])
@@ -161,7 +165,7 @@ class _Scheduler:
         self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
-        """Wake the ranks that have not ended, with the reason why none can go on."""
+        """Wake the ranks that have not ended, with the reason why no rank can continue."""
         blocked = [thread for thread in self.threads if thread.waiting]
         works = {thread.rank: thread.waiting for thread in blocked if thread.waiting}
         dead = self.first_failure
@@ -182,7 +186,7 @@ class _Scheduler:
         raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
 
     def post(self, halves: list[Half]) -> None:
-        """Queue the ends of messages, and match those whose other end is waiting already."""
+        """Queue the ends of messages, and match the ends whose other end is already queued."""
         for half in halves:
             mine, others = (self.sends, self.receives) if half.sending else (self.receives, self.sends)
             pair = half.pair
@@ -200,7 +204,7 @@ class _Scheduler:
             send.partner = receive
 
     def give(self, work: _VirtualWork) -> None:
-        """Complete the messages that the sender gives away: it waits from now on."""
+        """Complete the messages that the sender gives away. It now waits, and no longer needs the tensors."""
         for half in list(work.open_ends):
             half.free = True
             if half.partner is not None:
@@ -223,7 +227,8 @@ class _Scheduler:
                 self.turns.ready.append(thread)
         if problem:
             return
-        # On the thread of whichever rank came last: modes of its program must not see some messages and not others.
+        # This runs on the thread of the rank that posted last. Its program's modes must see no message at
+        # all, because they would see only some of the messages.
         meeting = self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor)
         with outside_modes(), meeting:
             if send.given and receive.given:
@@ -232,7 +237,7 @@ class _Scheduler:
                 _copy_alone(send.tensor, receive.tensor)
 
     def _swap(self, send: Half, receive: Half) -> None:
-        """Swap the memory of the two ends, and the count of its bytes."""
+        """Swap the memory of the two ends, and the bytes that the two meters count for it."""
         sender, receiver = self.meters[send.rank], self.meters[receive.rank]
         sent, taken = sender.counted(send.tensor), receiver.counted(receive.tensor)
         with torch.no_grad():
@@ -300,7 +305,7 @@ class _VirtualComm(Comm):
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         thread, turns = self.scheduler.threads[self.rank], self.scheduler.turns
         if not thread.is_current and not self.scheduler.over:
-            return function(*args, **kwargs)  # a computation inside a computation
+            return function(*args, **kwargs)  # a computation inside another one is part of it
         self._only_in_the_program("compute")
         grad, modes = torch.is_grad_enabled(), entered_modes()
 
@@ -315,7 +320,7 @@ class _VirtualComm(Comm):
         return result
 
     def _only_in_the_program(self, what: str) -> None:
-        """Raise CommError outside the program, where there is no turn to pass on and only a hang could follow."""
+        """Raise CommError outside the program, where a call would hang, as the rank has no turn to pass on."""
         if self.scheduler.over:
             raise CommError(
                 f"{what} of rank {self.rank} while its cluster runs",
@@ -331,7 +336,7 @@ class _VirtualComm(Comm):
 
 
 class _VirtualWork(Work):
-    """An exchange of one rank; `open_ends` are its messages that have not been matched."""
+    """An exchange of one rank. `open_ends` are the ends of its messages that have not been matched."""
 
     def __init__(self, comm: _VirtualComm, tag: str, index: int, to: int | None, source: int | None) -> None:
         self.comm, self.tag, self.index, self.to, self.source = comm, tag, index, to, source
@@ -367,9 +372,9 @@ class _VirtualWork(Work):
 
 
 def _copy_alone(source: Tensor, into: Tensor) -> None:
-    """Copy on this thread only: torch would wake its OpenMP team, to spin beside other ranks' computations."""
+    """Copy on this thread only. torch's OpenMP threads would slow down other ranks' computations."""
     source, into = source.detach(), into.detach()
-    if not into.numel():  # NumPy's empty arrays have stride 0, which no view as bytes may have
+    if not into.numel():  # NumPy's empty arrays have stride 0, so they cannot be viewed as bytes
         return
     if all(
         x.device.type == "cpu" and x.is_contiguous() and not x.is_conj() and not x.is_neg()

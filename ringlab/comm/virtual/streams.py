@@ -1,4 +1,4 @@
-"""CUDA streams: the time that a computation waited for a message, and a stream for each virtual rank."""
+"""CUDA streams: a stream for each virtual rank, and the time for which computations wait for a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING = nullcontext()
 class Stall:
     """The time for which computations on a GPU's current stream wait for messages.
 
-    `float` waits for the GPU and returns seconds; pickling converts to float first.
+    `float(stall)` waits for the GPU and returns seconds. Pickling converts the stall to a float first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +27,7 @@ class Stall:
         self._before.record(self._stream)
 
     def until(self, events: Sequence[torch.cuda.Event]) -> None:
-        """Make everything launched from now on wait for `events`; the host goes on."""
+        """Make all work launched from now on wait for `events`. The host does not wait."""
         for event in events:
             self._stream.wait_event(event)
         self._after.record(self._stream)
@@ -41,14 +41,15 @@ class Stall:
 
 
 def stall_of(tensors: Tensors) -> Stall | None:
-    """Return the stall that begins now if any of `tensors` is on a GPU, else None."""
+    """Return a stall that begins now if any of `tensors` is on a GPU, or else None."""
     return next((Stall(t.device) for t in tensors if t.is_cuda), None)
 
 
 class RankStreams:
-    """A stream of the current GPU for each virtual rank, or none if no GPU is in use yet.
+    """A stream of the current GPU for each virtual rank, or no streams if no GPU is in use yet.
 
-    The streams begin after everything that the calling thread has launched; `join` makes that thread wait for them.
+    The streams begin after all work that the calling thread has launched. `join` makes that thread wait for
+    the streams.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -60,14 +61,14 @@ class RankStreams:
                 stream.wait_stream(self._caller)
 
     def of(self, rank: int) -> Any:
-        """Return a context manager in which this thread launches on the stream of `rank`."""
+        """Return a context manager in which this thread launches work on the stream of `rank`."""
         return torch.cuda.stream(self._streams[rank]) if self._streams else _NOTHING
 
     def meeting(self, sender: int, receiver: int, *tensors: AnyTensor) -> Any:
-        """Return a context manager in which to hand `tensors` over.
+        """Return a context manager in which `tensors` can be handed from one rank to the other.
 
-        Kernels launched inside run after everything that both ranks have launched, and before anything that either
-        launches later.
+        Kernels launched inside run after all work that the two ranks have launched, and before any work that
+        one of them launches later.
         """
         on_gpu = self._streams and any(t.is_cuda for t in tensors)
         return self._handing_over(sender, receiver, tensors) if on_gpu else _NOTHING
@@ -79,11 +80,11 @@ class RankStreams:
         with torch.cuda.stream(other):
             yield
         one.wait_stream(other)
-        for tensor in tensors:  # the rank that frees a tensor may not be the one that made it
+        for tensor in tensors:  # the rank that frees a tensor may differ from the rank that made it
             tensor.record_stream(one)
             tensor.record_stream(other)
 
     def join(self) -> None:
-        """Make everything that the constructor's thread launches from now on wait for all ranks."""
+        """Make all work that the constructor's thread launches from now on wait for all ranks."""
         for stream in self._streams:
             self._caller.wait_stream(stream)

@@ -1,4 +1,4 @@
-"""A thread that runs only when it has the turn, and torch's dispatch modes, which belong to a thread."""
+"""Threads that run only when they have the turn, and torch's dispatch modes, which belong to a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch as dispatch  # torch has no public name for the modes of a thread
+from torch.utils import _python_dispatch as dispatch  # torch has no public name for a thread's modes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringlab.comm.memory import Watch
@@ -18,11 +18,14 @@ from ringlab.comm.virtual.waiting import Waiting
 
 
 class _Abandoned(BaseException):
-    """Unwinds a rank's thread after the run has ended without it."""
+    """The exception that ends a rank's thread if the run has ended before the rank."""
 
 
 class RankThread:
-    """The program of one rank. From `resume` until it passes the turn on, exactly this thread runs."""
+    """The program of one rank.
+
+    Between `resume` and the time when it passes on the turn, only this thread runs.
+    """
 
     def __init__(
         self, rank: int, body: Callable[[int], Any], ended: Callable[[RankThread], None] = lambda thread: None
@@ -34,7 +37,7 @@ class RankThread:
         self.error: BaseException | None = None
         self.waiting: Waiting | None = None
         self.interrupt: BaseException | None = None
-        # A plain lock, held until the turn comes, hands over faster than a semaphore.
+        # A plain lock that is held until the rank gets the turn is faster than a semaphore.
         self._turn = threading.Lock()
         self._turn.acquire()
         self._thread: threading.Thread | None = None
@@ -42,11 +45,11 @@ class RankThread:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller is this rank's own program."""
+        """Return whether the caller runs on this rank's thread."""
         return threading.current_thread() is self._thread
 
     def resume(self) -> None:
-        """Give the turn to this rank; returns at once."""
+        """Give the turn to this rank, and return at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True)
             self._thread.start()
@@ -54,23 +57,27 @@ class RankThread:
             let_through(self._turn)
 
     def pause(self) -> None:
-        """Return when this rank, whose thread must be the caller, has the turn again.
+        """Wait until this rank has the turn again. Only the thread of this rank may call this method.
 
-        Raises: an internal BaseException, which ends the thread, if the run is over.
+        Raises: an internal BaseException, which ends the thread, if the run has ended.
         """
         self._turn.acquire()
         if self._abandoned:
             raise _Abandoned
 
     def abandon(self, seconds: float = 5.0) -> None:
-        """End the thread, wherever it stands; give up if it has not ended after `seconds`."""
+        """End the thread, whatever it is doing.
+
+        Give up if the thread has not ended after `seconds` seconds.
+        """
         thread, self._abandoned = self._thread, True
         deadline = time.monotonic() + seconds
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             let_through(self._turn)
             thread.join(timeout=0.1)
             if thread.is_alive() and not self._left and thread.ident is not None:
-                # It is not waiting for its turn: a loop without end, say, after Ctrl-C.
+                # The thread is not waiting for its turn, for example because of an endless loop when Ctrl-C
+                # was pressed.
                 unwind = ctypes.py_object(_Abandoned)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), unwind)
 
@@ -83,27 +90,27 @@ class RankThread:
             except BaseException as error:
                 self.error = error
             self._left = True
-        except _Abandoned:  # once more, on the way out
+        except _Abandoned:  # raised a second time, while the thread was ending
             self._left = True
         if not self._abandoned:
             self.ended(self)
 
 
 def let_through(lock: threading.Lock) -> None:
-    """Release `lock` if it is held; it may be open already when a run is abandoned."""
+    """Release `lock` if it is held. When a run is abandoned, the lock may be open already."""
     if lock.locked():
         lock.release()
 
 
 def entered_modes() -> list[TorchDispatchMode]:
-    """Return the dispatch modes that the program of this thread is in, such as that of a selective checkpoint."""
+    """Return the active dispatch modes of this thread's program, such as that of a selective checkpoint."""
     modes: list[TorchDispatchMode] = dispatch._get_current_dispatch_mode_stack()
     return [mode for mode in modes if not isinstance(mode, Watch)]
 
 
 @contextmanager
 def inside_modes(modes: list[TorchDispatchMode]) -> Iterator[None]:
-    """Be in modes that another thread is in, as they are: to enter one anew may reset it."""
+    """Activate modes of another thread without entering them again, because entering could reset them."""
     for mode in modes:
         dispatch._push_mode(mode)
     try:

@@ -1,7 +1,8 @@
-"""The turn to run: one rank at a time, in an order that never depends on the clock.
+"""The turn to run: one rank runs at a time, in an order that never depends on the clock.
 
-A rank passes the turn directly to the next one. Workers do the computations marked `thread_safe` while other ranks run
-up to their own. A rank goes on in its turn, not whenever its computation happens to be done.
+A rank passes the turn directly to the next rank. Workers do the computations marked `thread_safe`, while
+other ranks run until they reach their computations. A rank continues when its turn comes, not when its
+computation is done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 
 class Turns:
-    """The turn to run, passed around among `threads`; `ready` holds those that can use it, in order."""
+    """The turn to run, which `threads` pass to each other.
+
+    `ready` contains the threads that can run, in order.
+    """
 
     def __init__(self, threads: Sequence[RankThread], stuck: Callable[[], None]) -> None:
         self.ready: deque[RankThread] = deque(threads)
@@ -33,10 +37,10 @@ class Turns:
         self._crash: BaseException | None = None
 
     def run(self) -> None:
-        """Return when all ranks have ended; until then, do on this thread the computations that are not `thread_safe`.
+        """Return when all ranks have ended. Until then, run computations that are not `thread_safe` here.
 
-        `stuck` is called when no rank can go on; it makes ranks ready, or none if all have ended.
-        Raises: the error, if any, that occurred while a rank that had ended passed on its turn.
+        `stuck` is called when no rank can continue. It makes ranks ready, or no rank if all ranks have ended.
+        Raises: an error that occurred while a rank that had ended passed on its turn.
         """
         try:
             self.pass_on()
@@ -53,7 +57,7 @@ class Turns:
             raise self._crash
 
     def pass_on(self) -> None:
-        """Give the turn to the next rank, or to the caller of `run` at the end."""
+        """Give the turn to the next rank or, if all ranks have ended, to the caller of `run`."""
         if not self.ready:
             self.stuck()
         if self.ready:
@@ -62,7 +66,7 @@ class Turns:
             let_through(self._caller)
 
     def block(self, thread: RankThread, work: Waiting) -> None:
-        """Return when `work` is done. Raises: the error to which `thread.interrupt` was set meanwhile."""
+        """Return when `work` is done. Raises: `thread.interrupt`, if it was set to an error meanwhile."""
         thread.waiting = work
         self.pass_on()
         thread.pause()
@@ -75,19 +79,19 @@ class Turns:
         """Pass on the turn of a rank whose program has ended."""
         try:
             self.pass_on()
-        except BaseException as error:  # else the caller of `run` would wait forever
+        except BaseException as error:  # otherwise the caller of `run` would wait forever
             self._crash = error
             self.ready.clear()
             let_through(self._caller)
 
     def compute(self, thread: RankThread, function: Callable[[], T], thread_safe: bool) -> T:
-        """Return `function()`, computed by a worker or by the caller of `run`; other ranks have the turn."""
+        """Return `function()`. A worker or the caller of `run` computes it while other ranks have the turn."""
         job = _Job(function)
         self.ready.append(thread)
         if thread_safe and self._workers.count > 1:
             self._workers.submit(job)
             self.pass_on()
-        else:  # all of torch's threads, and one OpenMP team for all ranks
+        else:  # uses all of torch's threads, in one OpenMP team for all ranks
             self._errand = job.run
             let_through(self._caller)
         thread.pause()
@@ -95,7 +99,7 @@ class Turns:
 
 
 class _Job:
-    """A computation; `result` waits until it is done."""
+    """A computation. `result` waits until the computation is done."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function: Callable[[], Any] | None = function
@@ -112,7 +116,7 @@ class _Job:
         except Exception as error:
             self._error = error
         finally:
-            del function  # it holds tensors; the rank, which counts what lives, may go on from here
+            del function  # it refers to tensors, and the rank, which may count live tensors, continues now
             self._done.release()
 
     def result(self) -> Any:
@@ -124,10 +128,11 @@ class _Job:
 
 
 class _Workers:
-    """Threads that take jobs from one queue; torch's threads are divided among them.
+    """Threads that take jobs from one queue. The number of torch's threads is divided among them.
 
-    Every thread that calls torch gets its own team of OpenMP threads, so jobs on one thread each lose no time at the
-    barriers inside an operator. A worker goes from job to job without waiting for another thread to wake up.
+    Every thread that calls torch gets its own team of OpenMP threads. A job on a team of one thread loses no
+    time at the barriers inside an operator. A worker takes the next job without waiting until another thread
+    wakes up.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -142,7 +147,7 @@ class _Workers:
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """End the threads once the jobs under way are done, waiting at most a second for each."""
+        """End the threads when their current jobs are done. Wait at most a second for each thread."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -155,14 +160,12 @@ class _Workers:
             self._threads.append(threading.Thread(target=self._work, args=(ready,), name=name, daemon=True))
             self._threads[-1].start()
         ready.wait()
-        torch.set_num_threads(
-            self._all_threads
-        )  # the default for threads to come, which workers have changed
+        torch.set_num_threads(self._all_threads)  # the default for new threads, which workers have changed
 
     def _work(self, ready: threading.Barrier) -> None:
-        torch.get_num_threads()  # the first call on a thread forgets what was set on it before
+        torch.get_num_threads()  # the first call on a thread resets its number of threads
         torch.set_num_threads(self._all_threads // self.count)
         ready.wait()
         while (job := self._jobs.get()) is not None:
             job.run()
-            del job  # it holds tensors, and the next one may be long in coming
+            del job  # it refers to tensors, and the next job may arrive much later

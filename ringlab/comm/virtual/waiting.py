@@ -1,4 +1,4 @@
-"""The ends of messages that wait for each other on a virtual cluster, and the errors about them."""
+"""The ends of messages that wait for their other ends on a virtual cluster, and the errors about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlab.errors import (
 
 
 class Waiting(Protocol):
-    """The part of a rank's exchange that error messages about it need."""
+    """The part of a rank's exchange that error messages need."""
 
     rank: int
     tag: str
@@ -42,8 +42,8 @@ class Waiting(Protocol):
 class Half:
     """One end of one message: the `place`-th tensor that `rank` sends to, or receives from, `peer`.
 
-    A `given` tensor may change hands instead of being copied, once its owner no longer needs it (`free`); `partner` is
-    the other end, which waits for that.
+    given: whether the tensor may be handed to the receiver instead of being copied. free: whether its owner
+    no longer needs the tensor. partner: the other end, which waits until the tensor is free.
     """
 
     work: Waiting
@@ -58,7 +58,7 @@ class Half:
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Return (sender, receiver)."""
+        """Return the ranks (sender, receiver)."""
         return (self.rank, self.peer) if self.sending else (self.peer, self.rank)
 
     def __str__(self) -> str:
@@ -69,14 +69,17 @@ class Half:
 
 
 def where(peer: int | None, comm: Comm, name: str) -> int:
-    """Return `peer` if it is a rank of `comm`. Raises: WorldSizeError, naming the argument `name`, if it is not."""
+    """Return `peer` if it is a rank of `comm`.
+
+    Raises: WorldSizeError, with the argument's name, if it is not.
+    """
     if peer is None or not 0 <= peer < comm.world_size:
         raise WorldSizeError(f"{name}= a rank from 0 to {comm.world_size - 1}", f"{name}={peer}")
     return peer
 
 
 def mismatch(send: Half, receive: Half) -> tuple[str, str, str] | None:
-    """Return (needed, got, remedy) if the two ends of a message do not fit, else None."""
+    """Return (needed, got, remedy) if the two ends of a message do not fit, or else None."""
     fits = (send.tensor.shape, send.tensor.dtype) == (receive.tensor.shape, receive.tensor.dtype)
     if fits and send.work.tag == receive.work.tag and send.place == receive.place:
         return None
@@ -100,7 +103,7 @@ def peer_died(work: Waiting, dead: int, error: BaseException | None) -> PeerDied
 def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
     """Raise the error that ended a run.
 
-    Raises: the RinglabError of `rank` as it is; RankFailedError from any other error.
+    Raises: a RinglabError of `rank` unchanged; RankFailedError for any other error.
     """
     assert error is not None
     if isinstance(error, RinglabError):
@@ -114,7 +117,7 @@ def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
 
 
 def deadlock(works: dict[int, Waiting]) -> DeadlockError:
-    """Return the error that names the rank for which each rank waits, and shows the cycle."""
+    """Return the error that names the rank for which each rank waits, and the cycle of waiting ranks."""
     lines = [f"rank {rank} waits: {'; '.join(map(str, work.open_ends))}" for rank, work in works.items()]
     cycle = _cycle({rank: work.open_ends[0].peer for rank, work in works.items()})
     drawn = " → ".join(map(str, cycle)) if cycle else "none: they wait for a rank that has finished"
@@ -137,7 +140,7 @@ def unfinished(leftovers: Sequence[Half], unwaited: Sequence[Waiting]) -> Unrece
 
 
 def _cycle(waits_for: dict[int, int]) -> list[int]:
-    """Return a cycle of ranks that wait for each other, with its first rank again at the end; empty if there is none."""
+    """Return a cycle of ranks that wait for each other, with the first rank again at the end, or []."""
     for start in waits_for:
         seen, rank = [start], waits_for[start]
         while rank in waits_for and rank not in seen:

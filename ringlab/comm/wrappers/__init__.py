@@ -1,1 +1,1 @@
-"""Wrappers of a transport: traced, faulty, strict. Each adds one thing and passes on the rest."""
+"""Wrappers of a transport: traced, faulty, strict. Each adds one behaviour and passes on all other calls."""

@@ -1,7 +1,8 @@
 """A wrapper that makes a chosen exchange go wrong, in the same way in each run.
 
-A message under this wrapper carries a sequence number in its tag, as on any network that may lose or swap messages. So
-a receiver that gets a message other than the next one raises, on every transport, even where tag and shape agree:
+A message under this wrapper has a sequence number in its tag, as on any network that may lose or swap
+messages. So a receiver that gets a message other than the next one raises an error, on every transport, even
+if tag and shape agree:
 
 | kind      | what happens to the message of that exchange      | what follows                          |
 |-----------|---------------------------------------------------|---------------------------------------|
@@ -18,9 +19,9 @@ a receiver that gets a message other than the next one raises, on every transpor
 | kill      | the rank ends before it posts                     | RankKilled in it (virtual cluster) or |
 |           |                                                   | a SIGKILL; PeerDiedError in the others|
 
-A send is a rendezvous on all transports: it completes when its receiver has posted the receive. A dropped or reordered
-message leaves its sender free to go on. A second copy is never waited for: it stays under way until a receive takes it
-or the run ends.
+A send is a rendezvous on all transports: it completes when its receiver has posted the receive. The sender of
+a dropped or reordered message does not wait. No rank waits for the second copy of a duplicate: it stays under
+way until a receive takes it or the run ends.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ KINDS = ("drop", "delay", "duplicate", "reorder", "corrupt", "kill")
 
 
 class RankKilled(CommError):
-    """A fault killed this rank."""
+    """The error of a rank that a fault killed."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """A fault of one rank in its exchange number `exchange`, counted from 0 without control messages.
 
-    seconds: the length of a delay on the wall clock; seed: decides which element is corrupted, and how.
+    seconds: the length of a delay on the wall clock. seed: the seed that selects the corrupted element and
+    its new bits.
 
     Raises: CommError for an unknown kind, or a negative rank or exchange.
     """
@@ -70,9 +72,10 @@ class Fault:
 def random_faults(
     seed: int, kinds: Sequence[str], world_size: int, exchanges: int, count: int = 1
 ) -> tuple[Fault, ...]:
-    """Return `count` faults at different places, the same for the same arguments.
+    """Return `count` random faults at different places. Equal arguments give equal faults.
 
-    exchanges: the number that each rank makes. Raises: CommError if there are fewer places than faults.
+    exchanges: the number of exchanges that each rank makes. Raises: CommError if there are fewer places than
+    faults.
     """
     places = [(rank, exchange) for rank in range(world_size) for exchange in range(exchanges)]
     if count > len(places):
@@ -89,15 +92,15 @@ def _raise_killed(fault: Fault) -> None:
     raise RankKilled(
         f"rank {fault.rank} to make exchange {fault.exchange}",
         "a fault killed the rank before it",
-        "this was asked for with faults=",
+        "the argument faults= asked for this",
     )
 
 
 class Faulty(Wrapper):
-    """`comm`, with this rank's share of `faults`.
+    """The transport `comm` with the faults of this rank among `faults`.
 
-    Wrap all ranks or none, because both ends must number the messages. `die` ends this rank for a kill; by default it
-    raises RankKilled. `fired` lists the faults that have happened.
+    Wrap all ranks or no rank, because both ends must number the messages. `die` is called to end this rank
+    for a kill. By default it raises RankKilled. `fired` lists the faults that have happened.
 
     Raises: WorldSizeError for a fault of a rank that does not exist; CommError for two faults in one exchange.
     """
@@ -161,7 +164,10 @@ class Faulty(Wrapper):
         return work
 
     def _both(self, outgoing: _End, incoming: _End) -> Work:
-        """Return the work of posting both halves, in one exchange if their tags agree, as they do without faults."""
+        """Return the work of posting both halves, in one exchange if their tags agree.
+
+        Without faults they do.
+        """
         if outgoing.tensors and incoming.tensors and outgoing.tag != incoming.tag:
             first = self.inner.exchange(send=outgoing.tensors, to=outgoing.peer, tag=outgoing.tag)
             second = self.inner.exchange(receive=incoming.tensors, source=incoming.peer, tag=incoming.tag)
@@ -186,7 +192,7 @@ class Faulty(Wrapper):
 
 @dataclass(frozen=True)
 class _End:
-    """The sending or the receiving half of an exchange."""
+    """The sending half or the receiving half of an exchange."""
 
     tag: str
     tensors: tuple[Tensor, ...]
@@ -200,7 +206,7 @@ _NOTHING = _End("", (), -1)
 
 
 class _Late(Work):
-    """An exchange that is posted only when the rank waits for it, or posts the next one."""
+    """An exchange that is posted only when the rank waits for it or posts the next exchange."""
 
     def __init__(self, comm: Faulty, seconds: float, post: Callable[[], Work]) -> None:
         self.comm, self.seconds, self._post = comm, seconds, post
@@ -249,7 +255,7 @@ def _corrupted(end: _End, seed: int) -> _End:
         tensor = tensors[dice.choice(filled)]
         flat = tensor.contiguous().view(-1)
         place = dice.randrange(flat.numel())
-        if tensor.dtype == torch.bool:  # a bool with other bits than 0 and 1 is undefined
+        if tensor.dtype == torch.bool:  # a bool with bits other than 0 and 1 is undefined
             flat[place] = ~flat[place]
         else:
             bits = flat[place : place + 1].view(torch.uint8)

@@ -1,8 +1,9 @@
 """A transport that enforces the rules of `Comm.exchange`, for notebooks, the judge and conformance runs.
 
 Between the post and `wait`, receive buffers belong to the transport and sent tensors must not change. A program that
-breaks this rule can be right on one transport, or on one day, and wrong on another. Here it is wrong at once: a buffer
-holds NaN until `wait` fills it, and a changed tensor is an error.
+breaks this rule can be right on one transport, or in one run, and wrong in another. Under this wrapper it
+fails every
+time: a buffer contains NaN until `wait` fills it, and a changed tensor raises an error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ringlab.errors import CommError
 
 
 class Strict(Wrapper):
-    """`comm`, with checks of what the program does to tensors that are under way."""
+    """The transport `comm` with checks that the program does not use tensors that are under way."""
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
@@ -34,7 +35,8 @@ class Strict(Wrapper):
     ) -> Work:
         """Return the work of a checked exchange.
 
-        Raises: CommError if a receive buffer shares memory with a sent tensor; `wait`, if a sent tensor was written.
+        Raises: CommError if a receive buffer shares memory with a sent tensor. `wait` raises CommError if a
+        sent tensor was written.
         """
         if tag.startswith(CONTROL):  # the transport's own
             return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
@@ -44,7 +46,7 @@ class Strict(Wrapper):
             raise CommError(
                 f"receive buffers of their own in exchange {index} of rank {self.rank}",
                 "a receive buffer that is also sent",
-                "what arrives would overwrite what is still being read",
+                "arriving data would overwrite data that is still being sent",
             )
         arriving = tuple(map(torch.empty_like, receive))
         for buffer in receive:
@@ -75,5 +77,5 @@ class _StrictWork(Work):
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often the tensor was written in place, directly or through a view."""
+    """Return the number of times that the tensor was written in place, directly or through a view."""
     return 0 if tensor.is_inference() else tensor._version

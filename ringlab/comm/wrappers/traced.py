@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Traced(Wrapper):
-    """`comm`, with every exchange and computation appended to `trace`."""
+    """The transport `comm`, which appends every exchange and computation to `trace`."""
 
     def __init__(self, comm: Comm, trace: Trace) -> None:
         super().__init__(comm)

@@ -1,4 +1,4 @@
-"""Loads the target that "package.module:name" or "peer:name" names, or reports the missing part and similar names."""
+"""Loads the target "package.module:name" or "peer:name", or reports the missing part and similar names."""
 
 from __future__ import annotations
 

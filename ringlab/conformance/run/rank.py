@@ -150,7 +150,7 @@ class RankPart:
     def attend(
         self, qkv: tuple[Float[Tensor, "..."], ...], metered: bool = False
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
-        """Return the target's (out, lse) for these tensors. Raises: WrongResult if the target returns anything else."""
+        """Return the target's (out, lse) for these tensors. Raises: WrongResult for any other result."""
         known = {**self._known(), **self.target.packed(qkv)}
         with self._pass() if metered else nullcontext():
             out, lse = self._unpacked(call(self.target.function, qkv, known))

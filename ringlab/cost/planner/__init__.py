@@ -1,4 +1,4 @@
-"""Plans: does a context fit on a cluster, how is it divided, how long does a step take, and what limits it?
+"""Plans: whether a context fits on a cluster, how the work is divided, how long a step takes, and its limit.
 
 `print(plan(Request("llama3-70b", 1_000_000, "h100", nodes=8, logits_chunk=4096)).answer)` answers in a line.
 """

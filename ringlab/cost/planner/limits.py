@@ -1,4 +1,4 @@
-"""The limits of a plan: where its time is lost, and the reason why the loss is not smaller."""
+"""The limits of a plan: the parts of a step in which time is lost, and the reasons for the losses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHARING_WORDS = {
     "dcp": "weights shared along cp, queries gathered (DCP)",
     "helix": "weights shared along cp (Helix)",
 }
-WORTH_NAMING = 0.03  # of the step: a smaller loss limits nothing
+WORTH_NAMING = 0.03  # fraction of the step; a smaller loss is no limit
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit of a plan. kind: one of KINDS. seconds: what a step would save without it, 0 if nothing fits."""
+    """One limit of a plan. kind: one of KINDS. seconds: the time that a step would save without it, 0 if nothing fits."""
 
     kind: str
     sentence: str
@@ -41,10 +41,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Hidden:
-    """One pass of the ring: does a hop take no longer than the block beside it?
+    """The figures that tell whether the hops of one pass of the ring hide behind its blocks.
 
-    tokens: of one rank of the ring. least_tokens: the fewest that hide a hop on the slowest link. travel_s:
-    all hops on that link. exposed_s: the part of it that ranks wait for, including the gradients' last hop.
+    tokens: the tokens of one rank of the ring. least_tokens: the fewest tokens that hide a hop on the slowest
+    link.
+    travel_s: the seconds of all hops on that link. exposed_s: the part of these seconds that ranks wait,
+    including the last hop of the gradients.
     """
 
     name: str
@@ -61,9 +63,10 @@ class Hidden:
 
 
 def limit(best: Candidate) -> Limit:
-    """Return what limits the plan: memory if nothing fits, otherwise its largest loss.
+    """Return the limit of the plan: memory if nothing fits, otherwise its largest loss.
 
-    Of a token being decoded it is the largest part of its time: reading memory, or communication.
+    When tokens are decoded, the limit is the largest part of a token's time: reading memory, or
+    communication.
     """
     request = best.request
     if not best.fits:
@@ -98,7 +101,7 @@ def hidden(best: Candidate) -> list[Hidden]:
     for each in best.time.passes:
         backward = each.name == "backward"
         rate = attention_flops_per_s(request, sizes.D, backward)
-        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # else some rank sees whole blocks
+        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # if not, some rank sees whole blocks
         least = least_tokens_hidden(
             rate, link.bytes_per_s, block, latency_s=link.latency_s, backward=backward
         )
@@ -147,7 +150,7 @@ def _communication(best: Candidate) -> Limit:
 
 
 def _heads_short(best: Candidate) -> str:
-    """Why the heads prevent a larger Ulysses degree, which would shorten the rings; "" if they do not."""
+    """Return why the heads prevent a larger Ulysses degree, which would shorten the rings; "" if they do not."""
     degrees, sizes, inside = best.degrees, best.request.sized, best.request.machine.ranks_per_node
     used = degrees.tp * degrees.ulysses
     room = degrees.ring % 2 == 0 and inside % (2 * used) == 0

@@ -1,6 +1,7 @@
 """The memory of one GPU, entry by entry.
 
-Of a step: the GPU whose rank owns most tokens, in the stage that needs most. Of serving: a GPU that decodes, and one that feeds prompts.
+For a step, the table is that of the GPU whose rank owns most tokens, in the stage that needs most memory. For
+serving, there is a table of a GPU that decodes, and of a GPU that feeds prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ringlab.errors import CostError
 
 @dataclass(frozen=True)
 class Entry:
-    """Bytes of one kind on one GPU; `note` says how they are computed."""
+    """Bytes of one kind on one GPU; `note` explains how they are computed."""
 
     name: str
     bytes: int
@@ -42,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """All entries; they are added as if all their peaks coincided. host_bytes: the most that one GPU offloads."""
+    """All entries of one GPU, added as if all their peaks coincided. host_bytes: the most bytes that one GPU offloads."""
 
     entries: tuple[Entry, ...]
     host_bytes: int = 0
@@ -53,7 +54,7 @@ class MemoryTable:
         return sum(entry.bytes for entry in self.entries)
 
     def of(self, name: str) -> int:
-        """Return the bytes of the entry `name`, 0 if there is none."""
+        """Return the bytes of the entry `name`, 0 if there is no such entry."""
         return sum(entry.bytes for entry in self.entries if entry.name == name)
 
 
@@ -87,7 +88,7 @@ def weight_traffic(request: Request, degrees: Degrees) -> WeightTraffic:
 
 @lru_cache(maxsize=1024)
 def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int) -> tuple[Entry, ...]:
-    """A stage's weights, and in training their gradients and Adam's state, on one of fsdp × tp ranks."""
+    """Return the entries of a stage's weights, and in training of gradients and Adam's state, on one of fsdp × tp ranks."""
     over, sizes = _over(fsdp=fsdp, tp=tp), stage.model
     whose = f" of the {stage.name} stage" if stage.name else ""
     found = [
@@ -116,7 +117,7 @@ def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int) -> tupl
 
 @lru_cache(maxsize=4096)
 def _at_work(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> tuple[Entry, ...]:
-    """The entries that do not depend on how weights are sharded: `degrees` has fsdp 1."""
+    """Return the entries that do not depend on how weights are sharded; `degrees` has fsdp 1."""
     if request.training:
         entries = _training(request, degrees, recomputation, stage)
     else:
@@ -129,7 +130,7 @@ KEPT = {
     "selective": "all but attention's output",
     "full": "the input of each layer",
 }
-ON_THE_GPU = 2  # layers whose offloaded activations are on the GPU: one at work, one leaving or arriving
+ON_THE_GPU = 2  # layers with offloaded activations on the GPU: one at work, one leaving or arriving
 
 
 def _training(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> list[Entry]:
@@ -163,7 +164,7 @@ def _activations(request: Request, stage: Stage, kept: int, note: str) -> Entry:
 
 
 def _loss(request: Request, tokens: int, tp: int) -> Entry:
-    """The logits and all that the loss makes of them."""
+    """Return the entries of the logits and of the tensors that the loss computes from them."""
     at_once = min(tokens, request.logits_chunk or tokens)
     size = loss_bytes(request.sized, at_once, request.dtype, tp)
     note = f"{at_once:,} tokens × {request.sized.vocabulary:,} words{_over(tp=tp)}: in {request.dtype}, and three times in float32"
@@ -178,7 +179,7 @@ def _over(**degrees: int) -> str:
 def kept_bytes(request: Request, degrees: Degrees, recomputation: str) -> int:
     """Return the bytes that one layer keeps for its backward in one round.
 
-    Sequence parallelism divides the parts that heads do not split among TP ranks.
+    Sequence parallelism divides, among TP ranks, the parts that are not split by heads.
     """
     sizes, tokens, tp = request.sized, rank_tokens(request, degrees), degrees.tp
     kept = saved_bytes(sizes, tokens, request.dtype, recomputation, tp)
@@ -206,7 +207,7 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
 
 
 def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry]:
-    """Attention's temporary memory, and the results of all-to-alls beside their inputs."""
+    """Return the entries of attention's temporary memory, and of the results of all-to-alls beside their inputs."""
     attention, P = ring_sizes(request, degrees), degrees.ring
     work = attention_work(attention, -(-request.tokens // P), P, backward)
     home = "the sum so far, the sum arriving, the block's own" if P > 1 else "before they are rounded"
@@ -239,7 +240,7 @@ SHARED = {
 
 
 def decode_memory(request: ServeRequest) -> MemoryTable:
-    """Return the memory of a GPU on which every sequence has reached its whole context."""
+    """Return the memory of a GPU that decodes when every sequence has reached its whole context."""
     it, dtype, tp, B = request.sized, request.dtype, request.head_ranks, request.sequences
     over = SHARED[request.sharing].format(request.gpus, tp)
     held = -(-request.context // request.token_ranks)
@@ -289,7 +290,7 @@ def fuller_memory(request: ServeRequest) -> MemoryTable:
 
 
 def most_sequences(request: ServeRequest, memory_bytes: float) -> int:
-    """Return the most sequences of this context whose weights and cache fit into the memory of a GPU; 0 if none does."""
+    """Return the most sequences of this context that fit, with the weights, into the memory of a GPU; 0 if none fits."""
 
     def needed(sequences: int) -> int:
         return decode_memory(replace(request, sequences=sequences)).total_bytes

@@ -1,11 +1,10 @@
-"""The division of the GPUs: dp × tp × ring × ulysses × pp, and where each group lies in the nodes.
+"""The division of the GPUs: dp × tp × ring × ulysses × pp, and the place of each group in the nodes.
 
-Neighbours in the numbering of GPUs belong to one tensor-parallel group; then come the ranks of one
-Ulysses group, then those of one ring, then the replicas, then the stages of a pipeline: groups that
-communicate most lie closest together.
+GPUs are numbered so that tensor-parallel groups vary fastest, then Ulysses groups, rings, replicas and the
+stages of a pipeline. Thus the groups that communicate most are closest together.
 
 A group with m members on one node uses their m links out of the node in parallel, as the collective
-libraries do; a single message between two ranks has one link.
+libraries do; a single message between two ranks uses one link.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ringlab.cost.hardware import Hardware, Link
 from ringlab.cost.planner.request import Request
 from ringlab.errors import CostError
 
-MOST_IN_A_RING = 1024  # ranks: the table of work by (rank, step) has as many rows and columns
+MOST_IN_A_RING = 1024  # ranks; the table of work by (rank, step) has this many rows and columns
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Degrees:
         return getattr(self, group) > 1 and (ranks_per_node % span != 0)
 
     def kv_heads(self, kv_heads: int) -> int:
-        """Return the number of K/V heads of one rank: at least one, replicated if ranks outnumber heads."""
+        """Return the number of K/V heads of one rank: at least one, because heads are replicated if ranks outnumber them."""
         return max(1, kv_heads // (self.tp * self.ulysses))
 
     def kv_copies(self, kv_heads: int) -> int:
@@ -80,7 +79,7 @@ def divisors(n: int) -> list[int]:
 
 
 def nearest_divisors(n: int, wanted: int) -> str:
-    """Return the divisors of n next to `wanted`, in words."""
+    """Return the divisors of n just below and above `wanted`, in words."""
     below = [each for each in divisors(n) if each <= wanted][-1:]
     above = [each for each in divisors(n) if each > wanted][:1]
     return " or ".join(str(each) for each in below + above)
@@ -89,9 +88,9 @@ def nearest_divisors(n: int, wanted: int) -> str:
 def candidates(request: Request) -> list[Degrees]:
     """Return every way to divide the GPUs that satisfies the request.
 
-    If left open, TP and Ulysses stay inside a node and split the K/V heads evenly; if given, they may
-    cross nodes and replicate K/V heads.
-    Raises: CostError that names the violated constraint if there is no such way.
+    TP and Ulysses degrees that are left open stay inside a node and split the K/V heads evenly. Degrees that
+    are given may cross nodes and replicate K/V heads.
+    Raises: CostError that names the violated constraint if no way satisfies the request.
     """
     _check_heads(request)
     _check_pipeline(request)
@@ -99,7 +98,7 @@ def candidates(request: Request) -> list[Degrees]:
     found = list(_enumerate(request))
     if not found:
         opened = _opened(request)
-        candidates(opened)  # if no degrees would do, its error says why
+        candidates(opened)  # raises the error if no degrees are possible
         raise CostError(
             f"degrees with {_product(request)}, cp = ring × ulysses",
             _asked(request),
@@ -124,7 +123,7 @@ def candidates(request: Request) -> list[Degrees]:
 
 
 def _opened(request: Request) -> Request:
-    """Return the request with degrees left open: as few of them as it takes to divide the GPUs."""
+    """Return the request with as few degrees left open as are needed to divide the GPUs."""
     tried = (
         ("cp", "ring", "ulysses", "fsdp"),
         ("cp", "ring", "ulysses", "fsdp", "tp"),
@@ -187,7 +186,7 @@ def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
 
 
 def _heads_fit(request: Request, ranks: int) -> bool:
-    """Whether the heads can be shared by `ranks` = tp × ulysses ranks."""
+    """Return whether `ranks` = tp × ulysses ranks can share the heads."""
     return request.sized.H % ranks == 0 and _shared(request.sized.K, ranks)
 
 
@@ -323,7 +322,7 @@ class Group:
 
     @property
     def latency_s(self) -> float:
-        """Return the latency in seconds of one collective by doubling: first inside the nodes, then across them."""
+        """Return the latency in seconds of a collective by recursive doubling, first inside the nodes, then across them."""
         inside = (self.on_a_node - 1).bit_length() * self.machine.inside.latency_s
         nodes = -(-self.size // self.on_a_node)
         return inside + (nodes - 1).bit_length() * self.machine.between.latency_s
@@ -349,7 +348,7 @@ class Group:
 
 
 def group(name: str, degrees: Degrees, machine: Hardware) -> Group:
-    """Return the group "tp", "ulysses", "ring", "fsdp" or "replicas" of these degrees, placed in the nodes."""
+    """Return the group of this kind ("tp", "ulysses", "ring", "fsdp" or "replicas"), placed in the nodes."""
     size: int = getattr(degrees, name)
     return placed(size, max(1, degrees.spans[name] // size), machine)
 

@@ -1,4 +1,4 @@
-"""plan(request): the best way to run it, the alternatives, what limits it and what to change."""
+"""plan(request): the best way to run a request, its alternatives, its limit, and suggested changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class PublishedRuns:
-    """Published runs of one purpose: how many, and the least and the most times as long as planned that one took."""
+    """Published runs of one purpose: their number, and the least and the greatest ratio of a run's time to its plan's."""
 
     runs: int
     least: float
@@ -41,9 +41,9 @@ PUBLISHED = {"training": PublishedRuns(6, 0.8545477835310525, 1.3268307107264468
 
 @dataclass(frozen=True)
 class Plan:
-    """The best way to run a request, of `weighed` ways; if none fits, the one that needs least memory.
+    """The best of `weighed` ways to run a request, or if none fits, the way that needs least memory.
 
-    alternatives: the best of each other split. layouts: the best split with other layouts.
+    alternatives: the best way of each other split. layouts: the best split with other layouts.
 
     >>> found = plan(Request("llama3-8b", 131_072, "h100"))
     >>> found.fits, found.limit.kind
@@ -90,12 +90,12 @@ class Plan:
 
     @cached_property
     def limit(self) -> Limit:
-        """Return what limits the plan."""
+        """Return the limit of the plan."""
         return limit(self.best)
 
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Return the suggested changes, each planned itself."""
+        """Return the suggested changes, each with its own plan."""
         return suggestions(self.best)
 
     @cached_property
@@ -105,7 +105,7 @@ class Plan:
 
     @cached_property
     def ring_table(self) -> RingTable | None:
-        """Return the bytes and waits of rings in which others travel, None without a ring."""
+        """Return the bytes and waits of the ring under other schedules, None without a ring."""
         return ring_table(self.best)
 
     @property
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def published(self) -> PublishedRuns | None:
-        """Return how far published runs of this purpose are from their plans, None if none was found."""
+        """Return how the times of published runs of this purpose compare with their plans, None if no run was found."""
         return PUBLISHED.get(self.request.purpose)
 
     @property
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def chunk_words(self) -> str:
-        """Return a description of the pieces: their sizes, and the length that kernel tiles would divide evenly."""
+        """Return a description of the layout's pieces: their sizes, and the length that kernel tiles would divide evenly."""
         S, degrees = self.request.tokens, self.best.degrees
         side = max(self.request.tile)
         if not _pieces(self.best.layout):
@@ -145,7 +145,7 @@ class Plan:
         return f"{words} ({'; '.join(rest)}; {-(-S // unit) * unit:,} tokens would divide evenly)"
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything, ready for JSON; sizes in bytes, times in seconds."""
+        """Return the whole plan, ready for JSON; sizes are in bytes, times in seconds."""
         best, request = self.best, self.request
         whole, lockstep = best.work()
         dealt = not request.decoding
@@ -207,7 +207,7 @@ def plan(request: Request) -> Plan:
 
 
 def _pieces(layout: str) -> int:
-    """The number of pieces of consecutive tokens that a rank owns under a layout; 0 for single tokens."""
+    """Return the number of pieces of consecutive tokens that a rank owns under a layout; 0 if it owns single tokens."""
     example = get_layout(layout, 16, 2)
     return len(example.runs(0)) if example.step == 1 else 0
 
@@ -227,7 +227,7 @@ def _how(candidate: Candidate) -> dict[str, object]:
 
 
 def _serving(best: Candidate, time: ServeTime) -> dict[str, object]:
-    """The figures of serving: those of one replica, and tokens a second of all of them."""
+    """Return the figures of serving for one replica, and the tokens a second of all replicas."""
     request = best.request
     return time.as_dict() | {
         "sequences": request.batch,

@@ -20,7 +20,7 @@ PURPOSES = ("training", "prefill", "decode", "serve")
 RECOMPUTATIONS = ("none", "selective", "full")
 OFFLOADS = ("none", "activations")
 SHARINGS = ("copies", "dcp", "helix")
-CHUNK = 8192  # tokens of a prompt that are fed at once, if a request does not say otherwise
+CHUNK = 8192  # default number of a prompt's tokens that are fed at once
 LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))
 """The layouts in the order in which they are tried: those that balance causal work first."""
 CHOICES = (
@@ -47,11 +47,11 @@ class Request:
     `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
     dp × tp × cp × pp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
     copy of parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the
-    plan may not use. `logits_chunk`: tokens whose logits are held at once (all of a rank's if None).
-    `pp`: stages of a pipeline, each with `interleave` chunks of layers. `offload` "activations": the
-    activations kept for the backward wait in the host's memory.
-    To serve: `batch` sequences of `tokens`, of which the model writes `generated`; the others are a prompt that is
-    fed in chunks of `chunk`. `sharing`: as in `serve_request`.
+    plan may not use. `logits_chunk` is the number of tokens whose logits are held at once (all of a rank's
+    tokens if None). `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With
+    `offload` "activations", the activations kept for the backward wait in the host's memory. To serve, there
+    are `batch` sequences of `tokens` tokens each. The model writes `generated` of these tokens; the others
+    are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in `serve_request`.
     Raises: CostError for sizes that are not positive integers, unknown names, a dtype that the
         hardware does not compute in, or fields of another purpose.
 
@@ -108,11 +108,11 @@ class Request:
         element_bytes(self.dtype)
         self.machine.peak(self.dtype)
         check_count("nodes × GPUs of a node", self.gpus)
-        self.attention  # noqa: B018  heads that cannot be grouped are refused here
+        self.attention  # noqa: B018  raises for heads that cannot be grouped
         check_offload(self)
         check_serving(self)
 
-    def __hash__(self) -> int:  # many caches use it, so it is computed once
+    def __hash__(self) -> int:  # computed once, since many caches use the hash
         return self._hash
 
     @cached_property
@@ -137,12 +137,12 @@ class Request:
 
     @property
     def stage_gpus(self) -> int:
-        """Return the number of GPUs of one stage of the pipeline: all of them without one."""
+        """Return the number of GPUs of one stage of the pipeline, or of all GPUs without a pipeline."""
         return self.gpus // self.pp
 
     @property
     def machine_word(self) -> str:
-        """Return the word for one of the machine's ranks: GPU, TPU, or rank if its name is not a built-in one."""
+        """Return the word for one of the machine's ranks: GPU, TPU, or rank if the machine is not built in."""
         name = self.machine.name
         return "TPU" if name.startswith("tpu") else "rank" if name == self.machine.label else "GPU"
 
@@ -158,7 +158,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """Return whether a step is one new token of every sequence."""
+        """Return whether a step generates one new token of every sequence."""
         return self.purpose in ("decode", "serve")
 
     @cached_property
@@ -167,7 +167,7 @@ class Request:
         return self.sized.attention(B=1, dtype=self.dtype, causal=self.causal)
 
     def but(self, **changes: Any) -> Request:
-        """Return this request with some fields changed. Raises: as the class."""
+        """Return this request with some fields changed. Raises: CostError for fields that the class refuses."""
         return replace(self, **changes)
 
     def command(self) -> str:
@@ -203,7 +203,7 @@ def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
 
 
 def check_offload(request: Request) -> None:
-    """Check what is offloaded. Raises: CostError for inference, or hardware without a link to its host."""
+    """Check the field `offload`. Raises: CostError for inference, or hardware without a link to its host."""
     if request.offload == "none":
         return
     if not request.training:
@@ -216,7 +216,7 @@ def check_offload(request: Request) -> None:
 
 
 def check_serving(request: Request) -> None:
-    """Check the fields of serving. Raises: CostError if they are given for another purpose, or cannot be served."""
+    """Check the fields of serving. Raises: CostError for another purpose, or a request that cannot be served."""
     if request.purpose != "serve":
         for name, least in (("generated", 0), ("chunk", CHUNK), ("sharing", None)):
             if getattr(request, name) != least:
@@ -234,7 +234,7 @@ def check_serving(request: Request) -> None:
 
 
 def check_chunks(context: int, generated: int, chunk: int) -> None:
-    """Check how a context is made. Raises: CostError without a prompt, or for more than MOST_CHUNKS chunks of it."""
+    """Check a context's parts. Raises: CostError without a prompt, or if the prompt has more than MOST_CHUNKS chunks."""
     if not isinstance(generated, int) or isinstance(generated, bool) or not 0 <= generated < context:
         needed = (
             f"generated: an integer from 0 to {context - 1:,}, some of the {context:,} tokens of a sequence"

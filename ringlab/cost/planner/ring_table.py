@@ -1,6 +1,6 @@
-"""The schedules that a plan's ring could have: the bytes and the waits of each, beside those of the plain ring.
+"""The schedules that a plan's ring could have, with the bytes and the waits of each.
 
-A report, not a choice: plans are made of the plain ring, whose time is followed rank by rank.
+The table is a report, not a choice: plans use the plain ring, whose time is computed rank by rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ringlab.cost.planner.step_time import attention_flops_per_s, ring_sizes
 
 @dataclass(frozen=True)
 class RingTable:
-    """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by the seconds they expose, then by bytes.
+    """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by exposed seconds, then by bytes.
 
-    link: the slowest of the ring. links: those that a rank can send over at once. latent_below: numbers of a token; a latent
-    with fewer (MLA), which the models of plans do not have, would be fewer bytes than K and V.
+    link: the slowest link of the ring. links: the number of links over which a rank can send at once.
+    latent_below: a latent (MLA) with fewer numbers per token would be fewer bytes than K and V; the models of
+    plans have none.
     """
 
     options: tuple[Option, ...]
@@ -28,21 +29,21 @@ class RingTable:
 
     @property
     def ring(self) -> Option:
-        """Return the plain ring."""
+        """Return the option of the plain ring."""
         return next(it for it in self.options if it.schedule == "ring")
 
     @property
     def least(self) -> Option:
-        """Return the one that sends the fewest bytes; of equal ones, the plain ring, otherwise the one that waits least."""
+        """Return the schedule that sends the fewest bytes; if several do, the plain ring, or else the one that waits least."""
         return min(self.options, key=lambda it: (it.sent_bytes, it.schedule != "ring"))
 
     @property
     def shortest(self) -> Option:
-        """Return the one that waits least; of equal ones the plain ring, otherwise the one that sends least."""
+        """Return the schedule that waits least; if several do, the plain ring, or else the one that sends least."""
         return min(self.options, key=lambda it: (it.exposed_s, it.schedule != "ring"))
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything, ready for JSON; bytes and seconds of one layer."""
+        """Return the whole table, ready for JSON; bytes and seconds are those of one layer."""
         options = [
             {name: value for name, value in asdict(it).items() if name not in ("ulysses", "held_bytes")}
             for it in self.options
@@ -58,9 +59,10 @@ class RingTable:
 
 
 def ring_table(best: Candidate) -> RingTable | None:
-    """Return the rings for one layer of a plan, forward and in training backward, once each; None without a ring.
+    """Return the schedules for one layer of a plan: one forward, and in training one backward; None without a ring.
 
-    A TPU sends to both neighbours at once, a GPU behind its switch on one port. Blocks are taken to be balanced.
+    A TPU sends to both neighbours at once, and a GPU behind a switch sends on one port. Blocks are assumed
+    balanced.
     """
     request, degrees = best.at_once, best.degrees
     if degrees.ring == 1 or request.decoding:

@@ -1,10 +1,10 @@
-"""The makespan of a ring: the ring program's own waits, step by step, for all ranks at once.
+"""The makespan of a ring, computed from the waits of the ring program, step by step, for all ranks at once.
 
 Posting, computing and waiting follow the order of `schedules/ring.py`, and messages behave as in
 `comm/clocked/timeline.py`, so `simulate` agrees up to rounding. If all ranks compute equally long and no hop
 takes longer than a block, no rank waits and the sum is enough (`tests/cost/test_closed_form.py` proves it).
 
-Score elements by rank and step are counted tile by tile if that is quick, otherwise computed by formula.
+Score elements by rank and step are counted tile by tile if this is quick, and otherwise computed by formula.
 
 The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
 causal square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for
@@ -26,7 +26,7 @@ from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware
 from ringlab.layout import LAYOUTS, Layout, contiguous, get_layout, striped, zigzag
 
-LARGEST_FOLLOWED = 64  # ranks: following more, step by step, takes too long for a planner
+LARGEST_FOLLOWED = 64  # ranks; to follow more of them step by step takes too long for a planner
 
 
 def ring_forward_s(
@@ -35,9 +35,9 @@ def ring_forward_s(
     """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
     compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from
-    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. More than
-    LARGEST_FOLLOWED ranks that have to wait are assumed to wait for the slowest link in every step: an
-    upper bound.
+    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to wait
+    and there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the slowest
+    link.
     """
     P, hop = compute_s.shape[1], float((hop_s + latency_s).max())
     slowest = compute_s.max(axis=0)
@@ -61,7 +61,7 @@ def ring_backward_s(
     home_s: Num[np.ndarray, " P"],
     latency_s: Num[np.ndarray, " P"],
 ) -> float:
-    """Return the makespan in seconds of the backward ring: dK/dV follow their block, in P hops of `home_s` each."""
+    """Return the makespan in seconds of the backward ring, where dK/dV follow their block in P hops of `home_s` each."""
     P = compute_s.shape[1]
     if P == 1:
         return float(compute_s[0, 0])
@@ -110,9 +110,10 @@ class _Wire:
         self.next, self.previous = np.roll(ranks, -1), np.roll(ranks, 1)
 
     def post(self, now: np.ndarray, busy_s: np.ndarray | None = None) -> np.ndarray:
-        """Return when an exchange that every rank posts at its `now` is complete for it, (P,) seconds.
+        """Return the time, (P,) seconds, at which an exchange posted at `now` is complete for each rank.
 
-        It is complete when the messages to the next rank and from the previous one have arrived.
+        An exchange is complete for a rank when its messages to the next and from the previous rank have
+        arrived.
         """
         begin = np.maximum(np.maximum(now, now[self.next]), self.free)
         self.free = begin + (self.hop_s if busy_s is None else busy_s)
@@ -127,8 +128,8 @@ FORMULAS: dict[Callable[[int, int], Layout], tuple[int, Callable[[int, int], tup
 }
 """Optional, by layout: how many pieces a rank owns, each of x tokens; and its work on its own block, on an earlier rank's
 and on a later rank's, given x and the work on a causal square of x. Work of layouts without an entry is counted."""
-MOST_COUNTED = 2**17  # tokens: counting these takes milliseconds
-LONGEST_COUNTED = 2**22  # tokens of a layout without a formula: a second
+MOST_COUNTED = 2**17  # tokens that can be counted in milliseconds
+LONGEST_COUNTED = 2**22  # tokens of a layout without a formula, counted in a second
 
 
 @lru_cache(maxsize=512)
@@ -153,7 +154,7 @@ def counted(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) ->
 
 
 def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
-    """Count a shorter sequence if S is very long: work grows as S², except for partly masked tiles."""
+    """Return the table counted on a shorter sequence if S is very long; work grows as S² except in partly masked tiles."""
     times = max(1.0, S / LONGEST_COUNTED)
     work, tokens = counted(layout, min(S, LONGEST_COUNTED), P, causal, tile)
     return np.rint(work * times**2).astype(np.int64), math.ceil(tokens * times)

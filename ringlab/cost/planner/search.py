@@ -1,4 +1,4 @@
-"""Every way to run a request: does it fit, and how long does a step take?"""
+"""Every way to run a request, with its memory and the time of a step, and the best of these ways."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ringlab.cost.planner.serve_time import DecodeTime, decode_time
 from ringlab.cost.planner.step_time import StepTime, step_time
 from ringlab.errors import CostError
 
-LEAST_GAIN = 1e-3  # of the time of a step: an unusual layout must gain at least this much
+LEAST_GAIN = 1e-3  # fraction of a step's time that an unusual layout must gain
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the request: degrees, layout, recomputation, and the number of rounds of a replica's sequences.
+    """One way to run a request: degrees, layout, recomputation, and the rounds in which a replica runs its sequences.
 
     sharing: how decoding ranks share the weights, one of SHARINGS.
     """
@@ -46,14 +46,14 @@ class Candidate:
 
     @cached_property
     def memory(self) -> MemoryTable:
-        """Return the memory of the GPU that needs most of it."""
+        """Return the memory of the GPU that needs most memory."""
         if self.request.purpose == "serve":
             return fuller_memory(self.serving)
         return step_memory(self.at_once, self.degrees, self.recomputation, self.rounds)
 
     @cached_property
     def serving(self) -> ServeRequest:
-        """Return what one replica serves, if the purpose is to decode or to serve."""
+        """Return the request that one replica serves, if the purpose is to decode or to serve."""
         it, degrees = self.request, self.degrees
         return ServeRequest(
             it.sized,
@@ -70,7 +70,7 @@ class Candidate:
 
     @cached_property
     def time(self) -> StepTime | DecodeTime:
-        """Return the time of one step, all its rounds.
+        """Return the time of one step with all its rounds.
 
         Raises: CostError if a needed pass was not measured.
         """
@@ -84,7 +84,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Return whether it needs no more memory than a GPU may use, and its host has."""
+        """Return whether this way needs no more memory than a GPU may use, and no more than its host has."""
         host = self.request.machine.host
         most = host.memory_bytes if host is not None else 0
         return self.memory.total_bytes <= self.request.usable_bytes and self.memory.host_bytes <= most
@@ -96,7 +96,7 @@ class Candidate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the tokens per second of all GPUs together: those of the context, or new ones when decoding."""
+        """Return the tokens per second of all GPUs together: tokens of the context, or new tokens when decoding."""
         per_sequence = 1 if self.request.decoding else self.request.tokens
         return self.request.batch * per_sequence / self.step_s
 
@@ -109,18 +109,18 @@ class Candidate:
             request.attention, pairs
         )
         flops = forward * request.batch
-        if request.training:  # a backward takes two products for each of the forward
+        if request.training:  # a backward takes two products for each product of the forward
             flops = 3 * (flops + vocabulary_flops(request.sized, tokens) * request.batch)
         return flops / (request.gpus * request.machine.peak(request.dtype) * self.step_s)
 
     @property
     def split(self) -> tuple[int | str, ...]:
-        """Return all that distinguishes one split of the work from another: dp, tp, ring, ulysses, and the sharing."""
+        """Return the values that distinguish splits of the work: dp, tp, ring, ulysses, and the sharing of weights."""
         it = self.degrees
         return it.dp, it.tp, it.ring, it.ulysses, self.sharing
 
     def work(self) -> tuple[float, float]:
-        """Return max over mean of the ranks' attention work at tile granularity: in total, and summed over steps."""
+        """Return the ratio of the greatest to the mean attention work of ranks, in tiles: in total, and step by step."""
         if self.request.decoding:
             return 1.0, 1.0  # one new token has no mask
         work, _ = ring_work(
@@ -132,11 +132,11 @@ class Candidate:
 
 @lru_cache(maxsize=256)
 def search(request: Request) -> tuple[Candidate, ...]:
-    """Return the candidates, the best first: those that fit by their time, then the others by their memory.
+    """Return the candidates, the best first: those that fit by time, then those that do not fit by memory.
 
-    With the same degrees, only the first variant that fits is weighed: no recomputation before some, all sequences
-    at once before rounds, since later variants take longer. With offloaded activations later ones may be
-    faster: then the fastest that fits.
+    For each choice of degrees only the first variant that fits is weighed. Variants without recomputation,
+    and with all sequences at once, come first, since later variants take longer. With offloaded activations
+    later variants may be faster, so the fastest variant that fits is weighed.
     Raises: CostError if no way to divide the GPUs satisfies the request.
     """
     fitting: list[Candidate] = []
@@ -158,7 +158,7 @@ def search(request: Request) -> tuple[Candidate, ...]:
 
 
 def _first_that_fits(variants: list[Candidate]) -> Candidate | None:
-    """The fastest that fits: the first, unless moving what is not computed again takes longer than computing it."""
+    """Return the fastest variant that fits: the first, unless offloading activations takes longer than recomputing them."""
     fitting = (it for it in variants if it.fits)
     if variants[0].request.offload == "none":
         return next(fitting, None)
@@ -174,7 +174,7 @@ def fastest(request: Request) -> Candidate:
     """Return the candidate that would be fastest if memory did not matter. Raises: as `search`."""
     tried = (
         None if request.offload != "none" else 1
-    )  # what is moved to the host may cost more than computing it again
+    )  # moving activations may take longer than recomputing them
     return min((it for family in _families(request) for it in family[0][:tried]), key=_step)
 
 
@@ -183,7 +183,7 @@ def _step(candidate: Candidate) -> float:
 
 
 def layouts(candidate: Candidate) -> list[Candidate]:
-    """Return the candidate under each layout, its own first; only its own if all layouts take equally long."""
+    """Return the candidate under each layout, its present layout first, or alone if all layouts take equally long."""
     it = candidate
     if it.degrees.ring == 1 or it.request.decoding or not it.request.causal:
         return [it]
@@ -192,9 +192,9 @@ def layouts(candidate: Candidate) -> list[Candidate]:
 
 
 def _families(request: Request) -> Iterator[list[list[Candidate]]]:
-    """The variants of each way to divide the GPUs and to share the weights.
+    """Return the variants of each way to divide the GPUs and to share the weights.
 
-    Raises: CostError if there is none.
+    Raises: CostError if there is no way.
     """
     found = False
     for degrees in candidates(request):
@@ -209,7 +209,7 @@ def _families(request: Request) -> Iterator[list[list[Candidate]]]:
 
 
 def _sharings(request: Request, degrees: Degrees) -> tuple[str, ...]:
-    """The ways to share the weights that the heads allow; one if all ways are the same."""
+    """Return the ways to share the weights that the heads allow; only one if all ways are the same."""
     if request.purpose != "serve" or degrees.ring == 1:
         return (request.sharing or "copies",)
     sizes, ranks = request.sized, degrees.tp * degrees.ring
@@ -219,7 +219,7 @@ def _sharings(request: Request, degrees: Degrees) -> tuple[str, ...]:
 
 
 def _variants(request: Request, degrees: Degrees, sharing: str) -> list[list[Candidate]]:
-    """Return, for each number of rounds, the candidates in order of recomputation: each needs less memory and more time."""
+    """Return, for each number of rounds, the candidates by growing recomputation, which saves memory and takes time."""
     again = RECOMPUTATIONS if request.training else ("none",)
     if request.recomputation is not None:
         again = (request.recomputation,)
@@ -231,9 +231,9 @@ def _variants(request: Request, degrees: Degrees, sharing: str) -> list[list[Can
 
 
 def _rounds(request: Request, degrees: Degrees) -> tuple[int, ...]:
-    """Numbers of rounds: all sequences of a replica at once, or one after the other.
+    """Return the numbers of rounds to try: all sequences of a replica at once, or one after the other.
 
-    Decoding takes all at once. In a pipeline each sequence is a micro-batch.
+    Decoding takes all sequences at once. In a pipeline each sequence is a micro-batch.
     """
     sequences = request.batch // degrees.dp
     if degrees.pp > 1:
@@ -247,6 +247,6 @@ def _at_once(request: Request, rounds: int) -> Request:
 
 
 def first_layout(request: Request, degrees: Degrees) -> str:
-    """Return the layout to begin with: zig-zag for a ring with a causal mask, otherwise contiguous."""
+    """Return the first layout to try: zig-zag for a ring with a causal mask, otherwise contiguous."""
     balanced = request.causal and degrees.ring > 1 and not request.decoding
     return "zigzag" if balanced else "contiguous"

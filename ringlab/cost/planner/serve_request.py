@@ -1,4 +1,4 @@
-"""A request for serving on a grid of tokens × heads, and what one of its GPUs reads for a token.
+"""A request for serving on a grid of tokens × heads, and the bytes that one of its GPUs reads for a token.
 
 Three ways to share a model among `token_ranks` × `head_ranks` = N GPUs:
 
@@ -6,7 +6,7 @@ Three ways to share a model among `token_ranks` × `head_ranks` = N GPUs:
     dcp      weights are shared by all N; a rank computes the queries of H/N heads, which are gathered (decode context parallelism)
     helix    weights are shared by all N; a rank computes the queries of H/head_ranks heads (Helix, arXiv 2507.07120)
 
-With one token rank they are the same.
+With one token rank the three ways are the same.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ringlab.errors import CostError
 class ServeRequest:
     """A model that serves `sequences` of `context` tokens each on N = token_ranks · head_ranks GPUs.
 
-    chunk: the tokens of a prompt that are fed at once. generated: the tokens of the context that the model writes; the
-    others are the prompt. sharing: "copies", "dcp" or "helix". merge, travels: as in `ringlab.serving`; copies gather their
-    partials.
+    chunk: the number of a prompt's tokens that are fed at once. generated: the number of the context's tokens
+    that the model writes; the others are the prompt. sharing: "copies", "dcp" or "helix". merge, travels: as
+    in `ringlab.serving`; ranks with copies gather their partials.
     Raises: CostError for sizes that are not positive integers, unknown names, heads or a feed-forward that the ranks cannot
     share, a context without a prompt, or a dtype that the hardware does not compute in.
 
@@ -99,7 +99,7 @@ class ServeRequest:
 
     @property
     def sizes(self) -> Attention:
-        """Return the sizes of a layer's attention, on all GPUs together, of one token of every sequence."""
+        """Return the sizes of a layer's attention for one token of every sequence, on all GPUs together."""
         return self.sized.attention(B=self.sequences, dtype=self.dtype)
 
     @property
@@ -110,14 +110,15 @@ class ServeRequest:
 
     @property
     def prefill(self) -> ServeRequest:
-        """Return all of this request that the time of a prompt depends on: one sequence, weights by heads alone."""
+        """Return the request that decides the time of a prompt: one sequence, with weights divided by heads only."""
         return replace(self, sequences=1, sharing="copies", context=self.prompt, generated=0)
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of weights that one rank holds, and reads for a token.
 
-        Where all N share them, every rank of a row still has K and V of the row's heads, and with helix their queries.
+        If all N ranks share the weights, every rank of a row still has the matrices for K and V of the row's
+        heads, and with helix also for their queries.
         """
         it, N, size = self.sized, self.gpus, element_bytes(self.dtype)
         if self.sharing == "copies":
@@ -129,7 +130,7 @@ class ServeRequest:
         return size * (it.layers * layer + -(-rest // N))
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
-        """Return the bytes of K and V on one rank: `tokens` tokens of each of `sequences` sequences."""
+        """Return the bytes of K and V of `tokens` tokens of each sequence on one rank."""
         held, copies = -(-tokens // self.token_ranks), max(1, self.head_ranks // self.sized.K)
         return -(-kv_cache_bytes(self.sized, held, self.dtype, sequences) * copies // self.head_ranks)
 

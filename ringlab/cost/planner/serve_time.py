@@ -1,13 +1,13 @@
 """Serving on a grid of tokens × heads: tokens a second, and the time to the first token of a prompt fed in chunks.
 
-Decode: weights and K/V cache are read once for a token, partial results are merged. Weights are shared in one of the three
-ways of `serve_request`.
+Decode reads the weights and the K/V cache once for a token, and merges partial results. Weights are shared in
+one of the three ways of `serve_request`.
 
-Prefill: chunks by context parallelism over `token_ranks` and tensor parallelism over `head_ranks` (arXiv 2411.01783), on
-GPUs of its own: a rank has 1/head_ranks of the weights.
+Prefill runs on other GPUs than decode. Its chunks use context parallelism over `token_ranks` and tensor
+parallelism over `head_ranks` (arXiv 2411.01783), and a rank has 1/head_ranks of the weights.
 
-Closed forms, each part one after the other: nothing is hidden in decode, and in prefill the hops of a chunk behind its
-attention only. Kernel launches and the scheduler take no time.
+The times are closed forms, in which the parts follow one another. Decode hides no communication. Prefill
+hides only the hops of a chunk, behind the chunk's attention. Kernel launches and the scheduler take no time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ServeRequest", "ServeTime", "chunk_s", "serve_time", "serving_time"]
 
 @dataclass(frozen=True)
 class ServeTime:
-    """Seconds of one token of every sequence, after its whole context, and of the chunks of one prompt."""
+    """Seconds of one token of every sequence after its whole context, and seconds of the chunks of one prompt."""
 
     sequences: int
     generated: int
@@ -46,7 +46,7 @@ class ServeTime:
 
     @property
     def first_token_s(self) -> float:
-        """Return the seconds from a prompt to its first token: those of all its chunks."""
+        """Return the seconds from a prompt to its first token, which are those of all its chunks."""
         return sum(self.chunks_s)
 
     @property
@@ -56,13 +56,13 @@ class ServeTime:
 
     @property
     def prefill_groups(self) -> float | None:
-        """Return the groups of GPUs that feed prompts as fast as sequences end; None if nothing is generated."""
+        """Return the number of GPU groups that feed prompts as fast as sequences end; None if nothing is generated."""
         if not self.generated:
             return None
         return self.sequences * self.first_token_s / (self.generated * self.token_s)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all figures, in seconds, and tokens a second."""
+        """Return all figures, which are seconds and tokens per second."""
         return {
             "token_s": self.token_s,
             "tokens_per_s": self.tokens_per_s,
@@ -110,7 +110,7 @@ def chunk_s(request: ServeRequest, prefix: int, new: int) -> float:
 
 
 def _chunk_attention_s(request: ServeRequest, prefix: int, new: int) -> float:
-    """Return the seconds of one layer's attention of a chunk, equal on all ranks: P blocks, P − 1 of which hide a hop."""
+    """Return the seconds of one layer's attention of a chunk, equal on all ranks: P blocks, of which P − 1 hide a hop."""
     P, sizes, machine = request.token_ranks, request.row_sizes, request.machine
     scores = new * prefix + new * (new + 1) // 2
     rate = machine.peak(request.dtype) * machine.reached.attention_forward
@@ -119,14 +119,15 @@ def _chunk_attention_s(request: ServeRequest, prefix: int, new: int) -> float:
         return block
     ways = ("kv", "q") if request.travels == "auto" else (request.travels,)
     sent = min(_most_sent_bytes(request, prefix, new, way) for way in ways)
-    # Ranks of one row lie head_ranks apart: those that share heads exchange more often, and are neighbours.
+    # Ranks of one row are head_ranks apart, because ranks that share heads exchange more often and are
+    # neighbours.
     link = request.among(P, request.head_ranks).link
     hop = link.latency_s + sent / (P - 1) / link.bytes_per_s
     return block + (P - 1) * max(block, hop)
 
 
 def _most_sent_bytes(request: ServeRequest, prefix: int, new: int, travels: str) -> int:
-    """Return the bytes of the rank that sends most. As no shard is longer than the one before it, that is one of the last two ranks."""
+    """Return the bytes of the rank that sends most: one of the last two, since no shard is longer than the one before."""
     P = request.token_ranks
     layout, cached = contiguous(new, P), contiguous(prefix, P).lengths
     last = (
@@ -138,11 +139,11 @@ def _most_sent_bytes(request: ServeRequest, prefix: int, new: int, travels: str)
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Seconds of one token of every sequence, each part after the other.
+    """Seconds of one token of every sequence, in parts that follow one another.
 
-    weights_s: the longer of reading the weights and computing with them. cache_s: reading K and V; their
-    arithmetic hides behind it. tensor_s: TP's two all-reduces in every layer. merge_s: queries, partial
-    outputs and log-sum-exps between the ranks that share the cache.
+    weights_s: the longer of reading the weights and computing with them. cache_s: reading K and V, behind
+    which their arithmetic hides. tensor_s: TP's two all-reduces in every layer. merge_s: sending queries,
+    partial outputs and log-sum-exps between the ranks that share the cache.
     """
 
     weights_s: float

@@ -1,11 +1,13 @@
 """The stages of a pipeline: the layers of each, its share of the vocabulary, and the activations that it holds.
 
-Layers are dealt evenly. Where the stages do not divide their number, the stages between the first and the last take one
-more each, since the first also looks words up and the last also computes the loss (arXiv 2407.21783, section 3.3.2, does the same).
+Layers are dealt evenly. If their number is no multiple of the stages, stages between the first and the last
+take one layer more, since the first also looks words up and the last also computes the loss (as in arXiv
+2407.21783, section 3.3.2).
 
-Micro-batches follow one another, one forward, one backward. The first of pp stages then holds the activations of up to
-pp micro-batches. With `interleave` chunks of layers on every stage, micro-batches pass each stage as many times: the
-bubble is that many times shorter, and some more activations are held (arXiv 2104.04473, section 2.2).
+Micro-batches alternate one forward and one backward. The first of pp stages then holds the activations of up
+to pp micro-batches. With `interleave` chunks of layers on every stage, a micro-batch passes each stage
+`interleave` times. This divides the bubble by `interleave`, but more activations are held (arXiv 2104.04473,
+section 2.2).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from ringlab.cost.models import Model
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: `layers` of the model, and `matrices` of its embedding and its head.
+    """One stage of a pipeline: `layers` layers of the model, and `matrices` of its embedding and its head.
 
-    name: "first", "second" or "last"; "" where one stage is the whole model. chunks_held: the most chunks, of
-    `interleave` on each stage, whose activations it holds at once.
+    name: "first", "second" or "last"; "" if one stage is the whole model. chunks_held: the most chunks whose
+    activations the stage holds at once; each stage has `interleave` chunks.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Stage:
 def stages(model: Model, pp: int = 1, interleave: int = 1, micro_batches: int = 1) -> tuple[Stage, ...]:
     """Return the stages that can need most memory: the first, the second and the last of pp.
 
-    Those between the second and the last hold no more layers than the second, and fewer micro-batches.
+    Stages between the second and the last hold no more layers than the second, and fewer micro-batches.
     """
     if pp == 1:
         return (Stage("", model, model.layers, 1 if model.tied_embeddings else 2, True),)
@@ -67,8 +69,9 @@ def stages(model: Model, pp: int = 1, interleave: int = 1, micro_batches: int = 
 def chunks_held(stage: int, pp: int, interleave: int, micro_batches: int) -> int:
     """Return the most chunks of layers whose activations stage `stage` of pp holds at once.
 
-    It runs so many forwards before its first backward; from then on each backward frees what the next forward takes.
-    On the first stage those are pp micro-batches, with chunks pp + (pp − 1) / interleave.
+    The stage runs this number of forwards before its first backward; from then on each backward frees the
+    memory that the next forward takes. The first stage holds pp micro-batches, or pp + (pp − 1) / interleave
+    with chunks.
     Source: arXiv 2205.05198, section 4.2.3.
     """
     before = pp - 1 - stage if interleave == 1 else 2 * (pp - 1 - stage) + (interleave - 1) * pp
@@ -76,5 +79,5 @@ def chunks_held(stage: int, pp: int, interleave: int, micro_batches: int) -> int
 
 
 def largest_layers(found: tuple[Stage, ...]) -> int:
-    """Return the layers of the fullest stage."""
+    """Return the number of layers of the fullest stage."""
     return max(stage.layers for stage in found)

@@ -1,6 +1,7 @@
-"""The time of a step: per layer and pass, the computation, the communication, and the part of it that is hidden.
+"""The time of a step: the computation, communication and hidden communication of each layer and pass.
 
-Attention takes the seconds measured for the hardware, as in the simulator, or else those of its peak.
+Attention takes the seconds measured for the hardware, as in the simulator, or else those computed from its
+peak.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from ringlab.cost.traffic import gradient_bytes_per_token
 from ringlab.layout import get_layout
 from ringlab.plan import tiles
 
-ALL_PAIRS = 16  # ranks; in larger rings one pair represents all pairs of its kind
+ALL_PAIRS = 16  # ranks; in a larger ring one pair of ranks represents its kind
 
 
 @dataclass(frozen=True)
 class Pass:
     """One layer's forward, backward or recomputation: seconds on the rank that takes longest.
 
-    linear_s: the matrices. attention_s: until the slowest rank is done on free links; balanced_s: the
-    same if all ranks' work were equal. ring_s: K/V (and dK/dV) on the slowest link; ring_exposed_s:
-    the part of it that ranks wait for. ulysses_s, tensor_s: collectives that nothing hides.
-    weights_s: gathering parameters and reducing gradients; weights_exposed_s: the part of it that
-    computation does not hide. host_s, host_exposed_s: the same of activations that leave for the host,
-    or come back.
+    linear_s: the matrices. attention_s: attention until the slowest rank is done, on free links; balanced_s:
+    attention if all ranks' work were equal. ring_s: K/V (and dK/dV) on the slowest link; ring_exposed_s: the
+    part of ring_s that ranks wait for. ulysses_s, tensor_s: collectives that nothing hides. weights_s:
+    gathering parameters and reducing gradients; weights_exposed_s: the part of weights_s that computation
+    does not hide.
+    host_s: activations that leave for the host or come back; host_exposed_s: the part of host_s that is not
+    hidden.
     """
 
     name: str
@@ -67,7 +69,7 @@ class Pass:
 
     @property
     def total_s(self) -> float:
-        """Return the seconds of the pass."""
+        """Return the seconds of the whole pass."""
         return self.compute_s + self.exposed_s
 
     def as_dict(self) -> dict[str, float | str]:
@@ -80,7 +82,7 @@ class Pass:
 class StepTime:
     """The time of one step: `rounds` times all layers' passes and the logits, then the update of the weights.
 
-    pipeline: the stages, of which the fullest has `layers`; a round is a micro-batch.
+    pipeline: the stages, the fullest of which has `layers` layers; a round is then a micro-batch.
     """
 
     layers: int
@@ -116,11 +118,11 @@ class StepTime:
 
     @property
     def imbalance_s(self) -> float:
-        """Return the seconds that ranks wait because others have more to compute."""
+        """Return the seconds that ranks wait because other ranks have more to compute."""
         return self.rounds * self.layers * sum(each.attention_s - each.balanced_s for each in self.passes)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all figures: seconds per step; the passes' per layer, the vocabulary's per round."""
+        """Return all figures: seconds per step, but for the passes seconds per layer, and for the vocabulary per round."""
         return {
             "step_s": self.total_s,
             "exposed_s": self.exposed_s,
@@ -136,7 +138,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline of `stages`: the layers of its last stage, and the seconds of a micro-batch's way to the next one."""
+    """A pipeline of `stages`: the layers of its last stage, and the seconds to send a micro-batch to the next stage."""
 
     stages: int
     interleave: int
@@ -155,7 +157,8 @@ def step_time(
 ) -> StepTime:
     """Return the time of one training step, or of prefilling the context; `request` has one round's batch.
 
-    offloaded_bytes: of one layer's activations, which leave for the host in the forward and come back.
+    offloaded_bytes: the bytes of one layer's activations that go to the host in the forward and come back
+    later.
     """
     sizes = request.sized
     names = ["forward"]
@@ -186,7 +189,7 @@ def _pipeline(request: Request, degrees: Degrees) -> Pipeline | None:
 
 
 def _with_offload(passes: tuple[Pass, ...], request: Request, moved_bytes: int) -> tuple[Pass, ...]:
-    """The passes with a layer's activations on the way: to the host during its forward, and back during its other passes."""
+    """Return the passes with the transfers of a layer's activations: to the host in its forward, and back in other passes."""
     host = request.machine.host
     assert host is not None, "a request to offload was checked"
     seconds = host.latency_s + moved_bytes / host.bytes_per_s
@@ -199,7 +202,7 @@ def _with_offload(passes: tuple[Pass, ...], request: Request, moved_bytes: int) 
 
 @dataclass(frozen=True)
 class WeightTraffic:
-    """Bytes of one layer's weights and gradients on one tensor-parallel rank, and of one update of all weights."""
+    """Bytes of one layer's weights and gradients on a tensor-parallel rank, and bytes of one update of all weights."""
 
     layer_bytes: float
     layer_gradient_bytes: float
@@ -207,7 +210,7 @@ class WeightTraffic:
 
 
 def rank_tokens(request: Request, degrees: Degrees) -> int:
-    """Return the tokens of all sequences on the rank that owns most."""
+    """Return the tokens of all sequences on the rank that owns most tokens."""
     return -(-request.tokens // degrees.cp) * (request.batch // degrees.dp)
 
 
@@ -215,7 +218,7 @@ def rank_tokens(request: Request, degrees: Degrees) -> int:
 def ring_sizes(request: Request, degrees: Degrees) -> Attention:
     """Return the sizes of the attention that one ring computes.
 
-    Its heads are only those that each of its ranks holds after tp and Ulysses have split them.
+    The heads of these sizes are those that each rank holds after tp and Ulysses have split the heads.
     """
     sizes = request.sized
     return Attention(
@@ -231,9 +234,9 @@ def ring_sizes(request: Request, degrees: Degrees) -> Attention:
 def block_seconds(
     request: Request, sizes: Attention, layout: str, P: int, backward: bool
 ) -> tuple[np.ndarray, int]:
-    """Return seconds by (rank, step), measured if the hardware file has measurements, and a shard's tokens.
+    """Return the seconds of blocks by (rank, step), measured if the hardware file has measurements, and a shard's tokens.
 
-    Raises: CostError if the file has measurements, but not of this pass.
+    Raises: CostError if the file has measurements, but none of this pass.
     """
     work, tokens = ring_work(layout, request.tokens, P, request.causal, request.tile)
     measured = measured_time(request, sizes.D)
@@ -250,7 +253,8 @@ def _pass(request: Request, degrees: Degrees, layout: str, name: str, weights: W
     ulysses_s = _ulysses_s(request, degrees)
     tensor_s = 0.0 if name.startswith("selective") else _tensor_s(request, degrees)
     weights_s = 0.0 if again else _weights_s(request, degrees, weights, backward)
-    # The ring's messages and the weights' share the links: only what the ring leaves free hides weights.
+    # Messages of the ring and of the weights share the links, so weights hide only in time that the ring
+    # leaves free.
     free_s = max(0.0, linear_s + attention_s - (ring_s - exposed_s))
     return Pass(
         name,
@@ -276,8 +280,8 @@ def _linear_s(request: Request, degrees: Degrees, backward: bool) -> float:
 def _ring_s(
     request: Request, degrees: Degrees, layout: str, backward: bool
 ) -> tuple[float, float, float, float]:
-    """Seconds of one layer's attention: on free links, perfectly balanced, on the slowest link, exposed."""
-    return _ring_of(request, replace(degrees, fsdp=1), layout, backward)  # sharding weights changes no ring
+    """Return seconds of one layer's attention: on free links, if balanced, of its hops on the slowest link, and exposed."""
+    return _ring_of(request, replace(degrees, fsdp=1), layout, backward)  # sharding does not change rings
 
 
 @lru_cache(maxsize=1024)
@@ -302,7 +306,7 @@ def _ring_of(
 
 
 def _ulysses_s(request: Request, degrees: Degrees) -> float:
-    """Seconds of the all-to-alls of q, k, v before and out after; backward: dout before, dq, dk, dv after."""
+    """Return the seconds of the all-to-alls: q, k, v before and out after; backward, dout before and dq, dk, dv after."""
     if degrees.ulysses == 1:
         return 0.0
     sizes = request.sized
@@ -313,7 +317,7 @@ def _ulysses_s(request: Request, degrees: Degrees) -> float:
 
 
 def _tensor_s(request: Request, degrees: Degrees) -> float:
-    """Seconds of two all-gathers and two reduce-scatters of the activations, forward as backward."""
+    """Return the seconds of two all-gathers and two reduce-scatters of the activations, equal in both passes."""
     if degrees.tp == 1:
         return 0.0
     whole = rank_tokens(request, degrees) * request.sized.d_model * element_bytes(request.dtype)
@@ -321,7 +325,7 @@ def _tensor_s(request: Request, degrees: Degrees) -> float:
 
 
 def _weights_s(request: Request, degrees: Degrees, weights: WeightTraffic, backward: bool) -> float:
-    """Seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies."""
+    """Return the seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies."""
     shards = group("fsdp", degrees, request.machine)
     seconds = shards.gather_s(weights.layer_bytes)
     if backward:
@@ -338,7 +342,7 @@ def measured_time(request: Request, D: int) -> MeasuredTime | None:
 
 
 def attention_flops_per_s(request: Request, D: int, backward: bool) -> float:
-    """Return the FLOP/s of attention in large blocks: as measured, otherwise the fraction of the peak that is reached."""
+    """Return the FLOP/s of attention in large blocks, as measured, or else as the fraction of the peak that is reached."""
     time = measured_time(request, D)
     block = (time.backward if backward else time.forward) if time else None
     if block is not None and block.per_score_s > 0:
@@ -353,8 +357,8 @@ def measured_seconds(
 ) -> np.ndarray:
     """Return seconds by (rank, step), (P, P).
 
-    In rings of more than ALL_PAIRS ranks a rank's own block, an earlier and a later one are taken
-    from ranks 0 and 1: exact if all ranks own equally many tokens.
+    In rings of more than ALL_PAIRS ranks, the times of a rank's own, an earlier and a later block are taken
+    from ranks 0 and 1. This is exact if all ranks own equally many tokens.
     Raises: CostError if this pass was not measured.
     """
     dealt = get_layout(layout, request.tokens, P)

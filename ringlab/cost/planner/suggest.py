@@ -1,4 +1,4 @@
-"""Suggested changes of a plan: each is a request of its own, planned before it is suggested."""
+"""Suggested changes of a plan, each a changed request that has been planned before it is suggested."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ringlab.cost.units import duration, in_percent, short, short_count
 from ringlab.errors import CostError
 
 MOST_NODES = 2**16
-OTHERS = 4  # other kinds of hardware that are named
-PIECE = 4096  # tokens whose logits stand in memory at once, where a plan tries that
+OTHERS = 4  # the most other kinds of hardware to suggest
+PIECE = 4096  # tokens whose logits are in memory at once in a suggestion
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Suggestion:
 
     @property
     def fits(self) -> bool:
-        """Return whether that way fits into memory."""
+        """Return whether the best way to run the changed request fits into memory."""
         return self.best.fits
 
     @property
     def sentence(self) -> str:
-        """Return its benefit and its outcome, in one line."""
+        """Return the suggestion's benefit and outcome, in one line."""
         it = self.best
         need = f"{short(it.memory.total_bytes, 'bytes')} of {short(it.request.usable_bytes, 'bytes')}"
         how = split_words(it) + (f", {recomputation_words(it.recomputation)}" if it.request.training else "")
         return f"{self.why}: {_step_words(it)}, {need} ({how})"
 
     def as_dict(self) -> dict[str, object]:
-        """Return it with its outcome and command line, ready for JSON."""
+        """Return the suggestion with its outcome and command line, ready for JSON."""
         return {
             "kind": self.kind,
             "why": self.why,
@@ -66,7 +66,7 @@ def _step_words(it: Candidate) -> str:
 
 
 def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
-    """Return changes that fit: if the plan does not fit, the nearest ones that do; otherwise those that gain."""
+    """Return changes that fit: the nearest ones if the plan does not fit, otherwise changes that improve the plan."""
     asked = best.request
     found = _nearest(best) if not best.fits else _gains(best)
     unique: dict[str, Suggestion] = {}
@@ -77,7 +77,7 @@ def suggestions(best: Candidate) -> tuple[Suggestion, ...]:
 
 
 def _nearest(best: Candidate) -> Iterator[Suggestion]:
-    """Changes that fit: pieces of logits, nothing pinned, more nodes, fewer tokens, fewer sequences."""
+    """Yield changes that fit: logits in pieces, all degrees left open, more nodes, fewer tokens, fewer sequences."""
     request = best.request
     open_ = _unpinned(request)
     chunked = _chunked(open_)
@@ -165,7 +165,7 @@ def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
 
 
 def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
-    """The most sequences that this split can serve, more or fewer than were asked for."""
+    """Yield the most sequences that this split can serve, if the request has more or fewer."""
     degrees, fit = best.degrees, most_sequences(best.serving, best.request.usable_bytes)
     sequences = min(MOST_OF_A_COUNT // degrees.dp, fit) * degrees.dp
     if sequences and sequences != best.request.batch:
@@ -178,7 +178,7 @@ def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
 
 
 def _hide(best: Candidate) -> Iterator[Suggestion]:
-    """The number of tokens that hides the ring's hops with this split."""
+    """Yield the number of tokens that hides the ring's hops with this split."""
     exposed = [it for it in hidden(best) if not it.hidden]
     if not exposed:
         return
@@ -204,7 +204,7 @@ def _ring_share(time: StepTime) -> float:
 
 
 def _less_memory(best: Candidate) -> Iterator[Suggestion]:
-    """Changes that save much memory: full recomputation, logits in pieces."""
+    """Yield changes that save much memory: full recomputation, logits in pieces."""
     request, enough = best.request, 0.9 * best.memory.total_bytes
     if request.training and best.recomputation != "full":
         full = request.but(recomputation="full")
@@ -216,7 +216,7 @@ def _less_memory(best: Candidate) -> Iterator[Suggestion]:
 
 
 def _other_hardware(request: Request) -> Iterator[Suggestion]:
-    """As many accelerators of another kind that fit and fill whole nodes, the fastest first."""
+    """Yield equally many accelerators of other kinds, if the request fits and fills whole nodes, the fastest first."""
     found = []
     for name in hardware_names():
         try:
@@ -228,21 +228,21 @@ def _other_hardware(request: Request) -> Iterator[Suggestion]:
             suggestion = Suggestion("hardware", why, _on_nodes(changed, nodes))
             if suggestion.fits:
                 found.append(suggestion)
-        except CostError:  # another dtype, or no way to divide so many
+        except CostError:  # another dtype, or GPUs that cannot be divided
             continue
     yield from sorted(found, key=lambda it: it.best.step_s)[:OTHERS]
 
 
 def _bolder(request: Request, other: Request) -> str:
-    """A warning if the other hardware's times assume its peak and this one's do not."""
+    """Return a warning if the other hardware's times assume its peak and the times of this hardware do not."""
     here, there = request.machine.reached, other.machine.reached
     return " (matrices at its whole peak, so not comparable)" if there.linear == 1 > here.linear else ""
 
 
 def fewest_nodes(request: Request) -> int | None:
-    """Return the fewest nodes on which the request fits, cp, ring and fsdp left open; None if it fits on none.
+    """Return the fewest nodes on which the request fits with cp, ring and fsdp left open; None if it never fits.
 
-    They are a multiple of the fewest nodes that a pipeline's stages divide.
+    The result is a multiple of the fewest nodes that a pipeline's stages divide.
     """
     unit = request.pp // gcd(request.pp, request.machine.ranks_per_node)
     found = _least(1, MOST_NODES // unit, lambda n: fits(_on_nodes(request, n * unit)))
@@ -252,7 +252,7 @@ def fewest_nodes(request: Request) -> int | None:
 def most_tokens(request: Request) -> int | None:
     """Return the largest context that fits; None if none fits.
 
-    It is a multiple of 1000 tokens, or of 1024 if the request is not a multiple of 1000.
+    The result is a multiple of 1000 tokens, or of 1024 if the request's tokens are not a multiple of 1000.
     """
     unit = 1000 if request.tokens % 1000 == 0 else 1024
     most, fewest = MOST_TOKENS, request.generated // unit + 1
@@ -265,7 +265,7 @@ def most_tokens(request: Request) -> int | None:
 
 
 def fits(request: Request, shrinking: bool = False) -> bool:
-    """Return whether some way to run the request fits; an impossible request does not.
+    """Return whether some way to run the request fits into memory; False for an impossible request.
 
     shrinking: a request with more ranks than tokens counts as fitting, since fewer tokens would not help.
     """
@@ -276,7 +276,7 @@ def fits(request: Request, shrinking: bool = False) -> bool:
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """Return the least n from which `holds` stays true, None if it is not at most `high`; found by doubling, then bisection."""
+    """Return the least n from which `holds` stays true, None if it is above `high`; search by doubling, then bisection."""
     n = low
     while not holds(n):
         if n >= high:
@@ -292,7 +292,7 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 
 
 def _on_nodes(request: Request, nodes: int) -> Request:
-    """The request on other nodes: cp, ring and fsdp, which depend on the number of GPUs, are left open."""
+    """Return the request on another number of nodes, with cp, ring and fsdp left open as they depend on it."""
     return request.but(nodes=nodes, cp=None, ring=None, fsdp=None)
 
 
@@ -303,21 +303,21 @@ def _unpinned(request: Request) -> Request:
 
 
 def _wider(request: Request) -> Request | None:
-    """The request with tensor parallelism over two nodes: where prompts are fed, tp alone divides the weights."""
+    """Return the request with tensor parallelism over two nodes, since only tp divides the weights that feed prompts."""
     if request.purpose != "serve" or request.nodes == 1:
         return None
     return _unpinned(request).but(tp=2 * request.machine.ranks_per_node)
 
 
 def _offloaded(request: Request | None) -> Request | None:
-    """The request with its activations on the host, None if that changes nothing or there is no link to a host."""
+    """Return the request with its activations on the host, None if they already are or there is no link to a host."""
     if request is None or not request.training or request.machine.host is None or request.offload != "none":
         return None
     return request.but(offload="activations")
 
 
 def _chunked(request: Request) -> Request | None:
-    """The request with its loss in pieces, None if that changes nothing."""
+    """Return the request with its loss in pieces, None if this changes nothing."""
     if not request.training or request.logits_chunk is not None:
         return None
     return request.but(logits_chunk=PIECE)

@@ -15,6 +15,8 @@ from ringlab_course.checking.reports import run_in_process
 from tests.course.gradebook import stub
 from tests.course.submissions_of import namespace, solution_code, submissions
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 KEPT: list[bytes] = []
 LEAK_KIB = 1024
@@ -22,7 +24,7 @@ LEAK_KIB = 1024
 
 
 class Quick(Watched):
-    """Grades by what a notebook says of itself, without a sandbox."""
+    """A judge that grades a notebook by its own claim to be right, without a sandbox."""
 
     def __call__(self, path: Path, exercise: str | None, **options: Any) -> Any:
         right = json.loads(Path(path).read_text())["right"]
@@ -33,7 +35,7 @@ class Quick(Watched):
 
 
 class Leaky(Quick):
-    """Keeps something of every submission."""
+    """A judge that leaks memory with every submission."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         KEPT.append(bytes(bytearray(b"x" * (LEAK_KIB << 10))))
@@ -41,7 +43,7 @@ class Leaky(Quick):
 
 
 class Generous(Quick):
-    """Gives everybody everything."""
+    """A judge that gives all points to every submission."""
 
     def __call__(self, path: Path, exercise: str | None, **options: Any) -> Any:
         super().__call__(path, exercise, **options)
@@ -101,7 +103,7 @@ def test_copies_are_right_and_wrong_by_turns_and_all_different() -> None:
 
 
 class Counted(Exception):
-    """Instead of an outcome: how many ranks a check asked for."""
+    """Raised in place of an outcome, with the number of ranks that a check asked for."""
 
 
 class Counting:
@@ -136,5 +138,5 @@ def test_real_submissions_are_watched_on_their_way() -> None:
     rounding = 2 * len(PHASES) * 0.0005 + 0.005
     assert 0 < 2 * sum(part["seconds_each"].values()) <= part["wall_s"] + rounding
     assert part["cpu_s_each"]["workers"] > 0
-    # Both are rounded, which is much of a rate on a busy machine.
+    # Both numbers are rounded, which matters if a busy machine makes the rate small.
     assert part["per_minute"] == pytest.approx(120 / part["wall_s"], rel=0.02, abs=0.06)

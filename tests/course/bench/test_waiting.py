@@ -1,4 +1,4 @@
-"""`ringlab bench lessons` and `all`: what is written, and that a bench that fails replaces nothing."""
+"""`ringlab bench lessons` and `all` write their results, and replace nothing if a bench fails."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.bench import everything
 from ringlab_course.bench.waiting import bench_lessons, kept
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 

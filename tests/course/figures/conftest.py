@@ -1,4 +1,4 @@
-"""Outputs of cells, without a notebook."""
+"""A fixture that records the outputs of cells without a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The data of each output that a figure has displayed."""
+    """Return a list that collects the data of each output that a figure displays."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **_: found.append(data))
     return found

@@ -1,4 +1,4 @@
-"""The couriers' picture shows what was sent: a wrong backward ring makes a wrong picture."""
+"""The couriers' picture shows the messages that were sent, so that a wrong backward ring makes a wrong picture."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ringlab.viz.style import png
 from ringlab_course.figures import courier_view, side_by_side
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 def add(dout, q, k, v, lse, delta):
     weights = torch.exp(q @ k.mT * q.shape[-1] ** -0.5 - lse[..., None])
@@ -19,7 +21,7 @@ def add(dout, q, k, v, lse, delta):
 
 
 def backward(ring, dout, q, k, v, out, lse, *, reverse=False, hops=None, adds=True, skips_own=False):
-    """A backward ring with the mistakes one may ask for."""
+    """Run a backward ring with the mistakes that the caller chooses."""
     P, courier = ring.world_size, None
     hops = P if hops is None else hops
     for step in range(P):
@@ -95,7 +97,7 @@ def test_the_figure_has_a_number_for_every_contribution_and_follows_the_run():
 
 @pytest.mark.parametrize("P", [2, 4])
 def test_both_ways_bring_every_term_home_by_single_hops(P):
-    """Autodiff over the reversed hops of the forward; couriers as a real backward ring sends them."""
+    """Autodiff over the reversed forward hops and the couriers of a backward ring both bring every term home."""
     back, around = side_by_side.ways_home(P).values()
     assert [rank for rank, _ in back] == list(reversed(range(P)))
     frames = courier_view.follow(backward, contiguous(2 * P, P))

@@ -1,4 +1,4 @@
-"""The ring of lessons, losses, exchanges and packed rows: what is drawn is what the catalogue, the record or a loop says."""
+"""Pictures of lessons, losses, exchanges and packed rows show the data of the catalogue, the record or a loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.figures import course_ring, exchanges, loss_curves, packed_view, scan_view
+
+pytestmark = pytest.mark.thorough
 
 
 def texts(figure):
@@ -73,7 +75,7 @@ def test_every_schedule_computes_a_quarter_and_needs_the_other_keys_of_its_heads
 
 def test_what_survives_is_what_a_loop_over_tokens_keeps():
     alphas, C = [0.5, 0.9, 0.8], 3
-    fractions, read = [1.0, *[0.0] * C], []  # of the entering state, and of each write
+    fractions, read = [1.0, *[0.0] * C], []  # fractions of the entering state and of each write
     for token, alpha in enumerate(alphas):
         fractions = [alpha * each for each in fractions]
         fractions[token + 1] = 1.0

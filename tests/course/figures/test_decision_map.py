@@ -1,4 +1,4 @@
-"""The decision map's regions are the cost room's seconds and bytes, its line the ring's threshold."""
+"""The decision map's regions follow the cost model's seconds and bytes; its line is the ring's threshold."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from ringlab_course.figures.decision_rules import (
     question,
 )
 
+pytestmark = pytest.mark.thorough
+
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
 QUESTIONS = st.builds(
     Question,
@@ -42,7 +44,7 @@ POINTS = st.tuples(st.integers(32, 2**20), st.floats(1e8, 2e12))
 
 
 def seconds(asked: Question, c: int, B: float) -> dict[int, float]:
-    """Return what each schedule exposes, by formulas of the test's own."""
+    """Return the seconds that each schedule exposes, by formulas written for this test."""
     a, P, e = asked.sizes, asked.P, element_bytes(asked.sizes.dtype)
     block = 4 * a.H * a.D * c * c / asked.F / (2 if a.causal else 1)
     kv = 2 * a.K * a.D * e * c / B
@@ -60,7 +62,7 @@ def seconds(asked: Question, c: int, B: float) -> dict[int, float]:
 
 
 def hybrid_seconds(asked: Question, c: int, B: float, U: int, block: float) -> float:
-    """Return what rows of U ranks expose: their trades, and hops beside U times a ring's work."""
+    """Return the seconds that rows of U ranks expose: all-to-alls, and hops beside U times a ring's work."""
     a, e = asked.sizes, element_bytes(asked.sizes.dtype)
     head, k = c * a.D * e / B, max(1, a.K // U)
     trades = (U - 1) * head * (2 * a.H // U + 2 * k) + 2 * asked.latency_s
@@ -68,7 +70,7 @@ def hybrid_seconds(asked: Question, c: int, B: float, U: int, block: float) -> f
 
 
 def in_memory(asked: Question, c: int, degrees: list[int]) -> list[int]:
-    """Return the rows that fit; all where none does."""
+    """Return the degrees whose rows fit into memory, or all degrees if none does."""
     a, e = asked.sizes, element_bytes(asked.sizes.dtype)
     head = c * a.D * e
     held = {U: head * (2 * a.H + 2 * a.K + 2 * a.H + 4 * U * max(1, a.K // U)) for U in degrees}
@@ -114,7 +116,7 @@ def test_memory_of_the_ring_is_least_and_the_whole_sequence_is_not_held() -> Non
 
 
 def test_rows_win_where_a_ring_of_them_hides() -> None:
-    """Twice the work beside a hop: between half of the ring's threshold and all of it."""
+    """Rows with more work beside a hop hide it, and win, at 0.6 of the plain ring's threshold."""
     grouped = Attention(H=64, K=8)
     asked = question(grouped, "h100", 16, hybrids=True)
     at = asked.threshold(50e9)

@@ -25,6 +25,8 @@ from ringlab_course.figures.error_curves import (
     truth,
 )
 
+pytestmark = pytest.mark.thorough
+
 RANKS = (1, 2, 8, 32)
 
 
@@ -50,7 +52,7 @@ def test_the_grey_lines_are_the_numbers_of_bfloat16() -> None:
 @given(st.integers(0, 1000), st.sampled_from(PROBES), st.integers(1, 40))
 @settings(max_examples=20, deadline=None)
 def test_blocks_folded_in_float32_are_attention(seed: int, probe: str, P: int) -> None:
-    """Off by no more than twice the plainest float32 attention, or than what rounding the scores may do.
+    """The error is at most twice that of plain float32 attention, or what rounding the scores may cause.
 
     Scores of size s are off by δ = eps·s, weights by 2δ of themselves, out by 2δ of the size of v; lse likewise.
     """
@@ -69,7 +71,7 @@ def test_what_is_rounded_shows_as_the_lesson_says() -> None:
     assert max(one.errors["nothing"]) < 1.15 * min(one.errors["nothing"])
     assert one.growth("out") > 2 and one.growth("lse") > 2
     assert one.errors["lse"][-1] > one.errors["out"][-1] > 2 * one.errors["nothing"][-1]
-    for rounded in ROUNDED:  # one block is merged with nothing: there is no state to round yet
+    for rounded in ROUNDED:  # a single block is merged with nothing, so there is no state to round yet
         assert one.errors[rounded][0] == pytest.approx(one.errors["nothing"][0], rel=0.02)
 
 

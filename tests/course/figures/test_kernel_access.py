@@ -20,13 +20,15 @@ from ringlab_course.figures.kernel_access import (
 )
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 S, D, BLOCK = 8, 2, 4
 SHAPES = {"q_ptr": (S, D), "k_ptr": (S, D), "out_ptr": (S, D)}
 
 
 @dataclass(frozen=True)
 class Access:
-    """As the interpreter records it."""
+    """One access to memory with the fields that the interpreter records."""
 
     program: tuple[int, int, int]
     kind: str
@@ -42,7 +44,7 @@ def tile(program: int, kind: str, argument: str, first: int, rows: int = BLOCK) 
 
 
 def causal() -> list[Access]:
-    """Two programs of a causal kernel: the second one reads both tiles of K."""
+    """Return the accesses of two programs of a causal kernel, of which the second reads both tiles of K."""
     return [
         tile(0, "load", "q_ptr", 0),
         tile(0, "load", "k_ptr", 0),

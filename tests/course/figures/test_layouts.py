@@ -1,4 +1,4 @@
-"""Pictures of layouts: whose each token is, what the position mask makes of each tile, and what each rank computes when."""
+"""Pictures of layouts: the owner of each token, the kind of each tile, and the work of each rank in each step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ringlab.viz.style import rank_colour
 from ringlab_course.figures import layout_view, load_mosaic
 from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, owners, tiles_of
 from ringlab_course.figures.load_mosaic import mosaic
+
+pytestmark = pytest.mark.thorough
 
 THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
 SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integers(1, 5), st.integers(1, 9))
@@ -60,7 +62,7 @@ def test_tiles_of_one_score_are_the_exact_plan(drawn) -> None:
 
 
 def test_facts_about_coarse_tiles() -> None:
-    """S = 2048, P = 8, tiles of 128: all of the work there is: striped 0.75, zig-zag 0.53. Facts, section 2."""
+    """With S = 2048, P = 8, tiles of 128, striped computes 0.75 of an unmasked share, zig-zag 0.53 (facts, 2)."""
     share = {n: tiles_of(LAYOUTS[n](2048, 8), 128).computed / (2048 * 2048 / 8) for n in LAYOUTS}
     assert share["striped"].max() == 0.75
     assert share["zig-zag"].max() == pytest.approx(0.53, abs=0.005)
@@ -81,7 +83,7 @@ def test_without_a_mask_all_is_full() -> None:
 
 
 def test_no_rank_has_the_colour_of_a_kind_of_tile() -> None:
-    """A colour means one thing in one picture; and the kinds differ in lightness, for print."""
+    """No colour has two meanings in one picture, and the kinds of tiles differ in lightness, for print."""
     faces = [to_hex(look["facecolor"]).upper() for look in layout_view.LOOKS.values()]
     assert not {rank_colour(rank).upper() for rank in range(8)} & set(faces)
     light = sorted(sum(int(face[i : i + 2], 16) for i in (1, 3, 5)) / 3 for face in faces)
@@ -111,7 +113,7 @@ def cells(ax) -> dict[tuple[int, int], tuple[float, ...]]:
 
 
 def numbers(ax) -> dict[tuple[int, int], str]:
-    """Return the texts inside the axes by (row, column) of the cell they stand in."""
+    """Return the texts inside the axes by the (row, column) of their cell."""
     return {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in ax.texts}
 
 
@@ -166,7 +168,7 @@ def test_darker_is_more_and_one_scale_holds_for_all_panels() -> None:
 
 
 def test_titles_give_the_published_ratios() -> None:
-    """S = 32k, P = 8, tile 128: 1.88, 1.031, 1.004: facts, section 2."""
+    """For S = 32k, P = 8 and tiles of 128 the titles give the ratios 1.88, 1.031 and 1.004 (facts, section 2)."""
     layouts = [LAYOUTS[name](32_768, 8) for name in ("contiguous", "striped", "zig-zag")]
     titles = [ax.get_title(loc="left") for ax in load_mosaic.figure(layouts, 128).axes[:3]]
     assert [title.split("\n")[1].split(" ×")[0] for title in titles] == ["1.88", "1.03", "1.00"]

@@ -1,4 +1,4 @@
-"""The ledger of memory counts the bytes of real arrays; its bars are the ledger."""
+"""The memory ledger counts the bytes of real arrays, and the bars of its picture show these counts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from ringlab_course.figures.memory_ledger import GB, Layer, kv_cache_bytes, readable
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("layer", [Layer(), Layer(heads=6, kv_heads=3, head_dim=5, itemsize=4, batch=2)])

@@ -1,4 +1,4 @@
-"""The state that the picture of online softmax shows is the softmax of what was seen."""
+"""The state that the picture of online softmax shows is the softmax of the scores seen so far."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab_course.figures.online_softmax import example, stream
+
+pytestmark = pytest.mark.thorough
 
 
 def softmax_mean(scores: np.ndarray, values: np.ndarray) -> tuple[float, float]:

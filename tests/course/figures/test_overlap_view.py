@@ -1,4 +1,4 @@
-"""The overlap picture is a simulation's timeline, and its threshold the cost room's."""
+"""The overlap picture shows a simulation's timeline, and its threshold is that of the cost model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ringlab_course.figures import overlap_view
 from ringlab_course.figures.overlap_view import MHA, overlap, presets
 from ringlab_course.figures.papers import MACHINES
 
+pytestmark = pytest.mark.thorough
+
 A100 = 312e12, 300e9
 RATES = st.tuples(st.sampled_from([64, 1024, 20_000]), st.floats(1e12, 1e15), st.floats(1e9, 1e12))
 SIZES = st.sampled_from(
@@ -24,14 +26,14 @@ SIZES = st.sampled_from(
 
 
 def bars(ax, kind: str) -> list[tuple[float, float]]:
-    """Return (start, end) on the axis of the bars of a kind."""
+    """Return the (start, end) on the time axis of each bar of a kind."""
     found = [bar for bar in ax.patches if bar.get_gid() == kind]
     return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in found]
 
 
 @given(RATES, st.integers(2, 6), SIZES)
 def test_a_simulated_ring_is_blocks_and_the_hops_that_stand_out(rates, P, sizes) -> None:
-    """No mask: makespan = P blocks + (P − 1) exposed parts; causal: the first block is an eighth or less longer."""
+    """The makespan is P blocks and P − 1 exposed parts, up to 2 % if causal, since the first block is longer."""
     c, F, B = rates
     seen = overlap(c, F, B, P, sizes)
     block, hop = block_s(sizes, c, F), hop_s(sizes, c, B)
@@ -64,7 +66,7 @@ def test_a_hop_that_stands_out_ends_when_the_trace_says(sizes: Attention) -> Non
 
 
 def test_published_thresholds() -> None:
-    """A100, bf16: 1,040 by NVLink at 300 GB/s each way, 24,960 at 12.5 GB/s; GQA and causal shift them."""
+    """An A100 in bf16 needs 1,040 tokens at 300 GB/s and 24,960 at 12.5 GB/s; GQA and causal masks shift them."""
     assert overlap(64, *A100).threshold == pytest.approx(1040)
     assert overlap(64, 312e12, 12.5e9).threshold == pytest.approx(24_960)
     assert overlap(64, *A100, 4, replace(MHA, K=8)).threshold == pytest.approx(260)

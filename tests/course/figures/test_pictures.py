@@ -1,4 +1,4 @@
-"""Every picture can be read, says in words what it shows, and refuses what it cannot draw."""
+"""Every picture can be read, has a description in words, and refuses arguments that it cannot draw."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ from ringlab_course.figures.layout_tiles import LAYOUTS
 from ringlab_course.figures.memory_ledger import Layer
 from ringlab_course.figures.side_by_side import Job
 from tests.viz.test_style import illegible
+
+pytestmark = pytest.mark.thorough
 
 A100 = 312e12, 300e9
 MHA, MQA = Attention(H=32, K=32, causal=False), Attention(H=8, K=1)
@@ -108,7 +110,7 @@ def couriers():
 
 
 def of(module, *arguments, figure="figure", words="describe", **options):
-    """Return a picture and its words, which take the same arguments."""
+    """Return a function that makes a picture and its description from the same arguments."""
     return lambda: (
         getattr(module, figure)(*arguments, **options),
         getattr(module, words)(*arguments, **options),

@@ -1,4 +1,4 @@
-"""Controls move a picture together with its words; where nobody can move them, still pictures or text are shown."""
+"""Controls change a picture together with its words; without a live notebook, still pictures or text are shown."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from ringlab_course.figures import (
 from ringlab_course.figures.memory_ledger import Layer
 from tests.viz.test_keyboard import faults
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("ipywidgets")
 
 CASES = {"a": {"one": [2.0, 1.0], "a": [2.0, 1.0]}, "b": {"one": [2.0, 1.0], "b": [2.0, 1.5]}}
@@ -54,7 +56,7 @@ MATRIX = KillMatrix(
 
 
 class Moved:
-    """A picture that each control must change into one that was not there yet."""
+    """A picture that each control must change into a state not seen before."""
 
     def __init__(self, picture: Any) -> None:
         self.picture, self.seen = picture, [picture.value]

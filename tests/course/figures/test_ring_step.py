@@ -1,4 +1,4 @@
-"""The picture of one ring step says what the position mask says, tile by tile; bytes are counted launch by launch."""
+"""The picture of a ring step agrees with the position mask tile by tile, and counts bytes launch by launch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from ringlab_course.figures import step_report
 from ringlab_course.figures.ring_step import LAYOUTS, StepPicture, describe, layouts_at, step_picture
 
+pytestmark = pytest.mark.thorough
+
 NAMES = tuple(LAYOUTS)
 SIZES = st.tuples(st.integers(1, 90), st.integers(1, 5))
 
 
 def seen(picture: StepPicture, layout) -> np.ndarray:
-    """Return the mask by positions of this step's rows and keys."""
+    """Return the mask of this step's rows and keys, computed from their positions."""
     rows, keys = layout.positions(picture.rank), layout.positions(picture.origin)
     return rows[:, None] >= keys[None, :]
 
@@ -49,7 +51,7 @@ def test_programs_own_each_row_once_at_both_ends(size, name) -> None:
 
 
 def test_counts_of_the_four_layouts() -> None:
-    """S = 1024, P = 4, tiles of 64, rank 1 in step 1: 16 tiles in all."""
+    """The counts for S = 1024, P = 4, tiles of 64 and rank 1 in step 1, 16 tiles in all, equal counts by hand."""
     found = {p.layout: (p.count("full"), p.count("masked"), p.skipped) for p in layouts_at(1024, 4, 1, 1)}
     by_hand = {
         "contiguous": (16, 0, 0),
@@ -61,13 +63,13 @@ def test_counts_of_the_four_layouts() -> None:
 
 
 def test_a_single_row_without_a_program_is_no_row_of_tiles() -> None:
-    """In step 2 the first row of striped and of token fold sees no key; the picture still has 16 tiles."""
+    """The picture of step 2 has 16 tiles, although the first row of striped and token fold sees no key."""
     for picture in layouts_at(1024, 4, 1, 2):
         assert picture.count("full") + picture.count("masked") + picture.skipped == 16, picture.layout
 
 
 def test_rows_that_see_nothing_have_no_program_between_the_ends() -> None:
-    """Contiguous, rank 0: its only useful block is its own."""
+    """Rank 0 of a contiguous layout, which needs only its own block, runs no program in middle steps."""
     middle = step_picture(LAYOUTS["contiguous"](64, 4), 0, 1, 8, 8)
     assert middle.programs == () and middle.rows_without_program == 16 and middle.skipped == 4
     assert "No program runs, 4 tiles are skipped" in describe(middle)
@@ -92,7 +94,7 @@ def test_bytes_of_rows_are_added_up_launch_by_launch() -> None:
 
 
 def test_rows_without_tiles_say_whether_they_have_a_program() -> None:
-    """Zig-zag, rank 1 of 4: in step 2 the early rows have no program, in the last step one without keys."""
+    """The early rows of zig-zag rank 1 have no program in step 2, and in step 3 a program without keys."""
     middle, last = (step_picture(LAYOUTS["zig-zag"](512, 4), 1, step) for step in (2, 3))
     assert middle.rows_without_tiles() == [(0, 64, "no program")]
     assert last.rows_without_tiles() == [(0, 64, "program without keys")]

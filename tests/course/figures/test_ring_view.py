@@ -1,4 +1,4 @@
-"""The ring's picture shows what the trace says: a wrong run makes a wrong picture."""
+"""The ring's picture shows the events of the trace, so that a wrong run makes a wrong picture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ringlab.viz.style import png, rank_colour
 from ringlab_course.figures import ring_counts, ring_view
 from tests.viz.test_style import illegible
 
+pytestmark = pytest.mark.thorough
+
 
 def attend(q, k, v):
     scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -25,7 +27,7 @@ def attend(q, k, v):
 
 
 def plain_ring(ring, q, k, v, *, hops=None, posts=False, forwards=True):
-    """A ring with the mistakes one may ask for: another number of hops, or never passing on."""
+    """Run a ring, on request with a wrong number of hops, or without passing blocks on."""
     hops = ring.world_size - 1 if hops is None else hops
     own, state = (k, v), Partial.identity(q)
     for step in range(hops + 1):

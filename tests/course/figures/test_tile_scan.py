@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringlab_course.figures.tile_scan import cell_states, cuts, scan
 
+pytestmark = pytest.mark.thorough
+
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 20))
 DIRECTIONS = ("forward", "backward")
 
@@ -32,7 +34,7 @@ def test_kinds_say_what_the_position_mask_says(size: tuple[int, int], causal: bo
                 for key in range(k_start, k_stop)
             }
             kind = picture.kinds[i][j]
-            if kind == "diagonal":  # a tile of one token has a diagonal and nothing beside it
+            if kind == "diagonal":  # a tile of one token consists of its diagonal only
                 assert causal and i == j and True in seen
             else:
                 assert seen == {kind == "full"}
@@ -51,7 +53,7 @@ def test_every_visible_tile_is_computed_exactly_once(
 
 
 def test_the_live_set_in_bytes() -> None:
-    """t = 128, D = 64, float32: Q, K, V and out are t·D, the scores t·t, lse t."""
+    """For t = 128, D = 64 and float32, Q, K, V and out have t·D elements each, the scores t·t, and lse t."""
     forward = scan(1024, 128, 64).steps[0]
     assert forward.live_bytes == 4 * (4 * 128 * 64 + 128 * 128 + 128)
     backward = scan(1024, 128, 64, direction="backward").steps[0]

@@ -1,10 +1,11 @@
-"""Kills a run after a given number of its lines, again and again, and compares what is left with an undisturbed run.
+"""A program that kills a run at chosen moments, resumes it, and compares its book with an undisturbed one.
 
     python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
 
-MOMENTS is a number of random ones, "all", or "until": all, up to the first after which something is amiss. A process of
-its own, as it forks. It prints as JSON the number of moments, those after which the resumed book differs from an undisturbed one (`wrong`), and those after
-which a result was missing that had been told as done (`lost`).
+MOMENTS is a number of random moments, "all", or "until": all moments up to the first that causes a fault. A
+moment is a number of lines that have run. The program is a process of its own because it forks. It prints as
+JSON the number of moments, the moments after which the resumed book differs from an undisturbed one
+(`wrong`), and those after which a result was missing although the run had reported it as done (`lost`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TRACED = ("gradebook/store.py", "gradebook/runner.py")
 
 
 class NoTransaction(Gradebook):
-    """Mutant: every statement is a transaction of its own."""
+    """A mutant that makes every statement a separate transaction."""
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -40,7 +41,7 @@ class NoTransaction(Gradebook):
 
 
 class AllInOne(Gradebook):
-    """Mutant: one transaction for the whole run, committed at the end."""
+    """A mutant with one transaction for the whole run, committed at the end."""
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -55,7 +56,7 @@ class AllInOne(Gradebook):
 
 
 class AddsBlindly(Gradebook):
-    """Mutant: never looks whether a result is there."""
+    """A mutant that never checks whether the book already has a result."""
 
     def _is_kept(self, *_: Any) -> bool:
         return False
@@ -65,7 +66,7 @@ BOOKS = {book.__name__: book for book in (Gradebook, NoTransaction, AllInOne, Ad
 
 
 class Countdown:
-    """Counts the lines that run in the store and the runner, and kills this process after `left` of them."""
+    """A trace function that counts the lines of the store and the runner, and kills this process after `left`."""
 
     def __init__(self, left: int) -> None:
         self.left, self.lines = left, 0
@@ -88,7 +89,7 @@ def run(
     trace: Countdown | None = None,
     told: Path | None = None,
 ) -> None:
-    """Grade `folder` into the book at `path`, under `trace`, which is slow; append a byte to `told` for each submission done."""
+    """Grade `folder` into the book at `path`, under `trace`; append a byte to `told` for each submission done."""
     watch = Watch()
     if told is not None:
         descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -105,7 +106,7 @@ def run(
 
 
 def content(path: Path) -> list[Any]:
-    """Return all that must be equal: every result in order, what could not be graded, what is wanted."""
+    """Return all that must be equal: the results in order, the ungraded submissions, and those still to grade."""
     with Gradebook(path) as book:
         results = book._book.execute(
             "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report"
@@ -116,12 +117,12 @@ def content(path: Path) -> list[Any]:
 
 
 def killed(kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int, told: Path) -> None:
-    """Run in a child until it is killed."""
+    """Run the grading in a child process, which kills itself after `left` lines."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             run(kind, path, folder, regrade, Countdown(left), told)
-        os._exit(0)  # a mutant may be done before
+        os._exit(0)  # a mutant may end before the moment to be killed
     os.waitpid(child, 0)
 
 
@@ -134,7 +135,7 @@ def done(path: Path) -> int:
 
 
 def main() -> None:
-    """Do what the module says."""
+    """Kill and resume a run at each chosen moment, and print the faults as JSON."""
     versions._sources = cache(versions._sources)  # nobody changes the course while this runs
     folder, moments, count, what, kind, seed = sys.argv[1:]
     work, regrade, book = Path(folder), what == "regrade", BOOKS[kind]
@@ -160,7 +161,7 @@ def main() -> None:
         if told.exists() and done(path) - before < told.stat().st_size:
             lost.append(moment)
         run(book, path, handed_in, False)
-        if content(path) != expected and regrade:  # killed before the wish was kept: the command again
+        if content(path) != expected and regrade:  # the request was not recorded: repeat it
             run(book, path, handed_in, True)
         if content(path) != expected:
             wrong.append(moment)

@@ -1,4 +1,4 @@
-"""Reads a page as a browser would, and says what is wrong with it."""
+"""A reader of pages that parses as a browser would, and reports faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OFFLINE = re.compile(r"#|learners/[a-z0-9-]+\.html$")
 
 @dataclass
 class Element:
-    """One element: its name, its attributes, and the text in it and below."""
+    """One element: its name, its attributes, and the text in it and in its descendants."""
 
     tag: str
     attributes: dict[str, str]
@@ -82,7 +82,7 @@ class Page(HTMLParser):
 
 
 def faults(source: str) -> list[str]:
-    """Return what is wrong with a page: what runs, what leaves the machine, what some readers cannot use."""
+    """Return a page's faults: code that runs, links to elsewhere, parts that some readers cannot use."""
     page = Page(source)
     return [*_unsafe(page), *_unusable(page)]
 

@@ -19,7 +19,7 @@ HIDDEN = "THE PROBE OF A HIDDEN CHECK"
 
 @cache
 def graded(stem: str, exercise_id: str = "01") -> dict[str, Any]:
-    """Return the report of a submission, as a judge would that forgot to take hidden counterexamples out."""
+    """Return the report of a submission, as from a judge that forgets to remove hidden counterexamples."""
     exercise = load_exercise(exercise_id)
     space = namespace(submission(f"{exercise_id}/{stem}"))
     stages = tuple(_marked(run_in_process(stage, space, "all", seed=1)) for stage in exercise.stages)
@@ -39,7 +39,7 @@ def entry(learner: str, stem: str = "right_looped", exercise_id: str = "01", **f
 
 
 def a_class() -> list[Entry]:
-    """Return the entries of a class with one of everything."""
+    """Return the entries of a class with one entry of every kind."""
     late = {"late_s": 9000.0, "penalty": 2.5, "submitted_at": "2026-11-02T23:59:00+00:00"}
     reason = "the projector caught fire (grace, 2026-11-21T20:37:41.632594+00:00)"
     return [
@@ -53,7 +53,7 @@ def a_class() -> list[Entry]:
 
 
 def saying(message: str = "wrong", counterexample: str = "", **more: Any) -> dict[str, Any]:
-    """Return a report of one stage with one failing visible check that says this."""
+    """Return a report of one stage with one failing visible check that gives this message."""
     check = {
         "id": "small", "title": "weights and lse of a few scores", "tier": "visible", "points": 2, "ok": False,
         "message": message, "counterexample": counterexample, "misconception": None, "broken": False, "seconds": 0.1,

@@ -1,4 +1,4 @@
-"""A judge that needs no sandbox: what a notebook holds says what it earns. Also classes of such notebooks."""
+"""A judge without a sandbox that gives a notebook the points it asks for, and classes of such notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POINTS = (2, 3, 5)
 
 
 def report(path: str, exercise: str = "05", earned: int = 10, seed: int = 0, reason: str = "") -> GradeReport:
-    """Return a report of three checks, of which as many hold as `earned` pays for."""
+    """Return a report of three checks, of which the first ones hold, up to `earned` points."""
     checks = []
     for number, points in enumerate(POINTS):
         ok = sum(POINTS[: number + 1]) <= earned
@@ -32,7 +32,7 @@ def report(path: str, exercise: str = "05", earned: int = 10, seed: int = 0, rea
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Return what the first word of the file says: points, or what goes wrong with the judge."""
+    """Return a report with the points that the first word of the file names, or fail as that word demands."""
     word = Path(path).read_text().split()[0]
     if word == "sandbox":
         raise SandboxError("a worker that starts", "none", "try again")
@@ -55,7 +55,7 @@ def write(folder: Path, learner: str, word: str, exercise: str = "05_emulated_ri
 
 
 def submissions(folder: Path) -> list[HandedIn]:
-    """Return what is handed in below `folder`, in the order of the learners."""
+    """Return the submissions below `folder`, in the order of the learners."""
     found = [handed_in(path, folder) for path in sorted(folder.rglob("*.ipynb"))]
     return sorted(found, key=lambda each: each.key)
 
@@ -72,7 +72,7 @@ def data(**changes: Any) -> dict[str, Any]:
 
 
 def read_csv(text: str) -> list[dict[str, str]]:
-    """Return the lines of `csv_text` as dictionaries of text, with nothing escaped any more."""
+    """Return the lines of `csv_text` as dictionaries of text, with escapes removed."""
     csv.field_size_limit(1 << 20)
     header, *lines = csv.reader(io.StringIO(text, newline=""))
     return [dict(zip(header, (cell.removeprefix("'") for cell in line), strict=True)) for line in lines]

@@ -1,4 +1,4 @@
-"""A Dask cluster gives the book that this machine alone gives; what is missing is said before anything runs."""
+"""A Dask cluster gives the same book as this machine, and reports missing parts before a run begins."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ringlab_course.gradebook.runner import grade_class
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.judge.judge import GradeReport
 from tests.course.gradebook.stub import judge, report, submissions, write
+
+pytestmark = pytest.mark.thorough
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -40,7 +42,7 @@ def zero_for_links(path: Path, exercise: str | None, **options: Any) -> GradeRep
 
 
 def test_a_cluster_grades_as_this_machine_does(cluster: str, tmp_path: Path) -> None:
-    """A link cannot travel: it is judged here."""
+    """A cluster's book equals this machine's, although a symbolic link cannot travel and is judged here."""
     folder = tmp_path / "class"
     for number in range(20):
         write(folder, f"learner {number}", {7: "sandbox", 8: "bug"}.get(number, str(number % 11)))

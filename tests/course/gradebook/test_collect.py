@@ -1,4 +1,4 @@
-"""Whatever learners put into their folders: each notebook is a submission or a note, and belongs to its learner."""
+"""Each notebook in a learner's folder becomes a submission or a note of that learner, whatever else is there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringlab_course.gradebook.versions import digest_of
 def notebook(
     path: Path | bytes, exercise: str | None = "05", text: str = "", at: float | None = None
 ) -> None:
-    """Write a notebook that says it is of `exercise`, with the time `at`."""
+    """Write a notebook whose metadata name `exercise`, with `at` as the time of its last change."""
     metadata = {"grade": f"{exercise}.step"} if exercise else {}
     cell = {"cell_type": "code", "source": text, "metadata": metadata, "outputs": [], "execution_count": None}
     path = Path(os.fsdecode(path))
@@ -45,7 +45,7 @@ def keys(*paths: Path, **options) -> list[tuple[str, str]]:
         ("class/ada/week 5/mine.ipynb", "class", ("ada", "05")),
         ("class/ada/05_emulated_ring/bob/x.ipynb", "class", ("ada", "05")),
         ("class/05_emulated_ring/ada.ipynb", "class", ("ada", "05")),
-        ("class/05/x.ipynb", "class", ("05", "05")),  # a number may be a learner's
+        ("class/05/x.ipynb", "class", ("05", "05")),  # a learner's name may be a number
         ("class/ada.ipynb", "class", ("ada", "05")),
         ("class/ada_05.ipynb", "class", ("ada", "05")),
         ("class/ada_06.ipynb", "class", ("ada_06", "05")),  # the sixth of something
@@ -108,7 +108,7 @@ def test_of_several_notebooks_the_last_counts_and_the_notes_say_so(tmp_path: Pat
         notebook(tmp_path / "ada" / f"{name}.ipynb", at=at)
     notebook(
         tmp_path / "ada" / "05_emulated_ring.ipynb", None, at=400
-    )  # names no exercise itself: a lesson, say
+    )  # no cell names an exercise, as in a lesson
     found = collect([tmp_path])
     assert [each.path.name for each in found.submissions] == ["c.ipynb"]
     assert len(found.notes) == 1 and "4 notebooks" in found.notes[0] and "c.ipynb counts" in found.notes[0]
@@ -163,7 +163,7 @@ def test_nbgraders_time_of_submission(tmp_path: Path) -> None:
 
 
 def test_a_learners_own_time_stamp_makes_nothing_earlier(tmp_path: Path) -> None:
-    """A folder called submitted is no nbgrader course; in one, a notebook that is newer than its stamp is named."""
+    """A time stamp counts only in an nbgrader course, and a notebook newer than its stamp is named there."""
     path = tmp_path / "submitted" / "mallory" / "05_emulated_ring" / "x.ipynb"
     notebook(path, at=1e9)
     path.with_name("timestamp.txt").write_text("2000-01-01 00:00:00 UTC")
@@ -305,7 +305,7 @@ def test_of_thousands_of_notebooks_of_one_learner_only_the_newest_are_opened(
 
 
 def test_a_folder_without_a_notebook_is_told(tmp_path: Path) -> None:
-    """Whoever handed in nothing that is a notebook stands in no row: the run must name them."""
+    """A learner who handed in no notebook has no row in the table, so the run names them in a note."""
     notebook(tmp_path / "class/ada/05_emulated_ring/05_emulated_ring.ipynb")
     (tmp_path / "class/bob/05_emulated_ring").mkdir(parents=True)
     (tmp_path / "class/bob/05_emulated_ring/answer.docx").write_text("")

@@ -1,4 +1,4 @@
-"""What leaves the book as CSV, JSON or text is what is in it, and no spreadsheet runs it."""
+"""CSV, JSON and text exports contain what the book contains, and no spreadsheet runs them as formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class in which every second submission is hostile: the others' results are those of a class without them."""
+"""Honest learners get the same results whether or not every second submission of the class is hostile."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from tests.course.judge.hostile.files import FILES
 from tests.course.judge.hostile.small import stage
 from tests.course.judge.small_contract import marked, notebook
 
+pytestmark = pytest.mark.thorough
+
 EXERCISE = Exercise(
     id="01", slug="01_hostile", title="hostile", stages=(replace(stage("double"), id="01.double"),)
 )
@@ -58,7 +60,7 @@ NO_NOTEBOOKS = ("a link to itself", "a pipe", "a folder", "ten gigabytes of hole
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Grade by the small contract, with short deadlines for hostile ones: the honest end, on a busy machine late."""
+    """Grade by the small contract; only hostile submissions have a short deadline, as honest ones may end late."""
     honest = path.parent.name[3:] in {**RIGHT, **WRONG}
     return grade(
         path, EXERCISE, unsafe=unsafe, seed=seed, timeout=HONEST_SECONDS if honest else SECONDS, bounds=BOUNDS
@@ -66,7 +68,7 @@ def judge(
 
 
 def hand_in(folder: Path, mark: str, hostile: bool) -> None:
-    """Write a folder for every learner; names of hostile ones stand between those of honest ones."""
+    """Write a folder for every learner, so that hostile and honest learners alternate by name."""
     honest = {**RIGHT, **WRONG}
     for number, (name, source) in enumerate(honest.items()):
         (folder / f"{number:02} {name}").mkdir(parents=True)
@@ -87,7 +89,7 @@ def hand_in(folder: Path, mark: str, hostile: bool) -> None:
 
 
 def graded(folder: Path, book: Path | None) -> dict[str, str]:
-    """Grade the class, and return what is told of each learner, but for times, places and seeds."""
+    """Grade the class, and return each learner's results without times, paths and seeds."""
     with Gradebook(book) as ours:
         run = grade_class(ours, collect([folder], exercise="01").submissions, LocalPool(JOBS, judge))
         assert run.ungraded == []
@@ -103,7 +105,7 @@ def graded(folder: Path, book: Path | None) -> dict[str, str]:
 
 
 def children() -> Iterator[tuple[str, str]]:
-    """Yield our children, each with the letter of its state; whatever loses its parent becomes our child."""
+    """Yield the children of this process, adopted ones too, each with the letter of its state."""
     for task in Path("/proc/self/task").iterdir():
         for child in _told(task / "children").split():
             status = _told(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()
@@ -112,14 +114,14 @@ def children() -> Iterator[tuple[str, str]]:
 
 
 def left() -> Iterator[str]:
-    """Yield our children that live."""
+    """Yield the children of this process that are alive."""
     for child, state in children():
         if state != "Z" and "resource_tracker" not in _told(Path(f"/proc/{child}/cmdline")):
             yield child
 
 
 def _told(path: Path) -> str:
-    """Return what the kernel says there; "" of who has just ended."""
+    """Return the text of a file of the kernel, "" if its process has just ended."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -127,7 +129,7 @@ def _told(path: Path) -> str:
 
 
 def more_than(before: set[str]) -> set[str]:
-    """Who is left beside those of before, once who is about to end has had the time to."""
+    """Return the living children that are not in `before`, after waiting for those that are about to end."""
     deadline = time.monotonic() + LATE_S
     while (more := set(left()) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -136,13 +138,13 @@ def more_than(before: set[str]) -> set[str]:
 
 @pytest.fixture
 def heir():
-    """Whoever is left alone below this process becomes its child, and is seen."""
+    """Make orphans below this process its children, so that the test sees them."""
     libc, become_subreaper = ctypes.CDLL(None), 36
     before = {child for child, _ in children()}
     libc.prctl(become_subreaper, 1)
     yield
     libc.prctl(become_subreaper, 0)
-    # Adopted and ended. The tests of hostile submissions would take them for workers that were left.
+    # These children were adopted and have ended. Other tests would take them for workers left behind.
     for child, state in children():
         if state == "Z" and child not in before:
             os.waitpid(int(child), 0)
@@ -161,7 +163,7 @@ def test_an_orphan_would_be_seen(heir) -> None:
 def test_hostile_submissions_change_nothing_for_the_others(tmp_path, monkeypatch, heir) -> None:
     mark, scratch, before = f"class-{os.getpid()}-mark", tmp_path / "scratch", set(left())
     scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))  # where the judge itself has its files
+    monkeypatch.setenv("TMPDIR", str(scratch))  # the folder where the judge keeps its own files
     hand_in(tmp_path / "alone", mark, hostile=False)
     hand_in(tmp_path / "class", mark, hostile=True)
     alone = graded(tmp_path / "alone", tmp_path / "alone.db")
@@ -186,7 +188,7 @@ def test_hostile_submissions_change_nothing_for_the_others(tmp_path, monkeypatch
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """What is in a folder: names, kinds and contents."""
+    """Return the names, kinds and contents of everything in a folder."""
     found = {}
     for path in folder.rglob("*"):
         small = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20

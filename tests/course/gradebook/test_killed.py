@@ -1,4 +1,4 @@
-"""kill -9 at any moment: nothing is lost, nothing is doubled, nothing is left running."""
+"""After kill -9 at any moment no result is lost or doubled, and no process is left running."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import pytest
 from ringlab_course.gradebook.store import Gradebook
 from ringlab_course.judge.processes import status_text
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 COMMAND = """
 import signal
@@ -30,12 +32,13 @@ main()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: every result waits for the disk."""
+    """Yield a folder in memory if the system has one, because every result would wait for the disk."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
         return
-    # Not as the windows of ranks are called, nor as what a run left that had this one's number and was killed.
+    # The prefix differs from that of the ranks' windows, and the name is random, as a killed run may leave a
+    # folder.
     with tempfile.TemporaryDirectory(prefix="gradebook-", dir=memory) as path:
         yield Path(path)
 
@@ -73,12 +76,12 @@ def test_a_book_that_is_not_safe_is_noticed(folder: Path, book: str, what: str, 
 
 
 def fields_of(stat: Path) -> list[str]:
-    """Return what the kernel says of a process after its name, which may be no text; nothing of who is gone."""
+    """Return the fields of a process's stat file after its name, which may be no text; [] if it has ended."""
     return status_text(stat).rpartition(")")[2].split()
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the processes below `pid` with what identifies them for good: when they started."""
+    """Return the processes below `pid` with their start times, since a number alone may be used again."""
     parents, started = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         if not (fields := fields_of(path)):
@@ -130,8 +133,9 @@ def test_a_real_run_that_is_stopped_goes_on_and_leaves_no_process(
     book = tmp_path / "book"
     start = [sys.executable, "-c", COMMAND, "grade", str(tmp_path / "class")]
     words = [*start, "--book", str(book), "--seed", "5", "--jobs", "2"]
-    for least in (0, 1):  # the results that are there when it is stopped
-        # A session of its own, so that Ctrl-C reaches all of it and nobody else, as in a terminal.
+    for least in (0, 1):  # the least number of results when the run is stopped
+        # The run gets a new session, so that Ctrl-C reaches all its processes and no others, as in a
+        # terminal.
         running = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )

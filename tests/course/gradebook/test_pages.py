@@ -1,4 +1,4 @@
-"""Pages of grades: complete, true to the entries, safe from what learners write, silent about others and hidden probes."""
+"""Pages of grades are complete and true, safe from learners' text, and silent about others and hidden probes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from ringlab_course.gradebook.plots import inline_svg
 from ringlab_course.gradebook.readable import TEXT, points, prose
 from tests.course.gradebook.page_checks import Page, faults
 from tests.course.gradebook.sample_class import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
+
+pytestmark = pytest.mark.thorough
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -149,7 +151,7 @@ SECRETS = {f"Learner{number}": f"secret{number}word" for number in range(4)}
 
 
 def secretive() -> list[Entry]:
-    """Return entries that say each learner's secret wherever an entry can say something."""
+    """Return entries that contain each learner's secret in every field that can hold text."""
     return [
         entry(who, report=saying(said, said, notes=[said]), override=1.0, override_reason=said, path=said)
         for who, said in SECRETS.items()
@@ -157,11 +159,11 @@ def secretive() -> list[Entry]:
 
 
 def given_away(texts: dict[str, str]) -> list[str]:
-    """Return where a learner's page, as the table of scores links it, does not show that learner and nobody else."""
+    """Return the pages, linked from the table of scores, that lack their learner or show another one."""
     hrefs = [a.attributes["href"] for a in Page(texts["index.html"]).all("a")]
     links = [href for href in hrefs if href.startswith("learners/")][
         : len(SECRETS)
-    ]  # those of the table of scores
+    ]  # the links of the table of scores come first
     found = []
     for who, href in zip(SECRETS, links, strict=True):
         shown = {
@@ -273,7 +275,7 @@ def test_the_class_page_counts_who_fails_and_why(tmp_path) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out_from_its_background(theme) -> None:
-    """WCAG 2.2, 1.4.3 and 1.4.11: 4.5 : 1 for text, 3 : 1 for marks in pictures."""
+    """Contrast is at least 4.5 : 1 for text and 3 : 1 for marks in pictures (WCAG 2.2, 1.4.3 and 1.4.11)."""
     style = (Path(pages.__file__).parent / "templates" / "style.css").read_text()
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", root)) for root in re.findall(r":root \{(.*?)\}", style, re.DOTALL))  # fmt: skip
     assert light.keys() == dark.keys()
@@ -322,7 +324,7 @@ def test_without_jinja2_the_remedy_is_told(monkeypatch) -> None:
     pages.environment.cache_clear()
 
 
-# What these tests must catch.
+# Mutants of the pages that the tests above must catch.
 
 
 def test_mutant_without_escaping_is_caught(monkeypatch, tmp_path) -> None:

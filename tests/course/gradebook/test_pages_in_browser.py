@@ -1,4 +1,4 @@
-"""Pages of grades in a real browser: they fit a phone, obey their own policy, ask nobody, and need no mouse."""
+"""Pages of grades in a real browser fit a phone, obey their own policy, load nothing, and need no mouse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ringlab_course.gradebook.pages import page_name, write_pages
 from tests.course.gradebook.sample_class import WRONG, a_class, entry, saying
 
-pytestmark = pytest.mark.needs_chromium
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium]
 
 EVIL = "<img src=x onerror='document.title=`owned`'><script>document.title='owned'</script><style>*{display:none}</style>"
 NOT_SEEN = """() => [...document.querySelectorAll('body *')].filter(e => {
@@ -44,7 +44,7 @@ def chromium() -> Iterator[Any]:
 
 
 def new_page(browser: Any, **options: Any) -> Any:
-    """A page in a context of its own that waits as long as a busy machine may take."""
+    """Return a page in a new context, with timeouts long enough for a busy machine."""
     from tests.browser.window import PATIENCE
 
     context = browser.new_context(**options)

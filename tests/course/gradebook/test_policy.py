@@ -1,4 +1,4 @@
-"""What lateness costs: never less than nothing, never more than was earned, never less for more."""
+"""A penalty for lateness is never negative, never above the points earned, and never lower for a longer delay."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
         ("2026-11-30 23:59:30+01:00", "2026-11-30T22:59:30.000000+00:00"),
         ("2026-11-30T23:59 Europe/Berlin", "2026-11-30T22:59:00.000000+00:00"),
         ("2026-07-30 23:59 America/Los_Angeles", "2026-07-31T06:59:00.000000+00:00"),
-        ("2026-10-25T02:30 Europe/Berlin", "2026-10-25T01:30:00.000000+00:00"),  # there twice: the later one
+        ("2026-10-25T02:30 Europe/Berlin", "2026-10-25T01:30:00.000000+00:00"),  # occurs twice: later one
         (
             "2026-03-29T02:30 Europe/Berlin",
             "2026-03-29T01:30:00.000000+00:00",
-        ),  # not there: the later reading
+        ),  # this time does not exist, and the later reading counts
     ],
 )
 def test_deadlines_have_a_zone(text: str, in_utc: str) -> None:

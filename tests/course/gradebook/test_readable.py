@@ -1,4 +1,4 @@
-"""What stands in the pages: text of any kind made legible, durations, formulas."""
+"""The texts, durations and formulas of the pages are legible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_durations_are_read_at_a_glance(seconds) -> None:
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_formula_of_the_hints_is_drawn(exercise_id) -> None:
-    """Kernels' contracts need no interpreter to be read."""
+    """The formulas of every hint become SVG; the contracts of kernels are read without an interpreter."""
     for stage in load_exercise(exercise_id).stages:
         for hint in stage.hints:
             for tex in re.findall(r"\$([^$\n]+)\$", hint):

@@ -1,4 +1,4 @@
-"""A run grades what has no result, keeps what it fails at apart, and can be had again without any change."""
+"""A run grades submissions without a result, keeps failures apart, and changes nothing when it is repeated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_second_run_does_nothing_and_a_new_notebook_is_graded(folder: Path) ->
 
 @pytest.fixture
 def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the packages lie whose sources are read: exercises 05, 06 and 07, and what they share."""
+    """Return a folder that stands in for the packages of exercises 05, 06 and 07 and their shared checks."""
     for name in ("05_ring", "06_cost", "07_load"):
         (tmp_path / f"ringlab_course/exercises/e{name}/right").mkdir(parents=True)
         (tmp_path / f"ringlab_course/exercises/e{name}/contract.py").write_text("1")

@@ -1,4 +1,4 @@
-"""Workers of both kinds: forked by a server, as most are, and started in a sandbox of their own."""
+"""Fixtures for both kinds of workers: forked by a server, as most are, or each started in a new sandbox."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Ask: TypeAlias = Callable[..., Any]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["forked", "started"])
 def forked(request: pytest.FixtureRequest) -> bool:
-    """Whether the worker is forked."""
+    """Return whether the test's worker is forked."""
     return request.param
 
 
 @pytest.fixture
 def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
-    """Servers of this test alone, and no memory of arrays that could not be forked, neither before nor afterwards."""
+    """Yield fork servers for this test alone, without what other tests have learned about forking."""
     own = servers._Servers()
     monkeypatch.setattr(servers, "_servers", lambda pid: own)
     monkeypatch.setattr(process, "_UNFORKED", {})
@@ -34,7 +34,7 @@ def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
 
 @contextmanager
 def asked(source: str, functions: Sequence[str], forked: bool, **options: Any) -> Iterator[Ask]:
-    """A worker of one kind that has loaded `source`: call what is yielded with the name of a function, and its arguments."""
+    """Yield a function of (name, *args) that calls a function of `source` in a worker of this kind."""
     with Session([source], functions, torch=False, **options) as session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(process, "_UNFORKED", {} if forked else {"numpy": "a test"})

@@ -1,6 +1,6 @@
 """A contract of two stages, small enough to read at a glance, for tests of the judge itself.
 
-What a submission left: processes of its workers, and things that bear its mark.
+The file also finds what a submission has left behind: processes of its workers, and files with its mark.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def notebook(folder: Path, *sources: str, grade: str = "90.double", name: str = 
 
 
 def led_through() -> dict[Path, set[str]]:
-    """The folders that a sandbox has only because a path leads through them, such as one that holds this checkout: their names."""
+    """Return the folders in a sandbox that exist only as parents of a visible path, with their entries' names."""
     led: dict[Path, set[str]] = {}
     for path in sandbox._visible():
         for inner, outer in itertools.pairwise((path, *path.parents)):
@@ -113,17 +113,20 @@ PLACES = (
 
 
 def turn() -> int:
-    """How many uids this process has given to workers, counted from where it began."""
+    """Return the number of uids that this process has given to workers, offset by its first one."""
     return next(copy.copy(sandbox._turn))
 
 
 def processes(first: int) -> set[int]:
-    """The processes of workers begun since `first`, by their uids; without root, our descendants. Not the fork servers."""
+    """Return the processes of the workers begun since `first`, a value of `turn()`, without the fork servers.
+
+    Workers are found by their uids, and the processes below this process's own sandboxes count as well.
+    """
     ours = sandbox._uids()[0]
     uids = {ours[number % len(ours)] for number in range(first, turn())}
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
-        # A process chooses its name: other tests' have names that are no text.
+        # A process can choose its name, and those of other tests have names that are no text.
         fields = dict(line.split(":\t", 1) for line in status_text(status).split("\n") if ":\t" in line)
         if not fields:  # it has ended
             continue
@@ -137,7 +140,7 @@ def processes(first: int) -> set[int]:
 
 
 def forked_processes(bwrap: int) -> set[int] | None:
-    """The processes that a fork server in this sandbox has made; None if the sandbox is that of something else."""
+    """Return the processes that a fork server in this sandbox has made, None if no fork server runs in it."""
     with contextlib.suppress(OSError):
         if b"fork_server" in Path(f"/proc/{bwrap}/cmdline").read_bytes():
             return {
@@ -150,7 +153,7 @@ def forked_processes(bwrap: int) -> set[int] | None:
 
 
 def mine(first: int) -> set[int]:
-    """What is left of this test's processes; other tests have workers of their own meanwhile."""
+    """Return this test's processes that do not end in 30 s; other tests may have workers at the same time."""
     deadline = time.monotonic() + 30
     while (left := processes(first)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -165,7 +168,7 @@ def marked(mark: str, *folders: Path) -> list[str]:
 def _marked(mark: str, folders: list[Path]) -> Iterator[str]:
     for folder in {folder for folder in folders if os.access(folder, os.R_OK) and folder.is_dir()}:
         yield from (f"{folder}/{name}" for name in os.listdir(folder) if mark in name)
-    sockets = Path("/proc/net/unix").read_text(errors="replace")  # names that others choose
+    sockets = Path("/proc/net/unix").read_text(errors="replace")  # other programs choose these names
     yield from (line for line in sockets.splitlines() if mark in line)
     for kind in ("shm", "sem", "msg"):
         lines = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]

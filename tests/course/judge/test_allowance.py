@@ -1,6 +1,6 @@
-"""Seconds of computing per tier: counted on the processor, not on the wall, and a tier's end is not a submission's.
+"""The seconds of computing per tier are processor time, and a tier out of time leaves the other tiers.
 
-How much each rank computes: products counted in the notebook, the processor's time read by the judge.
+Each rank's work is counted as well: as products in the notebook, and as processor time by the judge.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ FOUR = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", ["computes", "by_a_thread"])
 def test_a_tier_that_has_used_up_its_seconds_is_not_run_on_and_the_next_begins_anew(
     tmp_path, function
@@ -104,7 +105,7 @@ def test_what_an_ended_worker_computed_still_counts_and_loading_does_not() -> No
     slow_to_load = CODE + "\nwaste = computes(0.8)\n"
     with Session([slow_to_load], ["computes"], torch=False, seconds=60) as session:
         session.allowance.begin("visible")
-        for seconds in (0.01, 0.8):  # the second call would be refused if loading counted
+        for seconds in (0.01, 0.8):  # if loading counted, the second call would be refused
             SandboxedSubject(session, "computes").call(seconds)
         session.discard(session._loaded[0])
         with pytest.raises(Crashed, match="Not run: the visible checks"):
@@ -142,14 +143,15 @@ def test_the_processors_time_of_each_rank_is_read_from_outside() -> None:
     with Session([SOURCE.replace('ring.compute("product", torch.matmul, x, arrived)', "x @ arrived")], ["ring_forward"], torch=True) as session:  # fmt: skip
         subject = SandboxedSubject(session, "ring_forward")
         runs = [subject.efforts(3, shards())[1] for _ in range(4)][1:]
-        # The least of each: the clock counts as the process's own what interrupts it, and what takes its processor away.
+        # The least of each, because the clock charges interrupts and the loss of the processor to the
+        # process.
         idle, _, busy = map(min, zip(*runs, strict=True))
         assert 0 <= idle < busy / 2
         assert sum(run[2] for run in runs) < sum(worker.computed() for worker in session.workers(3))
 
 
 def test_the_clocks_of_another_process_read_what_its_own_do() -> None:
-    """The precise one is of the process alone, the coarse one, in ticks, also of its children that have ended."""
+    """The precise clock counts the process alone; the coarse one, in ticks, also its children that have ended."""
     own, tick = os.getpid(), 1 / os.sysconf("SC_CLK_TCK")
     before = time.process_time()
     told = precise_cpu_seconds([own])
@@ -187,7 +189,7 @@ sys.setprofile(lambda *_: None)
 
 
 def test_after_the_judge_has_read_an_answer_a_profiled_call_returns() -> None:
-    """As those of check() are. CPython may wait in it for an exception that was taken back."""
+    """A profiled call, as in check(), does not hang in CPython on an exception that the judge has withdrawn."""
     subprocess.run([sys.executable, "-c", PROFILED], timeout=60, check=True)
 
 
@@ -202,7 +204,7 @@ def test_an_answer_that_takes_the_judge_too_much_memory_is_the_submissions_fault
 
 
 def test_a_check_is_not_to_blame_for_what_it_cannot_digest(tmp_path, monkeypatch) -> None:
-    """2.4 MB that a check unfolds: the message is the submission's, and the next check is run."""
+    """If a check takes too long over a huge answer, the submission is blamed, and the next check runs."""
     monkeypatch.setattr(judge, "READING_S", 0.2)
 
     def unfold(subject, rng):
@@ -227,7 +229,7 @@ def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
 
 @pytest.fixture
 def busy():
-    """A session of one worker whose processor six other processes use, too; calls may take a second."""
+    """Yield a session of one worker that shares its processor with six processes; calls may take a second."""
     core = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         for _ in range(6):
@@ -277,6 +279,6 @@ def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     assert each.left() == 5.0, "it does not outlast the other"
     now[0] = 126.0
     assert each.left() == 7.0
-    # 20 s of CPU time since the start: all that two processors can compute in 10 s
+    # 20 s of CPU time since the start, the most that two processors can spend in 10 s
     now[0], waited[0], computed[0] = 134.0, 99.0, 23.0
     assert each.over and whole.left() == 14.0

@@ -1,4 +1,4 @@
-"""Answers that ringlab and PyTorch have ready are none; what an exercise gives, and what it does not ask about, is there."""
+"""Code in a worker cannot use ready answers of ringlab and PyTorch; all that an exercise gives is available."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def f(x):
 
 @pytest.fixture(scope="module")
 def call():
-    """A function of (use, limits) that calls code in a worker; one worker for each of the limits, as torch is slow to start."""
+    """Yield a function of (use, limits) that calls code in one worker for each limit, as torch starts slowly."""
     sources = {**BORROWED, **MORE, **FROM_THE_DISK}
     cells = [text.replace("def f(", f"def f{number}(") for number, text in enumerate(sources.values())]
     names = [f"f{number}" for number in range(len(cells))]
@@ -221,7 +221,8 @@ ANSWERS = (
 
 @inside
 def test_neither_source_nor_byte_code_of_answers_is_there() -> None:
-    # Byte code that another process writes from now on would lie there unhidden: in a fresh checkout there is none yet.
+    # Byte code that another process writes later would not be hidden. A fresh checkout has none, so write it
+    # now.
     for package in PACKAGES:
         compileall.compile_dir(HOME / package, quiet=2)
     answers = {path.parent.name for path in (HOME / "ringlab_course/exercises").glob("*/wrong_answers.md")}
@@ -241,7 +242,7 @@ def test_a_worker_needs_nothing_that_is_hidden(kernels) -> None:
     limits = OffLimits(kernels=kernels)
     with Session([source], ["f"], torch=True, kernels=kernels, limits=limits) as session:
         absent = SandboxedSubject(session, "f").call()
-    assert absent == (["ringlab.blocks"] if kernels else [])  # of that, its part `triton` alone
+    assert absent == (["ringlab.blocks"] if kernels else [])  # only its part `triton` is there
 
 
 def test_limits_travel_as_text() -> None:

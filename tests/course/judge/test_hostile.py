@@ -1,4 +1,4 @@
-"""What the hostile submissions are about: every kind of attack that was thought of has several."""
+"""Hostile submissions, several for each known kind of attack, earn no undeserved points and do no harm."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _marks = itertools.count()
 
 
 class Class:
-    """A folder with what an instructor has, servers beside it, and a process that has the seed in its arguments."""
+    """An instructor's folder, servers on this machine, and a process that has the seed in its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,11 +90,11 @@ class Class:
         self.other.communicate()
 
     def tree(self) -> dict[str, str]:
-        """Every file and what is in it."""
+        """Return the text of every file by its path."""
         return {str(p): p.read_text() if p.is_file() else "" for p in self.folder.rglob("*")}
 
     def called(self) -> list[str]:
-        """The addresses of the servers that somebody called."""
+        """Return the addresses of the servers that received a connection."""
         found = []
         for server in self.servers:
             try:
@@ -105,7 +105,7 @@ class Class:
         return found
 
     def told(self, source: str, mark: str) -> str:
-        """The submission with the names of this class in it."""
+        """Return the submission with this class's folder, port and seed filled in."""
         places = {
             "FOLDER": self.folder,
             "PORT": self.servers[0].getsockname()[1],
@@ -144,7 +144,7 @@ def test_what_bears_a_mark_would_be_seen(tmp_path) -> None:
 
 
 def words(report: GradeReport) -> str:
-    """Everything that a report says, without its clock, its path and the number in our marks: their digits are chance."""
+    """Return the texts of a report, without the time, the path and the process number, whose digits vary."""
     checks = [check for stage in report.stages for check in stage.checks]
     said = [[check.title, check.message, check.counterexample, str(check.misconception)] for check in checks]
     told = "\n".join([report.reason, report.label, *report.notes, *itertools.chain(*said)])
@@ -152,7 +152,7 @@ def words(report: GradeReport) -> str:
 
 
 def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float = SECONDS) -> GradeReport:
-    """Hand these in as one, see that nothing is left or hurt, that nothing hidden is told, and return the report."""
+    """Grade these submissions as one; check that nothing is left, harmed or revealed; return the report."""
     mark = f"mark-{os.getpid()}-{next(_marks)}"
     before, told = school.tree(), {name: school.told(HOSTILE[name], mark) for name in names}
     cells, exercise = together(told) if len(told) > 1 else ([*told.values()], EXERCISE)
@@ -174,10 +174,11 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALONE)
 def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, school, name) -> None:
     forges = KIND_OF[name] == "forging replies on the pipe"
-    soon = name in EARNED or (forges and name not in NOT_CONDEMNED)  # over by itself, on a busy machine late
+    soon = name in EARNED or (forges and name not in NOT_CONDEMNED)  # ends without a deadline
     report = judged(tmp_path, school, [name], 20 if soon else SECONDS)
     assert report.earned == EARNED.get(name, 0) and not report.ok
     if forges:
@@ -230,6 +231,7 @@ DOUBLED = Check("values", 5, "visible", "values", _double)
 ONE_CHECK = Exercise(id="90", slug="90_small", title="small", stages=(replace(DOUBLE, checks=(DOUBLED,)),))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALL_FILES)
 def test_a_file_earns_exactly_this_and_the_reason_is_told(tmp_path, monkeypatch, name) -> None:
     mark = f"file-{os.getpid()}-mark"
@@ -269,7 +271,7 @@ def test_what_an_answer_itself_takes_is_not_counted_twice() -> None:
 
 
 def test_a_peak_that_is_read_once_would_be_hidden_from(monkeypatch) -> None:
-    monkeypatch.setattr(process, "ROOM", 1 << 40)  # as if it were not read again with the answer
+    monkeypatch.setattr(process, "ROOM", 1 << 40)  # as if the peak were not read again with the answer
     with Session([measures.SUBMISSIONS["computes after it is done"]], ["double"], torch=False) as ours:
         measured = SandboxedSubject(ours, "double").measure(np.arange(5.0))
     assert np.array_equal(measured.answer, 2 * np.arange(5.0)) and measured.peak_bytes < 1 << 20

@@ -40,7 +40,7 @@ RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
 
 @pytest.fixture(scope="module")
 def handed_in():
-    """One session for all, as Triton's interpreter is slow to start: each submission has names of its own."""
+    """Yield one session with all submissions, renamed apart, because Triton's interpreter starts slowly."""
     first, sources = turn(), [*SUBMISSIONS.values(), RIGHT]
     cells = [own(source, number) for number, source in enumerate(sources)]
     functions = [f"double_{number}" for number in range(len(sources))]
@@ -50,7 +50,7 @@ def handed_in():
 
 
 def earned(session: Session, number: int, seconds: float) -> int:
-    """Return what the submission earns in a session with a clean record."""
+    """Return the points that the submission earns in a session with a clean record."""
     session.losses, session.condemned, session.seconds = 0, "", 60
     session.workers(1)
     session.seconds = seconds

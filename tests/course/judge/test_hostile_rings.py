@@ -27,7 +27,7 @@ from tests.course.judge.hostile.rings import SUBMISSIONS
 from tests.course.judge.hostile.small import own
 from tests.course.judge.small_contract import HINTS, RIGHT_RING, marked, mine, turn
 
-pytestmark = pytest.mark.needs_bwrap
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_bwrap]
 SECONDS = 1.5
 """For a call of those that never end; others have a minute."""
 
@@ -57,7 +57,7 @@ STAGE = Stage(
 
 
 class Rings:
-    """One session for all, as to start ranks with torch is slow: each submission has a function of its own."""
+    """One session with all submissions, each as another function, because ranks with torch start slowly."""
 
     def __init__(self) -> None:
         self.mark = f"ring-{os.getpid()}-"
@@ -108,14 +108,14 @@ def test_after_all_of_them_a_right_ring_earns_everything(handed_in) -> None:
 
 
 def test_a_wire_between_ranks_would_earn_everything() -> None:
-    """What leaves it in a global: seen with ranks that are threads of one process."""
+    """The submission that uses a global earns all points if the ranks are threads of one process."""
     namespace: dict = {}
     exec(SUBMISSIONS["keeps it in a global of the module"][0], namespace)
     assert run_stage(STAGE, InProcessSubject(STAGE, namespace), "all", seed=3).earned == STAGE.points
 
 
 class Rank:
-    """A worker as the network sees it, that runs in a thread of this process."""
+    """A stand-in for a worker, in a thread of this process, with the interface that the network uses."""
 
     send, read_available = WorkerProcess.send, WorkerProcess.read_available
 
@@ -167,7 +167,7 @@ def run(source: str) -> None:
     exec(source, namespace)
     ranks = [Rank(namespace), Rank(namespace)]
     try:
-        with mock.patch.object(sys, "argv", ["-", "worker", "-", "torch"]):  # what a worker is started with
+        with mock.patch.object(sys, "argv", ["-", "worker", "-", "torch"]):  # a worker's arguments
             network.Network(ranks, 1, Deadline(60)).run("ring_sum", [(torch.zeros(4, 8),)] * 2, {})
     finally:
         for rank in ranks:

@@ -1,4 +1,4 @@
-"""What code in a worker can reach of the machine around it: tried from inside, one way after the other."""
+"""The parts of the machine that code in a worker can reach, tried from inside, one way after the other."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def look(forked):
 
 
 def refused(numbers: dict[str, int], answers: list) -> set[str]:
-    """The names of the calls that were refused, and did nothing."""
+    """Return the names of the system calls that were refused and had no effect."""
     names = {number: name for name, number in numbers.items()}
     return {names[number] for number, answer, error in answers if (answer, error) == (-1, errno.EPERM)}
 
@@ -167,7 +167,7 @@ def test_without_the_filter_some_would_get_through(monkeypatch) -> None:
 
 @filtered
 def test_nobody_is_woken_at_a_file_that_others_map_too(look) -> None:
-    """How many waited there would be a message; waiting alone, as for a thread's end, says nothing."""
+    """Wakes on shared files are refused, as the number of waiters would be a message; waiting is allowed."""
     errors = look("futexes", seccomp._FUTEX[platform.machine()])
     assert errors[:5] == [errno.EPERM] * 5 and errno.EPERM not in errors[5:]
 
@@ -196,7 +196,7 @@ def test_descriptors_lead_to_the_judges_socket_and_nowhere_else(look) -> None:
 
 def test_the_other_processes_inside_show_nothing(look, forked) -> None:
     assert look("of_others") == []
-    if not forked:  # bubblewrap's own process: without root it has the worker's uid
+    if not forked:  # the process of bubblewrap has the worker's uid without root
         assert look("first_process") == []
 
 

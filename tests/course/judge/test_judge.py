@@ -119,7 +119,8 @@ def test_calls_measure_memory_and_keep_arguments_apart() -> None:
         for mib in (64, 8, 32):
             measured = subject.measure(x, n=mib)
             assert measured.answer == mib * 2.0**17
-            # The kernel counts pages by processor, and adds up what differs by less than some hundreds of KiB later.
+            # The kernel counts pages per processor, and adds differences below some hundreds of KiB only
+            # later.
             assert mib - 2 <= measured.peak_bytes / 2**20 <= mib + 2
         assert x.tolist() == [0, 0, 0]
 

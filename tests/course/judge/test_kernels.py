@@ -1,4 +1,4 @@
-"""Submissions with Triton kernels: run in the interpreter, in the sandbox, with what they read and wrote."""
+"""Submissions with Triton kernels run in the interpreter inside the sandbox; reads and writes are recorded."""
 
 from __future__ import annotations
 

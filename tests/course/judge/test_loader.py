@@ -1,4 +1,4 @@
-"""Of a notebook's code runs what defines the functions to be graded, and what sets them up; experiments cost nothing but time."""
+"""The loader runs the code that defines the graded functions and their setup; experiments lose no points."""
 
 from __future__ import annotations
 

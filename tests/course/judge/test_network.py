@@ -124,20 +124,20 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def session():
-    """Workers that have loaded the programs above."""
+    """Yield a session whose workers have loaded the programs above."""
     with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
         yield session
 
 
 @pytest.fixture(autouse=True)
 def forgiven(session) -> None:
-    """Every test begins with a clean record; the workers stay, as starting torch is slow."""
+    """Give every test a clean record, but the same workers, because torch starts slowly."""
     session.losses, session.overdue, session.condemned, session.seconds = 0, 0, "", 60
 
 
 @pytest.fixture
 def patient(monkeypatch) -> None:
-    """A machine that stands still for a while ends no rank that could have gone on."""
+    """Let ranks wait a minute for each other, so that a stalled machine ends none that could have gone on."""
     monkeypatch.setattr(network, "ABORT_S", 60.0)
 
 
@@ -182,7 +182,7 @@ def test_the_outcome_equals_the_virtual_clusters(session, name, count, P) -> Non
 @pytest.mark.parametrize("P", [1, 2, 5])
 @pytest.mark.parametrize("name", ["overlapped", "shifts_late", "uneven"])
 def test_the_virtual_clock_is_the_virtual_clusters(session, name, P) -> None:
-    """Same computations, same exchanges, same times on every rank, however fast the workers really are."""
+    """The judge and the virtual cluster record equal events and times on every rank, whatever the real speed."""
     arguments = [shards(P, 1, 2, 5, 4) for _ in range(2)]
     judged = SandboxedSubject(session, name).run_ring(P, *arguments)
     function = here(name)
@@ -280,7 +280,7 @@ def test_the_peak_is_the_systems_and_begins_anew_with_each_run(session) -> None:
     for mib in (64, 16, 48):
         outcome = subject.run_ring(2, shards(2, 4), [mib, 1])
         assert outcome.results == [mib * 2.0**18, 2.0**18]
-        assert mib - 2 <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6  # pages are counted by processor
+        assert mib - 2 <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6  # counted per processor
         assert outcome.memory[1].peak_bytes / 2**20 <= 7
 
 
@@ -308,7 +308,7 @@ def test_a_ring_exercise_is_graded(tmp_path) -> None:
 
 
 def test_ranks_that_are_broken_off_take_the_next_call(session, patient) -> None:
-    """Some had posted what they were not told about any more, and were ended with all others for waiting for it."""
+    """Workers survive a run that is broken off, even if some of them have posted exchanges without an answer."""
     before = [worker.pid for worker in session.workers(4)]
     shapes = [torch.zeros(8), torch.zeros(8), torch.zeros(4), torch.zeros(8)]
     with pytest.raises(Crashed, match="MismatchError"):

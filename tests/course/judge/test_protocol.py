@@ -102,7 +102,7 @@ def test_random_bytes_are_refused_or_wait_for_more(data) -> None:
         frames = reader.feed(data)
     except ProtocolError:
         with pytest.raises(ProtocolError):
-            reader.feed(flat(Frame("result")))  # what was broken once stays broken
+            reader.feed(flat(Frame("result")))  # a broken stream stays broken
     else:
         assert not frames and (reader.unparsed or not data)
 
@@ -115,7 +115,7 @@ def test_damaged_frames_never_crash(value, rng: random.Random, damages) -> None:
         data[rng.randrange(4, len(data))] = rng.randrange(256)
     try:
         for frame in FrameReader().feed(data):
-            pack(frame)  # whatever got through is an ordinary value
+            pack(frame)  # every accepted frame has an ordinary value
     except ProtocolError:
         pass
 
@@ -248,7 +248,7 @@ def test_what_a_notebook_takes_for_a_number_or_a_set_the_judge_takes_for_one(ans
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int16, torch.uint16])
 def test_messages_may_hold_what_is_no_answer(dtype) -> None:
-    """K and V as the two parts of complex numbers, bfloat16 as the int16 that it is: the same bytes."""
+    """Messages may have dtypes that answers may not, such as complex numbers, or int16 in place of bfloat16."""
     sent = torch.arange(6).view(2, 3).to(dtype)
     (frame,) = FrameReader().feed(flat(Frame("exchange", {}, (sent,))))
     assert same(frame.value, (sent,))
@@ -291,7 +291,7 @@ def test_what_was_received_may_be_written() -> None:
 
 
 def test_an_empty_tensor_does_not_lie_where_another_one_begins() -> None:
-    """Triton's interpreter knows tensors by their addresses; sharing one, the second would be taken for the first."""
+    """Tensors of a frame have different addresses, since Triton's interpreter identifies tensors by address."""
     sent = (torch.zeros(1, 0, 4), torch.ones(4), torch.zeros(0, dtype=torch.bfloat16), torch.ones(2))
     frames = FrameReader(from_judge=True).feed(b"".join(bytes(p) for p in pack(Frame("call", {}, sent))))
     got = frames[0].value

@@ -1,6 +1,6 @@
-"""A notebook is read within bounds, whatever it holds, and earns the same whichever program has saved it.
+"""A notebook is read within bounds, whatever it contains, and earns the same whichever program has saved it.
 
-Whatever 32 MiB of JSON hold, reading them takes seconds and less than a gigabyte: both ended by the kernel.
+Reading 32 MiB of any JSON takes seconds and less than a gigabyte; the kernel ends a reader that takes more.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def filled(unit: bytes, count: int = N, head: bytes = HEAD, tail: bytes = b"0]}"
     return head + unit * min(count, (N - len(head) - len(tail)) // len(unit)) + tail
 
 
-# What the reader must not even begin to take apart: the parsed file would be fifty times as large.
+# Files that the reader must refuse before it parses them: parsed, they would be fifty times as large.
 TOO_MANY = {
     "brackets": lambda: b'{"cells":' + b"[" * N,
     "empty lists": lambda: filled(b"[],"),
@@ -155,7 +155,7 @@ TOO_MANY = {
     "lines of code": lambda: filled(b'"",', head=b'{"nbformat":4,"cells":[{"source":[', tail=b'""]}]}'),
     "a format of numbers": lambda: filled(b"1,", head=b'{"cells":[],"nbformat":['),
 }
-# The most that passes the counts, of each kind.
+# For each kind, the largest file that passes the counts.
 JUST_SO = {
     "objects of one": lambda: filled(b'{"":0},', 400_000),
     "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b",", 500),
@@ -245,7 +245,7 @@ def as_format_4_0(notebook: Notebook) -> None:
 
 
 def as_colab(notebook: Notebook) -> None:
-    """Colab keeps a cell's metadata, and adds its own."""
+    """Change a notebook as Colab does, which keeps the metadata of cells and adds more."""
     notebook["metadata"] = {
         "colab": {"provenance": [], "toc_visible": True},
         "kernelspec": {"name": "python3", "display_name": "Python 3"},
@@ -277,7 +277,7 @@ def with_windows_ends(notebook: Notebook) -> None:
 
 
 def with_helper_cells(notebook: Notebook) -> None:
-    """Cells of the learner's own before and after every cell: magics, tries, notes."""
+    """Add a learner's own cells before and after every cell: magics, experiments, notes."""
     cells = []
     for cell in notebook["cells"]:
         own = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": 7}
@@ -291,7 +291,7 @@ def with_helper_cells(notebook: Notebook) -> None:
 
 
 def in_one_cell_each(notebook: Notebook) -> None:
-    """Every function in a cell of its own without a mark, and the marked cells call them by a class over cells."""
+    """Move every function to an unmarked cell, and let the marked cells call it by a class over cells."""
     cells = []
     for cell in notebook["cells"]:
         source = text(cell)
@@ -342,7 +342,7 @@ def handed_in(folder: Path, name: str, notebook: Notebook, mark: bool = False) -
 
 
 def earned(exercise: str, submission: Submission) -> dict[str, int]:
-    """Return what a submission earns in the visible checks, by stage."""
+    """Return the points that a submission earns in the visible checks, by stage."""
     stages = load_exercise(exercise).stages
     names = [name for stage in stages for name in (stage.function, *stage.helpers)]
     space, _ = load(submission.code, names)
@@ -363,5 +363,5 @@ def test_a_notebook_that_is_saved_by_another_program_earns_what_it_earned(tmp_pa
         change(changed)
         after = handed_in(tmp_path, name, changed, mark=kind == "a mark of byte order")
         assert (after.exercise or exercise_of(tmp_path / name)) == exercise, kind
-        if after.code != before.code:  # the same code earns the same
+        if after.code != before.code:  # equal code earns equal points
             assert earned(exercise, after) == visible_points(exercise), kind

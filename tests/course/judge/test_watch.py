@@ -1,6 +1,6 @@
-"""What limits for one process do not bound: the sum over ranks and children, and children that nobody's group holds.
+"""The judge's watch over sums over ranks and children, and children in no group, which limits per process miss.
 
-Exercises under the judge: what only a judge can see who is the network, and who reads memory from outside.
+Exercises are graded, too, for faults that only the judge sees, because it is the network and reads memory.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_what_is_ended_and_what_is_not(tmp_path) -> None:
     try:
         while not (below := descendants(root.pid)):
             time.sleep(0.01)
-        alone = held([root.pid])[0]  # first: it may still grow
+        alone = held([root.pid])[0]  # measured first, as it may still grow
         size, tasks = held([root.pid, *below])
         assert tasks >= 2 and size > alone > 1 << 20
         end_all(root.pid, b"a mark of its own 1")
@@ -236,7 +236,7 @@ pytestmark = pytest.mark.needs_bwrap
 
 
 def failing(stage_id: str, cells: str) -> dict[str, str | None]:
-    """Return the checks of a stage that the judge finds failing, with the mistake that each names."""
+    """Return the failing checks of a stage under the judge, each with the mistake that it names."""
     stage = load_stage(stage_id)
     names = [stage.function, *stage.helpers]
     with Session([cells], names, torch=True, seconds=120, total_seconds=1200) as session:
@@ -249,14 +249,16 @@ def source(name: str) -> str:
     return submission(name).source
 
 
+@pytest.mark.thorough
 def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None:
-    """Through .data nothing is noted, and a judge that takes messages at once would hand on what was right."""
+    """A change through .data leaves no trace in torch, but is seen if the judge takes the message late."""
     cleared = source("06/wrong_overlap_writes_what_is_sent").replace("piece[0].zero_", "piece[0].data.zero_")
     assert failing("06.overlap", cleared) == {"any_network": "writes_what_is_sent"}
 
 
+@pytest.mark.thorough
 def test_computing_in_name_alone_hides_no_hop() -> None:
-    """A ring that tells of a computation and does the work elsewhere: the processor's time says where it was done."""
+    """Processor time shows if a ring reports an empty computation and does the work elsewhere."""
     told = source("06/right_plain").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
     told = told.replace('ring.compute("last", attend, ', "told(ring, ")
     assert told.count("told(ring, ") == 2
@@ -265,6 +267,7 @@ def test_computing_in_name_alone_hides_no_hop() -> None:
     assert failing("06.overlap", told + computed) == {"order": unseen, "eight_ranks": unseen}
 
 
+@pytest.mark.thorough
 def test_computing_in_name_alone_is_found_in_the_other_rings_too() -> None:
     for stage, name, label, attend, checks in (
         ("11.uneven", "11/right_solution", 'f"attend {step}"', "attend", {"order"}),

@@ -16,7 +16,7 @@ from ringlab.plain_ring import attend
 
 
 def right(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring that is slow and right."""
+    """A ring that is right but slow."""
     return attend(ring, q, k, v, causal=causal, positions=positions)
 
 
@@ -26,7 +26,7 @@ def wrong(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, position
 
 
 def dies(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
-    """A ring in which rank 1 is gone before anything is sent."""
+    """A ring in which rank 1 exits before anything is sent."""
     if ring.rank == 1:
         os._exit(3)
     return ring.shift(q)
@@ -47,14 +47,14 @@ def leader_killed(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
 
 
 def hangs(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
-    """A ring in which rank 2 comes to no end, and sends nothing."""
+    """A ring in which rank 2 never ends, and sends nothing."""
     while ring.rank == 2:
         time.sleep(0.1)
     return ring.shift(q)
 
 
 def killed_beside_a_hang(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
-    """A ring in which rank 1 is killed while rank 0 waits for rank 2, which comes to no end: no signal reaches rank 0's wait."""
+    """A ring in which rank 1 is killed while rank 0 waits, deaf to signals, for rank 2, which never ends."""
     if ring.rank == 0:
         ring.comm.exchange(receive=(torch.empty(1),), source=2, tag="never").wait()
     time.sleep(2.0)
@@ -69,7 +69,7 @@ CALLS: Counter[int] = Counter()
 
 
 def first_call_only(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring in its first call, and zeros from then on."""
+    """A ring that is right in its first call, and returns zeros from then on."""
     CALLS[ring.rank] += 1
     if CALLS[ring.rank] == 1:
         return attend(ring, q, k, v, causal=causal, positions=positions)
@@ -84,7 +84,7 @@ def one_call_wrong(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool,
 
 
 class _Remembered(torch.autograd.Function):
-    """What the first call gave, for every call."""
+    """The result of the first call, returned for every call."""
 
     kept: ClassVar[dict[int, dict[str, Any]]] = {}
 
@@ -106,21 +106,21 @@ class _Remembered(torch.autograd.Function):
 
 
 def remembers(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring whose results are remembered, whatever comes next."""
+    """A ring that returns its first results again, whatever the inputs of later calls are."""
     return _Remembered.apply(
         q, k, v, ring.rank, lambda *x: attend(ring, *x, causal=causal, positions=positions)[0]
     )
 
 
 def no_gradient_no_work(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring where gradients are wanted, zeros where none are."""
+    """A ring that computes only if gradients are wanted, and otherwise returns zeros."""
     if not q.requires_grad:
         return torch.zeros_like(q)
     return attend(ring, q, k, v, causal=causal, positions=positions)
 
 
 class Later(Tensor):
-    """A tensor of a class of its own, which might compute when somebody looks."""
+    """A subclass of tensor that might compute only when its values are read."""
 
 
 def computes_later(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
@@ -130,7 +130,7 @@ def computes_later(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool,
 
 
 def out_of_memory(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring that rank 1 has no memory for once forward has been timed."""
+    """A ring in which rank 1 runs out of memory after the forward has been timed."""
     if q.requires_grad and ring.rank == 1:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
     return attend(ring, q, k, v, causal=causal, positions=positions)

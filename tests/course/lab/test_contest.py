@@ -1,4 +1,4 @@
-"""The gate of the contest: what every call returned is looked at, and no two calls have the same inputs."""
+"""The gate of the contest checks the result of every call, and gives no two calls the same inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def contest(name: str, rounds: int = 2) -> list[dict[str, Any]]:
-    """The contest of an entrant on two virtual ranks, as rank 0 tells it."""
+    """Return rank 0's results of the contest with this entrant on two virtual ranks."""
     entrants.CALLS.clear()
     entrants._Remembered.kept.clear()
     settings = l3.L3(f"tests.course.lab.entrants:{name}", S=32, H=2, D=8, rounds=rounds)

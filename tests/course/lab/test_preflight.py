@@ -1,4 +1,4 @@
-"""What preflight looks at, each with the fault that it must find; told alike on every rank."""
+"""Each check of preflight finds the fault made for it, and every rank reports the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def healthy(P: int = 4) -> list[dict[str, Any]]:
-    """Facts of ranks on two machines with GPUs, as they should be."""
+    """Return the facts of ranks on two healthy machines with GPUs."""
     return [
         {
             "rank": rank, "host": f"node{rank // 2}", "kind": "cuda", "device": "a GPU", "id": f"GPU-{rank}",

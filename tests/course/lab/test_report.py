@@ -1,4 +1,4 @@
-"""The page of results: places by score among those that are right, hostile files, nothing from elsewhere."""
+"""The page of results ranks correct entrants by score, survives hostile files, and loads nothing."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_where_nothing_can_be_shown_the_files_are_named() -> None:
 
 
 def change(path: str, value: Any) -> dict[str, Any]:
-    """A result in which one thing is something else; `path` with dots."""
+    """Return a result with one value changed; `path` is its keys joined by dots."""
     made = copy.deepcopy(result("a:odd", contest({"ringlab": 1.0, "a:odd": 2.0})))
     *way, last = path.split(".")
     at: Any = made

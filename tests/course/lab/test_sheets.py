@@ -1,4 +1,4 @@
-"""The run sheets: every command can be typed, the scripts start what they say, recorded runs are there."""
+"""Every command of the run sheets can be typed, the scripts start these commands, and recorded runs exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES = [
 
 
 def read_by_the_command_line(words: list[str]) -> None:
-    """Have typer read the words behind `ringlab`. Raises: what it says of a wrong one."""
+    """Let typer parse the words after `ringlab`. Raises: typer's error for a wrong word."""
     command: Any = typer.main.get_command(app)
     arguments = words[words.index("ringlab") + 1 :]
     while hasattr(command, "get_command"):
@@ -53,7 +53,7 @@ def test_a_wrong_line_would_be_found() -> None:
 
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, str]:
-    """srun, scontrol, torchrun and ssh that write down how they were called."""
+    """Make stand-ins for srun, scontrol, torchrun and ssh that record how they were called."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, body in {

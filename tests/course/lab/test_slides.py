@@ -1,4 +1,4 @@
-"""The run sheets as slides: every section and every block is on one, and none is cut."""
+"""The slides of the run sheets contain every section and every block, and no slide is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled program sends, read off its text: loops, branches, other collectives, messages to oneself."""
+"""The messages of a compiled program, read from its text: loops, branches, collectives, messages to oneself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a class hands in: released notebooks, filled in rightly, wrongly, with malice or with missing cells.
+"""The submissions of a class: released notebooks, filled in rightly, wrongly, with malice or with missing cells.
 
-nbgrader's formgrader, served on this machine only with a token, on a course folder.
+The file also serves nbgrader's formgrader for a course folder, on this machine only and with a token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Act = Callable[[Notebook, Path], None]
 
 
 def hand_in(course: Path, learner: str, act: Act, stamp: str = "2026-11-20 12:00:00 UTC") -> Path:
-    """Write what `act` makes of the released notebook into nbgrader's submitted/; return its path."""
+    """Apply `act` to the released notebook, write the result into nbgrader's submitted/, return its path."""
     notebook = json.loads((course / "release" / SLUG / f"{SLUG}.ipynb").read_text())
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -62,7 +62,7 @@ def right(notebook: Notebook, course: Path) -> None:
 
 
 def wrong(notebook: Notebook, course: Path) -> None:
-    """Right, but for `merge`; and pleased with itself in its outputs."""
+    """Fill in everything rightly except `merge`, with outputs that claim success."""
     right(notebook, course)
     for cell in notebook["cells"]:
         if cell["metadata"].get("grade") == "02.merge":
@@ -73,11 +73,11 @@ def wrong(notebook: Notebook, course: Path) -> None:
 
 
 def untouched(notebook: Notebook, course: Path) -> None:
-    """As it was released."""
+    """Leave the notebook as it was released."""
 
 
 def hostile(notebook: Notebook, course: Path) -> None:
-    """Overwrites the checks in their own cells, rewrites the gradebook, and writes to the instructor's browser."""
+    """Overwrite the checks in their cells, rewrite the gradebook, and inject HTML for the instructor."""
     book = course / "gradebook.db"
     attack = (
         "import ringlab_course, ringlab_course.checking.reports, builtins\n"
@@ -102,7 +102,7 @@ def hostile(notebook: Notebook, course: Path) -> None:
 
 
 def missing(notebook: Notebook, course: Path) -> None:
-    """Every cell that holds points is gone, and the second stage."""
+    """Remove every cell with points, and the second stage."""
     right(notebook, course)
     notebook["cells"] = [
         c
@@ -112,7 +112,7 @@ def missing(notebook: Notebook, course: Path) -> None:
 
 
 def rewritten(notebook: Notebook, course: Path) -> None:
-    """Metadata that stop nbgrader's own reading, ask for more points, or claim another exercise."""
+    """Write metadata that break nbgrader's own reading, ask for more points, or claim another exercise."""
     right(notebook, course)
     notebook["metadata"]["ringlab"] = {"exercise": "00"}
     for number, cell in enumerate(notebook["cells"]):
@@ -133,7 +133,7 @@ def broken(course: Path, learner: str = "broken") -> Path:
 
 
 def linked(course: Path, learner: str = "linked") -> Path:
-    """Somebody else's notebook, by a link."""
+    """Replace the notebook by a link to another learner's."""
     path = hand_in(course, learner, untouched)
     path.unlink()
     os.symlink(course / "submitted" / "right" / SLUG / path.name, path)
@@ -151,7 +151,7 @@ ACTS: dict[str, Act] = {
 
 
 def a_class(course: Path) -> dict[str, Path]:
-    """Hand in everything; return the notebooks by learner."""
+    """Hand in a notebook of every kind; return the paths by learner."""
     paths = {learner: hand_in(course, learner, act) for learner, act in ACTS.items()}
     return paths | {"broken": broken(course), "linked": linked(course)}
 

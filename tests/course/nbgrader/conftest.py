@@ -1,4 +1,4 @@
-"""nbgrader writes into this process's environment, and leaves it there."""
+"""Fixtures that undo the changes that nbgrader makes to this process's environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_restored() -> Iterator[None]:
-    """Start as in an activated environment; give the next tests, notebooks among them, the environment as it was."""
+    """Begin each test as in an activated environment, and restore the environment for the next tests."""
     before = dict(os.environ)
     # nbgrader starts `alembic` by its bare name.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before.get('PATH', '')}"

@@ -1,4 +1,4 @@
-"""`ringlab nbgrader` writes what it says, overwrites nobody's work, and names the extra where it is missing."""
+"""`ringlab nbgrader` writes the files it announces, overwrites no work, and names the extra if it is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nbgrader were there; neither command uses it."""
+    """Pretend that nbgrader is installed, since neither command uses it."""
     monkeypatch.setattr("ringlab_course.nbgrader.require_nbgrader", lambda: None)
 
 
@@ -87,7 +87,7 @@ def test_without_nbgrader_the_extra_is_named(tmp_path: Path, monkeypatch: pytest
 def test_a_check_that_nbgrader_runs_itself_raises_as_silence_is_full_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the settings were forgotten, everybody has zero and the feedback says why."""
+    """Without the settings everybody gets zero points and the reason, since a silent check gets full marks."""
     monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
     with pytest.raises(CourseError, match="ringlab nbgrader config"):
         check("02.merge", {})
@@ -111,7 +111,7 @@ def test_what_the_manual_says_to_type_can_be_typed(tmp_path: Path, monkeypatch: 
 
 
 def test_nothing_but_the_converters_imports_nbgrader() -> None:
-    """Not even the commands: a learner's install has none of it."""
+    """The commands do not import nbgrader either, because a learner's install does not have it."""
     program = (
         "import sys; sys.modules['nbgrader'] = sys.modules['nbconvert'] = sys.modules['sqlalchemy'] = None\n"
         "import ringlab.cli, ringlab_course.nbgrader.course, ringlab_course.nbgrader.submitted, ringlab_course.nbgrader.submitted"

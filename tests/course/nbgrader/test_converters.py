@@ -1,4 +1,4 @@
-"""nbgrader's converters with ours in them, in this process; the judge is a stand-in that says what a test wants."""
+"""nbgrader's converters with ours, in this process; the judge is a stand-in that gives the report a test chooses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORGED = "<script>alert('&')</script>"
 
 
 def a_report(earned: dict[str, int], **fields: Any) -> GradeReport:
-    """Return a report with one check a stage that holds, for what was earned, and one that does not."""
+    """Return a report with two checks per stage: one that holds, for the points earned, and one that fails."""
     exercise = load_exercise("02")
     stages = []
     for stage in exercise.stages:
@@ -40,7 +40,7 @@ def a_report(earned: dict[str, int], **fields: Any) -> GradeReport:
 
 
 def own_cells(cells: list[dict[str, Any]]) -> None:
-    """An instructor doubles a stage's points, adds a test of their own, and a question to answer in words."""
+    """Double a stage's points and add a test and a question to answer in words, as an instructor might."""
     for cell in cells:
         if cell["metadata"].get("nbgrader", {}).get("grade_id") == "02-update-check":
             cell["metadata"]["nbgrader"]["points"] = 16
@@ -95,7 +95,7 @@ class Folder:
         return {c.metadata["nbgrader"]["grade_id"]: c for c in found if "nbgrader" in c.metadata}
 
     def said(self, learner: str) -> str:
-        """Return what the first stage's cell says."""
+        """Return the output of the first stage's cell."""
         [output] = self.cells(learner)["02-merge-check"].outputs
         return str(output.data["text/html"])
 
@@ -109,7 +109,7 @@ REPORTS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """A folder in which three learners were graded by REPORTS."""
+    """Yield a course folder in which three learners were graded with REPORTS."""
     made = Folder(tmp_path_factory.mktemp("course"))
     paths = {hand_in(made.root, learner, answered): learner for learner in REPORTS}
 
@@ -145,7 +145,7 @@ def test_points_that_an_instructor_changed_are_kept_in_proportion(folder: Folder
 
 
 def test_cells_of_the_instructors_own_are_graded_by_a_person(folder: Folder) -> None:
-    """nbgrader would give full marks to a test that has no output, and nothing is run here."""
+    """A person grades the instructor's cells, as no code runs here and nbgrader gives silent tests full marks."""
     grades, cells = folder.grades("ada"), folder.cells("ada")
     assert grades["own"] == (0, True) and grades["essay"] == (None, True)
     assert cells["essay"].source == f"```text\nBecause. {FORGED}\n```"

@@ -1,4 +1,4 @@
-"""A class goes through nbgrader's own commands: what the judge says is what its gradebook, feedback and CSV say."""
+"""After nbgrader's own commands, its gradebook, feedback and CSV of a class all show the judge's verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringlab.cli import app
 from ringlab_course.judge import grade
 from tests.course.nbgrader.a_class import MARKER, SLUG, a_class
 
-pytestmark = [pytest.mark.needs_nbgrader, pytest.mark.needs_bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.thorough, pytest.mark.needs_nbgrader, pytest.mark.needs_bwrap, pytest.mark.slow]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def test_every_graded_cell_is_there_once_as_released_and_has_an_output(course: C
 
 
 def test_what_was_handed_in_stays_as_it_was(course: Course) -> None:
-    """And a second run grades only what came since, unless it is forced."""
+    """Submitted notebooks are not changed, and a second run grades only new ones unless it is forced."""
     before = {learner: _digest(path) for learner, path in course.paths.items()}
     said = course.nbgrader("autograde", SLUG)
     assert said.count("Skipping existing assignment") == len(course.paths)

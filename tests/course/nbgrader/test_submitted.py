@@ -1,4 +1,4 @@
-"""A submission as nbgrader reads it: the learner's text, ours in all else; without nbgrader."""
+"""A submission as nbgrader reads it has the learner's code, and the released text in all other cells."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ids(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def test_the_names_are_those_of_the_built_exercises() -> None:
-    """nbgrader's cells are found by names that the builder gives them."""
+    """nbgrader's cells are found by the names that the builder gives to the cells."""
     for exercise in map(load_exercise, exercise_ids()):
         built = nbformat.read(CHECKOUT / "exercises" / f"{exercise.slug}.ipynb", as_version=4)
         marks = [c.metadata["nbgrader"] for c in built.cells if "nbgrader" in c.metadata]
@@ -55,7 +55,7 @@ def test_the_names_are_those_of_the_built_exercises() -> None:
 
 
 def test_every_solution_stands_between_nbgraders_marks() -> None:
-    """Else nbgrader would clear a whole cell, its signature too, or refuse the assignment."""
+    """Every solution is between nbgrader's marks; otherwise nbgrader clears the whole cell, or refuses it."""
     for target in targets(CHECKOUT, tuple(f"solutions/{number}" for number in exercise_ids())):
         if target.kind != "solution":
             continue

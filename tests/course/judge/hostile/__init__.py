@@ -1,4 +1,4 @@
-"""Submissions that try to get points, or to do harm, by other means than a right answer: kind → name → source."""
+"""Submissions that cheat for points, or try to do harm, by kind and name."""
 
 from __future__ import annotations
 

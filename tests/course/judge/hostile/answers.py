@@ -1,8 +1,8 @@
-"""Submissions whose answers are strange objects: arrays that lie, pickles, numbers that are none.
+"""Submissions whose answers are strange objects: false arrays, pickles, and objects that pose as numbers.
 
-Submissions that are strange and right: what they earn shows that the judge refuses no more than it must.
+Some submissions are strange but right: their points show that the judge refuses no more than it must.
 
-Submissions whose answers are tensors that are no plain arrays of numbers, or that change torch itself.
+Other submissions answer with tensors that are no plain arrays of numbers, or change torch itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Submissions that never answer: they leave, crash, loop, or strike while they are loaded.
+"""Submissions that never answer, because they exit, crash, loop, or attack while they are loaded.
 
-Submissions that behave at first, or leave something behind in their worker, to strike in a later call.
+Other submissions behave at first, or leave something behind in their worker, and attack in a later call.
 """
 
 from __future__ import annotations

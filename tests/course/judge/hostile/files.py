@@ -1,4 +1,4 @@
-"""Notebook files that are no notebooks, or no longer the ones that were handed out: kind → name → what is to come of it."""
+"""Notebook files that are no notebooks, or have been changed, by kind and name, with the result to expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BIG = 31 << 20
 
 @dataclass(frozen=True)
 class File:
-    """How to make the file, the points that it earns out of five, and a part of what is told."""
+    """A way to make a file, the points that it earns out of five, and a part of the message about it."""
 
     make: Callable[[Path], Any]
     earned: int
@@ -36,17 +36,17 @@ def document(*cells: Any, **more: Any) -> dict[str, Any]:
 
 
 def of(*cells: Any, earned: int = 5, told: str = "", **more: Any) -> File:
-    """A notebook of these cells."""
+    """Return the `File` of a notebook with these cells."""
     return raw(json.dumps(document(*cells, **more)).encode(), earned, told)
 
 
 def raw(data: bytes, earned: int = 0, told: str = "") -> File:
-    """A file of these bytes."""
+    """Return the `File` with these bytes."""
     return File(lambda path: path.write_bytes(data), earned, told)
 
 
 def large(data: Callable[[], bytes], earned: int = 0, told: str = "") -> File:
-    """A file of many megabytes, made only when it is written: a test run keeps none of them."""
+    """Return a `File` of many megabytes, which are made only when it is written, to keep none in memory."""
     return File(lambda path: path.write_bytes(data()), earned, told)
 
 
@@ -69,7 +69,7 @@ def _link_to_a_pipe(path: Path) -> None:
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         here = os.getcwd()
-        os.chdir(path.parent)  # a socket's path is short
+        os.chdir(path.parent)  # the path of a socket must be short
         try:
             server.bind(path.name)
         finally:
@@ -207,7 +207,7 @@ FILES: dict[str, dict[str, File]] = {
             code("FOUR = !echo 4", None),
             code("def double(x):\n    return x * FOUR / 2"),
             earned=0,
-            told="ValueError",  # it is an empty list here
+            told="ValueError",  # FOUR is an empty list here
         ),
         "times itself": of(code("%%time\n" + RIGHT)),
         "has a command in the middle": of(code(RIGHT + "!touch @MARK@\n")),

@@ -1,7 +1,7 @@
-"""Submissions with Triton kernels that reach outside of their tensors, never end, or write down what never happened.
+"""Submissions with Triton kernels that reach outside of their tensors, never end, or record accesses never made.
 
-`test_hostile_kernels` asks for the double of a tensor, two points, and three more where a kernel read every
-element once, by the worker's own word.
+`test_hostile_kernels` gives two points for the double of a tensor, and three more if the worker reports that
+a kernel read every element once.
 """
 
 from __future__ import annotations

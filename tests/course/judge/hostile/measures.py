@@ -1,4 +1,4 @@
-"""Submissions that hide the memory that they use from whoever measures it: each fills 64 MiB."""
+"""Submissions that fill 64 MiB each and try to hide this from the judge's measurement."""
 
 from __future__ import annotations
 

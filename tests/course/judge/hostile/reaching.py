@@ -1,7 +1,8 @@
-"""Submissions that reach for what is not theirs. One that gets hold of it answers right, so points are proof.
+"""Submissions that reach for other people's files, servers and seeds, and answer right only if they succeed.
 
-The test that hands them in names the places: @FOLDER@ holds a gradebook, another's notebook and a socket,
-@PORT@ is a server's on this machine, @MARK@ is a name that nothing else has, @SEED@ the seed of the probes.
+The test that hands them in fills in the places: @FOLDER@ contains a gradebook, another learner's notebook and
+a socket, @PORT@ belongs to a server on this machine, @MARK@ is a unique name, and @SEED@ is the seed of the
+probes.
 """
 
 from __future__ import annotations

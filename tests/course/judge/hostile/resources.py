@@ -1,4 +1,4 @@
-"""Submissions that want more than their share: processes, memory, disk, output; or strike at others' processes."""
+"""Submissions that take too many processes or too much memory, disk or output, or attack other processes."""
 
 from __future__ import annotations
 

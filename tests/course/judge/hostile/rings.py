@@ -1,7 +1,7 @@
-"""Submissions for a ring exercise of two ranks that get at each other's data, or at the judge, past the ring.
+"""Submissions for a ring exercise of two ranks that reach the other rank's data, or the judge, past the ring.
 
-`test_hostile_rings` asks for the sum of both ranks' tensors: two points for the values, three more where one
-exchange with the next rank brought them. Whoever gets the values by a wire of its own earns two.
+`test_hostile_rings` gives two points for the sum of both ranks' tensors, and three more if one exchange with
+the next rank brought the values. A submission that gets the values by another way earns two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The contract that hostile functions are handed in for: every check calls three times, on numbers that go up.
+"""The contract of the hostile functions, whose checks make three calls each with increasing sizes.
 
-What several hostile submissions begin with.
+The file also has code with which several hostile submissions begin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _hidden(subject, rng) -> None:
 
 
 class _Tensors:
-    """A subject that is asked with tensors, where a check asks with arrays."""
+    """A subject that turns the arrays of a check into tensors before it calls the submission."""
 
     def __init__(self, subject) -> None:
         self.subject = subject
@@ -49,7 +49,7 @@ def _with_tensors(check):
 
 
 def stage(name: str, torch: bool = False) -> Stage:
-    """Return a stage that asks `name` for the double of its argument, an array or a tensor."""
+    """Return a stage in which the function `name` must double its argument, an array or a tensor."""
     seen, hidden = (_with_tensors(check) if torch else check for check in (_visible, _hidden))
     checks = (
         Check("seen", 2, "visible", "what a notebook shows", seen),
@@ -62,9 +62,9 @@ EXERCISE = Exercise(id="90", slug="90_hostile", title="hostile", stages=(stage("
 
 
 def together(sources: Mapping[str, str]) -> tuple[list[str], Exercise]:
-    """Return the cells of one notebook that holds all `sources`, and the exercise with a stage for each, in order.
+    """Return the cells of one notebook with all `sources`, and an exercise with a stage for each, in order.
 
-    For those that leave each other alone.
+    The sources must not disturb each other.
     """
     cells = [own(source, number) for number, source in enumerate(sources.values())]
     tensors = any("import torch" in cell for cell in cells)
@@ -73,7 +73,7 @@ def together(sources: Mapping[str, str]) -> tuple[list[str], Exercise]:
 
 
 def own(source: str, number: int) -> str:
-    """Return `source` with the names at its top made its own, by a number at their end."""
+    """Return `source` with `number` appended to its top-level names, which makes them unique."""
     for name in _names(ast.parse(source)):
         source = re.sub(rf"(?<![\w.]){name}\b", f"{name}_{number}", source)
     return source

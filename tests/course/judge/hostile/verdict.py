@@ -1,4 +1,4 @@
-"""Submissions that go for the verdict itself: the checks, the channel to the judge, the interpreter around them."""
+"""Submissions that attack the verdict itself: the checks, the channel to the judge, or the interpreter."""
 
 from __future__ import annotations
 
