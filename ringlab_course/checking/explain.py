@@ -95,12 +95,12 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
     if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
+    if any(isinstance(call.answer, Failure) and numbers_in(call.args) > LARGEST for call in calls):
+        return None  # a wrong answer that takes all memory for large arguments would take it in this process
     if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
-    calls = sorted(
-        calls, key=_ranks
-    )  # most mistakes differ from the learner's already on few ranks, which take less time
+    calls = sorted(calls, key=_ranks)  # most mistakes show on few ranks already, which take less time
     own = [program for program in wrong if program.check == check_id]
     # A mistake that a check of cost finds gives right values, and it may need too much memory for these calls.
     of_values = stage.check(check_id).kind == "correctness"

@@ -1,7 +1,4 @@
-"""Run ring programs on random shards and compare results, messages and the positions that each rank owns.
-
-Answers that name positions or counts are also compared with the answers of the common mistakes.
-"""
+"""Run ring programs on random shards and compare results, messages and the positions that each rank owns."""
 
 from __future__ import annotations
 
@@ -54,6 +51,13 @@ def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return same_shares([np.sort(x) for x in a], [np.sort(x) for x in b])
 
 
+def read_sets(answer: Any) -> list[np.ndarray]:
+    """Return the positions of every rank in ascending order. Raises: Failure when the answer is no list of positions."""
+    return [
+        np.sort(share) for share in expect_shares(answer, len(answer) if hasattr(answer, "__len__") else 0)
+    ]
+
+
 def expect_owned_once(shares: Sequence[np.ndarray], S: int, case: str) -> None:
     """Return None if each of the positions 0 … S − 1 is owned exactly once. Raises: Failure."""
     owned = np.concatenate([np.zeros(0, np.int64), *shares])
@@ -88,15 +92,14 @@ def judge(
     cases: Iterable[tuple[Any, ...]],
     ask: Callable[..., Question],
     right: Callable[[Any, Any], bool],
-    explain: Callable[[list[Question], Question], Failure],
+    explain: Callable[[Question], Failure],
+    read: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
+    """Ask every case, then raise the failure of the first wrong answer, if there is one.
 
-    Two mistakes often give the same answer in one case; all cases together distinguish them.
-
-    Raises: Failure.
+    All cases are asked because two mistakes often give the same answer in one case, and only further cases tell
+    them apart. `read` returns the part of an answer that the check compares, where that is not the whole answer.
     """
-    answered: list[Question] = []
     wrong = None
     for case in cases:
         try:
@@ -105,33 +108,12 @@ def judge(
             if wrong is None:
                 raise
             break  # an earlier wrong result is reported first
-        answered.append(latest)
         if wrong is None and not right(latest.got, latest.truth):
             wrong = latest
     if wrong is not None:
-        raise explain(answered, wrong)
-
-
-def mistake_in(
-    answered: Sequence[Question], mistakes: Iterable[Misconception], same: Callable[[Any, Any], bool]
-) -> Misconception | None:
-    """Return the first mistake that explains every answer and makes at least one of them wrong."""
-    return next((m for m in mistakes if m.imitate is not None and _explains(m.imitate, answered, same)), None)
-
-
-def _explains(
-    imitate: Callable[..., Any], answered: Sequence[Question], same: Callable[[Any, Any], bool]
-) -> bool:
-    errs = False
-    for one in answered:
-        try:
-            imitation = imitate(*one.inputs)
-        except (ArithmeticError, ValueError, IndexError):
-            continue  # the mistake cannot be made on this input
-        if not same(one.got, imitation):
-            return False
-        errs = errs or not same(imitation, one.truth)
-    return errs
+        failure = explain(wrong)
+        failure.read = read
+        raise failure
 
 
 def listed(positions: Any) -> str:
