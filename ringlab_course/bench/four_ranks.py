@@ -22,7 +22,6 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Exercise
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.positions import compare_ranks, expect_bytes, expect_neighbours, narrow, shards
-from ringlab_course.checking.ring_mistakes import FORWARD
 
 PHASES = ("start", "load", "calls", "checks", "rest")
 """Waiting for workers to start, loading the code, calls of the code, the checks themselves, and the rest."""
@@ -170,7 +169,7 @@ def four_ranks() -> Exercise:
 def _values(subject: Any, rng: np.random.Generator) -> None:
     for L, H, K in ((1, 1, 1), (4, 2, 1), (3, 4, 2)):
         case = shards(rng, [L] * RANKS, H, K, 8)
-        compare_ranks(case, case.run(subject).results, FORWARD)
+        compare_ranks(case, case.run(subject).results)
 
 
 def _traffic(subject: Any, rng: np.random.Generator) -> None:
@@ -185,9 +184,9 @@ def _sloped(subject: Any, rng: np.random.Generator) -> None:
     case = shards(rng, [3] * RANKS, 1, 1, 4, size=30.0)
     for origin, k in enumerate(case.ks):
         k += 3.0 * origin
-    compare_ranks(case, case.run(subject).results, FORWARD)
+    compare_ranks(case, case.run(subject).results)
 
 
 def _bfloat16(subject: Any, rng: np.random.Generator) -> None:
     case = narrow(shards(rng, [4] * RANKS, 1, 1, 16))
-    compare_ranks(case, case.run(subject).results, FORWARD)
+    compare_ranks(case, case.run(subject).results)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ringlab.errors import apart
-from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 Arrays = dict[str, np.ndarray]
@@ -104,52 +103,22 @@ def compare_with(
     truth: Any,
     *,
     bound: Bound,
-    misconceptions: Iterable[Misconception] = (),
-    inputs: Sequence[Any] = (),
-    keywords: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
     case: str = "",
 ) -> None:
     """Return None if `answer` equals `truth` up to the relative error `bound`.
 
     `bound` is one number for all parts, or one for each part. `answer` and `truth` are arrays or tuples of
-    arrays, and `names` names their parts. If they differ, each of the `misconceptions` is tried on `inputs`
-    and `keywords`. The first one whose imitation gives the learner's answer explains the failure. `case`
-    describes the input in the counterexample. Compare small cases before large ones, so that the reported
-    failure is the smallest.
-
-    Raises: Failure. If a misconception explains the answer, the Failure carries its name and message.
+    arrays, and `names` names their parts. `case` describes the input in the counterexample. Compare small cases
+    before large ones, so that the reported failure is the smallest. Raises: Failure.
     """
     got, expected = _aligned(answer, truth, names)
     bounds = _of_parts(bound, expected)
     if all(_error(got[name], expected[name]) <= bounds[name] for name in expected):
         return
-    example = _counterexample(got, expected, bounds, case)
-    for misconception in misconceptions:
-        if explains(misconception, answer, truth, bound, inputs, keywords):
-            raise misconception.failure(example)
-    failure = Failure(_generic(got, expected, bounds), example)
+    failure = Failure(_generic(got, expected, bounds), _counterexample(got, expected, bounds, case))
     failure.allowed = [*bounds.values()]
     raise failure
-
-
-def explains(
-    misconception: Misconception,
-    answer: Any,
-    truth: Any,
-    bound: Bound,
-    inputs: Sequence[Any],
-    keywords: Mapping[str, Any] | None = None,
-) -> bool:
-    """Return whether the misconception's imitation gives this answer and not the truth."""
-    if misconception.imitate is None:
-        return False
-    with np.errstate(all="ignore"):
-        try:
-            imitation = misconception.imitate(*inputs, **(keywords or {}))
-        except (ArithmeticError, ValueError, TypeError, IndexError):
-            return False  # the mistake cannot be made on this input
-    return resembles(answer, imitation, bound) and not resembles(imitation, truth, bound)
 
 
 def resembles(got: Any, expected: Any, bound: Bound) -> bool:

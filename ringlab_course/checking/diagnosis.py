@@ -1,91 +1,94 @@
-"""Find the mistake that explains all answers in a check, because one answer may fit several mistakes."""
+"""Compare all answers in a check with the right ones, because one answer alone may fit several mistakes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.answers import Bound, compare_with, resembles
+from ringlab_course.checking.answers import Bound, compare_with, relative_error
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Failure
 
 LARGEST = 100_000
-"""The most numbers in an answer that is explained. On larger answers, as in checks of memory, imitations take
-minutes."""
+"""An answer with more numbers than this is not explained, because that would take minutes."""
+ROUNDED = 2.0**-4
+"""Rounding to bfloat16, by 2⁻⁸ at a time, causes relative errors below this; a larger error has another cause."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One case and the learner's answer to it; imitations take `inputs` and `keywords`."""
+    """The learner's answer to one case, the right answer, and the relative error that is allowed."""
 
     answer: Any
     truth: Any
-    bound: Bound
-    inputs: Sequence[Any] = ()
+    bound: Bound = 0.0
     names: Sequence[str] = ()
     text: str = ""
-    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare_all(
-    cases: Iterable[Answered],
-    misconceptions: Sequence[Misconception] = (),
-    read: Callable[[Any], Any] | None = None,
-) -> None:
+def compare_all(cases: Iterable[Answered], read: Callable[[Any], Any] | None = None) -> None:
     """Return None if every answer is right.
 
-    Raises: the Failure of the first wrong answer. The Failure names a mistake only if this mistake gives the
-    learner's answers in all cases, including the right ones, and no other mistake does. One case alone fits
-    many mistakes, and a false diagnosis is worse than none. Answers of more than LARGEST numbers are not
-    explained. `read` returns the part of an answer that the check looks at, if the check does not look at the
-    whole answer.
+    Raises: the Failure of the first wrong answer. `read` returns the part of an answer that the check looks at, if
+    the check does not look at the whole answer.
     """
-    seen: list[Answered] = []
+    raise_first(failure_of(case, read) for case in cases)
+
+
+def raise_first(failures: Iterable[Failure | None]) -> None:
+    """Go through the failures of all cases, and raise the first one; None stands for a case without a fault.
+
+    The later cases help to tell mistakes apart (`explain`). If one of them breaks off, there are only fewer of them.
+    """
     first: Failure | None = None
     try:
-        for case in cases:
-            seen.append(case)
-            first = first or _failure(case)
-    except Failure:  # a later failure only leaves fewer cases to tell mistakes apart
+        for failure in failures:
+            first = first or failure
+    except Failure:
         if first is None:
             raise
-    if first is None:
-        return
-    first.read = read
-    if any(_numbers(case.truth) > LARGEST for case in seen):
+    if first is not None:
         raise first
-    fitting = {m.name: m for m in misconceptions if all(_matches(m, case) for case in seen)}
-    if len(fitting) != 1:
-        raise first
-    (misconception,) = fitting.values()
-    raise misconception.failure(first.counterexample)
 
 
-def _numbers(value: Any) -> int:
-    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))
+def compare_suspecting(
+    cases: Sequence[Answered],
+    suspected: Misconception,
+    plausible: Callable[[float], bool] = lambda error: error < ROUNDED,
+    read: Callable[[Any], Any] | None = None,
+) -> None:
+    """Compare as `compare_all` does, with a mistake that this check is about.
+
+    If no other mistake of the stage explains wrong answers, the Failure is named after the suspected mistake, provided that
+    `plausible` says that this mistake may cause the largest relative error. By default that is an error of rounding.
+    """
+    try:
+        compare_all(cases, read)
+    except Failure as failure:
+        if plausible(max(relative_error(case.answer, case.truth) for case in cases)):
+            failure.otherwise = suspected.failure(failure.counterexample)
+        raise
 
 
-def _failure(case: Answered) -> Failure | None:
+def numbers_in(value: Any) -> int:
+    """Return how many numbers there are in an answer."""
+    if isinstance(value, Mapping):
+        return sum(map(numbers_in, value.values()))
+    return sum(map(numbers_in, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))
+
+
+def failure_of(case: Answered, read: Callable[[Any], Any] | None = None) -> Failure | None:
+    """Return the Failure of a wrong answer, None if the answer is right."""
     try:
         compare_with(case.answer, case.truth, bound=case.bound, names=case.names, case=case.text)
     except Failure as failure:
+        failure.read = read
         return failure
     return None
-
-
-def _matches(misconception: Misconception, case: Answered) -> bool:
-    if misconception.imitate is None:
-        return False
-    with np.errstate(all="ignore"):
-        try:
-            imitation = misconception.imitate(*case.inputs, **case.keywords)
-            return resembles(case.answer, imitation, case.bound)
-        except (ArithmeticError, ValueError, TypeError, IndexError):
-            return False  # the mistake cannot be made on this input, or the answer has no numbers
 
 
 def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:

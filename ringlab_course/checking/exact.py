@@ -2,61 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ringlab_course.checking.diagnosis import Answered, raise_first
 from ringlab_course.checking.failures import Failure
 
 
-@dataclass(frozen=True)
-class Case:
-    """One case: the learner's answer, the right answer, and a description of the case in words."""
+def compare_exactly(cases: Iterable[Answered], read: Callable[[Any], Any]) -> None:
+    """Return None if every answer is right.
 
-    answer: Any
-    truth: Any
-    text: str
-
-
-def compare_exactly(cases: Iterable[Case], names: Sequence[str], read: Callable[[Any], Any]) -> None:
-    """Return None if every answer is right; `names` are the names of an answer's parts.
-
-    `read` is the function by which the check reads an answer; it is passed on to the explanation of the
-    failure.
+    `read` is the function by which the check reads an answer; the explanation of the failure uses it, too.
     Raises: the Failure of the first wrong answer.
     """
-    seen: list[Case] = []
-    broken: Failure | None = None
-    try:
-        for case in cases:
-            seen.append(case)
-    except Failure as failure:  # the cases so far may still explain a wrong answer
-        broken = failure
-    first = next((case for case in seen if case.answer != case.truth), None)
-    if first is None:
-        if broken is not None:
-            raise broken
-        return
-    wrong = Failure(_verdict(first, names), f"{first.text}\ngot {first.answer!r}, expected {first.truth!r}")
-    wrong.read = read
-    raise wrong
+    raise_first(_failure(case, read) for case in cases)
 
 
-def _verdict(case: Case, names: Sequence[str]) -> str:
+def _failure(case: Answered, read: Callable[[Any], Any]) -> Failure | None:
+    if case.answer == case.truth:
+        return None
+    failure = Failure(_verdict(case), f"{case.text}\ngot {case.answer!r}, expected {case.truth!r}")
+    failure.read = read
+    return failure
+
+
+def _verdict(case: Answered) -> str:
     """Return which parts of a wrong answer are wrong, and which are right."""
-    right = {name: given == true for name, given, true in zip(names, case.answer, case.truth, strict=True)}
-    wrong, held = ([name for name in names if right[name] is holds] for holds in (False, True))
+    parts = zip(case.names, case.answer, case.truth, strict=True)
+    right = {name: given == true for name, given, true in parts}
+    wrong, held = ([name for name in right if right[name] is holds] for holds in (False, True))
     rest = f"; {' and '.join(held)} {'is' if len(held) == 1 else 'are'} right" if held else ""
     return f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} wrong here{rest}."
-
-
-def expect_parts(answer: Any, names: str, count: int) -> tuple[Any, ...]:
-    """Return a tuple or list of `count` parts as a tuple. Raises: Failure for something else."""
-    if answer is None:
-        raise Failure("The result is None: is the `return` missing?")
-    if not isinstance(answer, (tuple, list)) or len(answer) != count:
-        raise Failure(f"The result should be {names}.", f"got a {type(answer).__name__}")
-    return tuple(answer)
 
 
 def expect_integer(value: Any, name: str) -> int:

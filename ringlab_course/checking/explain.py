@@ -7,7 +7,6 @@ with the same arguments, in this process.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -18,17 +17,15 @@ import numpy as np
 
 from ringlab_course.checking.answers import resembles, to_numpy
 from ringlab_course.checking.contract import Stage
+from ringlab_course.checking.diagnosis import LARGEST, numbers_in
 from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.loading import exercise_ids
+from ringlab_course.checking.loading import exercise_ids, load_stage
 from ringlab_course.checking.subject import Measured
 from ringlab_course.checking.wrong_answers import namespace_of, right_answers, used_by, wrong_answers
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
-
-LARGEST = 100_000
-"""The most numbers in an answer that is explained. Larger answers (checks of memory) would take minutes."""
 
 
 @dataclass
@@ -96,13 +93,18 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 
 
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
-    if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
+    if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
-    if not (programs := _programs(stage)):
+    if any(isinstance(call.answer, Failure) and numbers_in(call.args) > LARGEST for call in calls):
+        return None  # a wrong answer that takes all memory for large arguments would take it in this process
+    if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
+    calls = sorted(calls, key=_ranks)  # most mistakes show on few ranks already, which take less time
     own = [program for program in wrong if program.check == check_id]
-    others = [program for program in wrong if program.check != check_id]
+    # A mistake that a check of cost finds gives right values, and it may need too much memory for these calls.
+    of_values = stage.check(check_id).kind == "correctness"
+    others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]
     for likely in (own, others):
         fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
         if fitting:
@@ -111,35 +113,46 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     return None
 
 
+def _ranks(call: Call) -> int:
+    return int(call.args[0]) if call.method == "run_ring" else 0
+
+
 @dataclass(frozen=True)
 class _Program:
-    """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it."""
+    """One of the course's own answers: its mistake ("" for a right answer) and the check that finds it.
+
+    `costly` says whether this is a check of cost.
+    """
 
     mistake: str
     check: str
+    costly: bool
     subject: InProcessSubject
 
 
 @cache
-def _programs(stage: Stage) -> tuple[_Program, ...]:
+def _programs(stage_id: str) -> tuple[_Program, ...]:
     """Return the first right answer to a stage and the wrong answers that have a misconception.
 
     Return none for a stage that is not one of this course.
     """
-    exercise = stage.id[:2]
+    exercise = stage_id[:2]
     if exercise not in exercise_ids():
         return ()
+    stage = load_stage(stage_id)
     right = used_by((stage.function, *stage.helpers), next(iter(right_answers(exercise).values())))
     wrong = [w for w in wrong_answers(exercise) if w.stage == stage.id and w.misconception]
     answers = [
         ("", "", right),
         *((w.misconception or "", w.check, source) for w in wrong for source in w.sources),
     ]
+    checks = {check.id: check.kind for check in stage.checks}
     made = []
     for number, (mistake, check, source) in enumerate(answers):
         space = namespace_of(source, f"<answer {number} to {stage.id}>")
         space["print"] = lambda *_, **__: None  # one of the mistakes prints
-        made.append(_Program(mistake, check, InProcessSubject(stage, space)))
+        costly = checks.get(check) == "cost"
+        made.append(_Program(mistake, check, costly, InProcessSubject(stage, space, memory=False)))
     return tuple(made)
 
 
@@ -207,9 +220,3 @@ def _same_arrays(got: Any, made: Any, allowed: Sequence[float]) -> bool:
     if left.shape != right.shape or left.dtype.kind in "OUS" or right.dtype.kind in "OUS":
         return left.shape == right.shape and bool(np.all(left == right))
     return resembles(left, right, max(allowed, default=0.0))
-
-
-def _numbers(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_numbers, value.values()))
-    return sum(map(_numbers, value)) if isinstance(value, (tuple, list)) else math.prod(np.shape(value))

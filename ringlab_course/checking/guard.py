@@ -30,6 +30,8 @@ Prints = dict[str, tuple[object, ...]]
 """Fingerprints of arguments by name."""
 _HOOKS = ("__torch_dispatch__", "__torch_function__")
 """Methods of meters that PyTorch calls on its own."""
+_IMPORTING = "<frozen importlib"
+"""The beginning of the file names of the frames of Python's import machinery."""
 _BY_OPERATOR = ("decompose", "redispatch")
 """The methods of PyTorch's operators that run one of the operator's kernels."""
 
@@ -132,9 +134,13 @@ def _home(called: Any) -> object:
 
 
 def _is_asked_by_own(frame: FrameType | None) -> bool:
-    """Return whether the nearest caller outside of libraries is the learner's own code and not ringlab's."""
+    """Return whether the nearest caller outside of libraries is the learner's own code and not ringlab's.
+
+    Calls that a module makes while it is being imported are the module's own. If one of them were refused, the module would
+    stay half imported in the learner's session.
+    """
     while frame is not None:
-        if is_ours(frame):
+        if is_ours(frame) or frame.f_code.co_filename.startswith(_IMPORTING):
             return False
         if is_own(frame.f_code.co_filename):
             return True

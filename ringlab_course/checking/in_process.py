@@ -34,16 +34,25 @@ class InProcessSubject:
     Arguments are copied, so that a function that writes into them cannot alter the check's own arrays. The
     write is detected.
 
-    limits: the code that the function may not call; without limits it may call everything.
+    limits: the code that the function may not call; without limits it may call everything. memory: whether the bytes
+    of each rank's tensors are counted in a ring.
     """
 
     effort = "FLOPs of products, or elements written where there are none"
 
-    def __init__(self, stage: Stage, namespace: Mapping[str, Any], limits: OffLimits | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        namespace: Mapping[str, Any],
+        limits: OffLimits | None = None,
+        *,
+        memory: bool = True,
+    ) -> None:
         self.function, self._own = stage.function, find_function(stage, namespace)
         self._function = Guard(limits).around(self._own) if limits else self._own
         self._kernels = stage.kind == "kernel"
         self._stage, self._namespace, self._limits = stage, namespace, limits
+        self._memory = memory
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if self._kernels:  # recorded, because an access outside of a tensor must be an error and not a crash
@@ -150,7 +159,7 @@ class InProcessSubject:
             return function(ring, *(argument[ring.rank] for argument in shards), **copied(shared))
 
         with self._arguments_kept((None, *shards), {}):
-            outcome = _guarded(self.function, run_virtual, world_size, program, faults)
+            outcome = _guarded(self.function, run_virtual, world_size, program, faults, memory=self._memory)
         ends = [end if isinstance(end, Ended) else _as_sent(self.function, end) for end in outcome.results]
         return replace(outcome, results=ends)
 

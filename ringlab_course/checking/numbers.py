@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +39,12 @@ def expect_number(answer: Any) -> float:
 def answered_number(
     answer: Any,
     truth: float,
-    inputs: Sequence[Any] = (),
     text: str = "",
     unit: str = "",
-    keywords: Mapping[str, Any] | None = None,
 ) -> Answered:
     """Return the case for `compare_all`, with `unit` for the counterexample. Raises: Failure."""
     got, right = np.asarray(expect_number(answer)), np.asarray(float(truth))
-    return Answered(got, right, BOUND, inputs, (f"the result in {unit}",), text, keywords or {})
+    return Answered(got, right, BOUND, (f"the result in {unit}",), text)
 
 
 def random(rng: np.random.Generator, *shape: int, size: float = 1.0) -> torch.Tensor:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.ring_mistakes import FORWARD
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("06.overlap")
 
@@ -29,7 +28,7 @@ OVERLAP = (
     mistake("splits_the_exchange"),
     mistake("keeps_old_pieces"),
 )
-MISTAKES = {each.name: each for each in (*FORWARD, *OVERLAP)}
+MISTAKES = {each.name: each for each in (*misconceptions_of("05.forward"), *OVERLAP)}
 
 
 def order(trace: Any, rank: int) -> list[str]:

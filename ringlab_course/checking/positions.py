@@ -1,18 +1,16 @@
-"""Run ring programs on random shards and compare results, messages and the positions that each rank owns.
-
-Answers that name positions or counts are also compared with the answers of the common mistakes.
-"""
+"""Run ring programs on random shards and compare results, messages and the positions that each rank owns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ringlab import oracle
+from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure
@@ -53,6 +51,13 @@ def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return same_shares([np.sort(x) for x in a], [np.sort(x) for x in b])
 
 
+def read_sets(answer: Any) -> list[np.ndarray]:
+    """Return the positions of every rank in ascending order. Raises: Failure when the answer is no list of positions."""
+    return [
+        np.sort(share) for share in expect_shares(answer, len(answer) if hasattr(answer, "__len__") else 0)
+    ]
+
+
 def expect_owned_once(shares: Sequence[np.ndarray], S: int, case: str) -> None:
     """Return None if each of the positions 0 … S − 1 is owned exactly once. Raises: Failure."""
     owned = np.concatenate([np.zeros(0, np.int64), *shares])
@@ -87,15 +92,14 @@ def judge(
     cases: Iterable[tuple[Any, ...]],
     ask: Callable[..., Question],
     right: Callable[[Any, Any], bool],
-    explain: Callable[[list[Question], Question], Failure],
+    explain: Callable[[Question], Failure],
+    read: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
+    """Ask every case, then raise the failure of the first wrong answer, if there is one.
 
-    Two mistakes often give the same answer in one case; all cases together distinguish them.
-
-    Raises: Failure.
+    All cases are asked because two mistakes often give the same answer in one case, and only further cases tell
+    them apart. `read` returns the part of an answer that the check compares, where that is not the whole answer.
     """
-    answered: list[Question] = []
     wrong = None
     for case in cases:
         try:
@@ -104,33 +108,12 @@ def judge(
             if wrong is None:
                 raise
             break  # an earlier wrong result is reported first
-        answered.append(latest)
         if wrong is None and not right(latest.got, latest.truth):
             wrong = latest
     if wrong is not None:
-        raise explain(answered, wrong)
-
-
-def mistake_in(
-    answered: Sequence[Question], mistakes: Iterable[Misconception], same: Callable[[Any, Any], bool]
-) -> Misconception | None:
-    """Return the first mistake that explains every answer and makes at least one of them wrong."""
-    return next((m for m in mistakes if m.imitate is not None and _explains(m.imitate, answered, same)), None)
-
-
-def _explains(
-    imitate: Callable[..., Any], answered: Sequence[Question], same: Callable[[Any, Any], bool]
-) -> bool:
-    errs = False
-    for one in answered:
-        try:
-            imitation = imitate(*one.inputs)
-        except (ArithmeticError, ValueError, IndexError):
-            continue  # the mistake cannot be made on this input
-        if not same(one.got, imitation):
-            return False
-        errs = errs or not same(imitation, one.truth)
-    return errs
+        failure = explain(wrong)
+        failure.read = read
+        raise failure
 
 
 def listed(positions: Any) -> str:
@@ -208,6 +191,9 @@ class Shards:
         return self.ks[origin].nbytes + self.vs[origin].nbytes
 
 
+AnyShards = TypeVar("AnyShards", bound=Shards)
+
+
 def shards(
     rng: np.random.Generator,
     lengths: Sequence[int],
@@ -229,7 +215,7 @@ def shards(
     return Shards(qs, ks, vs, f"P={len(lengths)}, {tokens}, D={D}{heads}{text}", positions)
 
 
-def narrow(case: Shards) -> Shards:
+def narrow(case: AnyShards) -> AnyShards:
     """Return the same shards in bfloat16."""
     qs, ks, vs = ([x.bfloat16() for x in xs] for xs in (case.qs, case.ks, case.vs))
     return replace(case, qs=qs, ks=ks, vs=vs, text=f"{case.text}, bfloat16")
@@ -251,9 +237,14 @@ def reason(crash: Crashed, *, ragged: bool, causal: bool) -> str | None:
     return None if waits_in_a_circle else "leaves_the_ring"
 
 
-def compare_ranks(case: Shards, results: Sequence[Any], misconceptions: Sequence[Misconception] = ()) -> None:
-    """Raise the Failure of the first rank whose (out, lse) are wrong, named if one mistake explains all."""
-    compare_all(answered_ranks(case, results), misconceptions)
+def compare_ranks(case: Shards, results: Sequence[Any], nan: Misconception | None = None) -> None:
+    """Raise the Failure of the first rank whose (out, lse) are wrong; `nan` is the mistake behind a NaN."""
+    compare_all(answered_ranks(case, results, nan))
+
+
+def compare_runs(subject: Any, cases: Iterable[Shards], nan: Misconception | None = None) -> None:
+    """Run the learner's ring on all cases, and compare every rank of every case; `nan` is the mistake behind a NaN."""
+    compare_all(each for case in cases for each in answered_ranks(case, case.run(subject).results, nan))
 
 
 def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], positions: Any = None) -> State:
@@ -269,15 +260,23 @@ def truth(rank: int, qs: Sequence[Any], ks: Sequence[Any], vs: Sequence[Any], po
     return attend(qs[rank], k, v, np.asarray(positions[rank])[:, None] >= keys)
 
 
-def answered_ranks(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
-    """Yield each rank's (out, lse), for `compare_all`."""
+def answered_ranks(
+    case: Shards, results: Sequence[Any], nan: Misconception | None = None
+) -> Iterator[Answered]:
+    """Yield each rank's (out, lse) with the right one, for `compare_all`.
+
+    Raises: the Failure of `nan`, where that is given and a rank's answer contains NaN.
+    """
+    for rank, result in enumerate(results):
+        if nan is not None and has_nan(*expect_tuple(result, NAMES)):
+            raise nan.failure(f"{case.text}: rank {rank}")
     qs, ks, vs = ([oracle.float64(x) for x in xs] for xs in (case.qs, case.ks, case.vs))
     shared = (qs, ks, vs, case.positions)
     keys, values = np.concatenate(ks, axis=-2), np.concatenate(vs, axis=-2)
     for rank, answer in enumerate(results):
         right = truth(rank, *shared)
         bound = rounding_bound(qs[rank], keys, values, right)
-        yield Answered(answer, right, bound, (rank, *shared), NAMES, f"{case.text}: rank {rank}")
+        yield Answered(answer, right, bound, NAMES, f"{case.text}: rank {rank}")
 
 
 def expect_neighbours(trace: Any, text: str, pieces: int = 1) -> None:

@@ -22,15 +22,18 @@ from ringlab_course.checking.ring_rules import COMPUTING, KEPT, in_a_thread, mis
 T = TypeVar("T")
 
 
-def run_virtual(world_size: int, program: Callable[[Ring], Any], faults: Faults | None = None) -> Outcome:
+def run_virtual(
+    world_size: int, program: Callable[[Ring], Any], faults: Faults | None = None, *, memory: bool = True
+) -> Outcome:
     """Return the outcome of `program(ring)` on every rank; the rules of exchange are enforced.
 
+    `memory` says whether the bytes of each rank's tensors are counted, which takes most of the time of a small run.
     If a rank was killed, the result of each rank that failed is an `Ended`.
     Raises: the errors of the virtual cluster, unless a rank was killed; NotImplementedError in any case.
     """
     faults = faults or Faults()
     run = _Run(program, faults)
-    cluster = VirtualCluster(world_size, faults=faults.plan(world_size), costs=faults.costs())
+    cluster = VirtualCluster(world_size, memory=memory, faults=faults.plan(world_size), costs=faults.costs())
     try:
         return cluster.run(run.rank)
     except Exception:

@@ -88,6 +88,13 @@ def _wrong_answer(entry: edits.Entry) -> WrongAnswer:
             f"check {check}, of {right}",
             f"complete its fields in {FILE}",
         )
+    checks = [each.id for each in load_stage(stage).checks]
+    if check not in checks:
+        raise CourseError(
+            f"one of the checks {', '.join(checks)} of {stage} for entry {entry.name!r}",
+            f"check {check}",
+            f"correct its field `check` in {FILE}",
+        )
     variants = filter(None, entry.fields.get("variants", "").split(", "))
     return WrongAnswer(entry.name, stage, check, misconception, right, entry.hunks, tuple(variants))
 

@@ -20,6 +20,7 @@ from ringlab_course.checking.answers import (
     relative_error,
 )
 from ringlab_course.checking.contract import Check, Exercise, Misconception, Stage
+from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import exercise_ids, load_exercise, load_stage
@@ -31,11 +32,12 @@ FIRST = Misconception("first", "You took the first row.", lambda x: x[0])
 
 
 def check_values(subject, rng):
-    for n in (2, 5):
-        x = rng.normal(size=(n, 3))
-        compare_with(
-            subject.call(x), x.mean(0), bound=1e-12, misconceptions=(SUMS, FIRST), inputs=(x,), case=f"n={n}"
-        )
+    def cases():
+        for n in (2, 5):
+            x = rng.normal(size=(n, 3))
+            yield Emulated(subject.call(x), x.mean(0), 1e-12, text=f"n={n}", inputs=(x,))
+
+    compare_emulated(cases(), (SUMS, FIRST))
 
 
 def check_input_is_kept(subject, rng):
@@ -272,12 +274,41 @@ def test_the_counterexample_is_the_element_with_the_largest_error_in_digits_that
         assert failure.value.counterexample.splitlines()[0] == line
 
 
-def test_an_imitation_that_equals_the_truth_explains_nothing():
-    """A mistake is not blamed for a wrong answer on inputs for which it makes no difference."""
-    x = np.zeros((1, 3)) + 2.0  # the sum of one row is its mean
+def emulated(answer, x):
+    return Emulated(answer, x.mean(0), 1e-9, text=f"{len(x)} rows", inputs=(x,))
+
+
+def test_an_emulator_that_gives_the_truth_explains_nothing():
+    """A mistake that makes no difference on these inputs is not named, even if the answer is close to the truth."""
+    x = np.zeros((1, 3)) + 2.0  # for one row the sum is the mean
     with pytest.raises(Failure) as wrong:
-        compare_with(x[0] + 1, x.mean(0), bound=1e-9, misconceptions=(SUMS,), inputs=(x,))
+        compare_emulated([emulated(x[0] + 5e-9, x)], (SUMS,))
     assert wrong.value.misconception is None
+
+
+def test_an_emulated_mistake_is_named_by_all_cases_or_not_at_all():
+    """Where two mistakes fit all cases, or no mistake does, the first wrong case is shown without a name."""
+    one, two = np.array([[0.0, 0.0], [1.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    last = Misconception("last", "You took the last row.", lambda x: x[-1])
+    for cases, name in (
+        ([(one, one.sum(0))], None),  # the sum is the last row, too
+        ([(one, one.sum(0)), (two, two.sum(0))], "sums"),
+        ([(one, one.sum(0)), (two, two[0])], None),
+    ):
+        with pytest.raises(Failure) as wrong:
+            compare_emulated([emulated(answer, x) for x, answer in cases], (SUMS, FIRST, last))
+        assert wrong.value.misconception == name and wrong.value.counterexample.startswith("2 rows")
+
+
+def test_a_failure_to_answer_is_not_explained_by_an_emulator():
+    x = np.array([[1.0, 2.0], [3.0, 4.0]])
+
+    def cases():
+        yield emulated(x.mean(0), x)
+        raise Failure("wrong shape")
+
+    with pytest.raises(Failure, match="wrong shape"):
+        compare_emulated(cases(), (Misconception("right", "", lambda x: x.mean(0)),))
 
 
 def test_helpers_for_reading_answers():

@@ -13,9 +13,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # before any test, since a check that interrupts an import leaves half a module
 
 from ringlab_course import check
+from ringlab_course.checking import failures
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.forbidden import OffLimits
@@ -75,6 +75,25 @@ def test_a_package_that_an_exercise_does_without_is_refused() -> None:
     for source in (softmax, method):
         assert "of your own" in one_check(limits, source, np.ones(3))
         assert one_check(OffLimits(), source, np.ones(3)) == ""
+
+
+LIBRARY = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+attend(*[torch.zeros(1, 1, 2, 2)] * 3)
+LAST_LINE = True
+"""
+
+
+def test_a_refused_call_leaves_no_module_half_imported(tmp_path, monkeypatch) -> None:
+    """A library may call PyTorch's attention while the learner's function imports it, as `torch._dynamo` calls much."""
+    (tmp_path / "some_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(failures, "_NOT_OWN", (*failures._NOT_OWN, f"{tmp_path}/"))
+    source = "def f(x):\n    import some_library\n    return some_library.attend(x, x, x)"
+    assert "of your own" in one_check(LIMITS, source)
+    assert sys.modules.pop("some_library").LAST_LINE
 
 
 def test_a_collection_of_garbage_is_no_call_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,21 @@ pytestmark = pytest.mark.thorough
 FEWEST_WRONG = 6
 
 
+COMMAND = "python -m tests.course.matrix"
+
+
+def not_run():
+    """Return the names of the wrong answers that the committed runs lack, and of those that are there no more."""
+    return sorted(set(kill_matrix.entries()) ^ {each.name for each in submissions("*/wrong_*")})
+
+
 def unnamed():
-    """Return, for each check that no wrong answer names, the first wrong answer that the check found."""
+    """Return a wrong answer, by name, for each check that must find none: the first one that it found.
+
+    If runs are missing there are none, and `test_what_was_run_is_every_wrong_answer_and_contract_as_they_are` fails.
+    """
     found = {}
-    for exercise_id in exercise_ids():
+    for exercise_id in [] if not_run() else exercise_ids():
         named = {wrong.finder for wrong in wrong_answers(exercise_id)}
         for stage in load_exercise(exercise_id).stages:
             for row in kill_matrix.rows(stage.id):
@@ -37,11 +48,18 @@ def unnamed():
 
 def test_what_was_run_is_every_wrong_answer_and_contract_as_they_are():
     """The matrix has a fresh entry of every wrong answer; `python -m tests.course.matrix` adds those missing."""
-    entries = kill_matrix.entries()
-    assert set(entries) == {each.name for each in submissions("*/wrong_*")}, "python -m tests.course.matrix"
+    entries, changed = kill_matrix.entries(), not_run()
+    assert not changed, f"run `{COMMAND}`: entries were added or removed: {', '.join(changed[:9])}"
     assert not {name: entry["faults"] for name, entry in entries.items() if entry["faults"]}
     stale = [name for name, entry in entries.items() if not matrix.is_fresh(name, entry)]
-    assert not stale, f"changed: {', '.join(stale[:9])}: python -m tests.course.matrix"
+    assert not stale, f"run `{COMMAND}`: answers, contracts or texts have changed: {', '.join(stale[:9])}"
+
+
+def test_runs_that_are_missing_are_a_failing_test_and_no_error_of_collection(monkeypatch):
+    entries = dict(kill_matrix.entries())
+    gone = entries.popitem()[0]
+    monkeypatch.setattr(kill_matrix, "entries", lambda: entries)
+    assert gone in not_run() and unnamed() == {}
 
 
 @pytest.mark.parametrize("wrong", cases(dict.fromkeys(unnamed().values())))

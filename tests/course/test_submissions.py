@@ -13,8 +13,9 @@ from ringlab_course.checking.contract import TIERS
 from ringlab_course.checking.forbidden import OffLimits
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.wrong_answers import FILE
 from ringlab_course.judge.judge import joined
-from tests.course.submissions_of import cases, graded_code, namespace, solution_code, submissions
+from tests.course.submissions_of import cases, graded_code, namespace, solution_code, submission, submissions
 
 
 def every_tier(stage, space, seed, limits):
@@ -60,8 +61,27 @@ def test_a_wrong_submission_falls_to_the_check_that_it_names(wrong):
     stage = load_exercise(wrong.exercise).stage(expected.stage)
     named = replace(stage.check(expected.check), tier="visible", kind="correctness")
     (check,) = run_in_process(replace(stage, checks=(named,)), namespace(wrong), seed=1).checks
-    assert not check.ok and not check.broken, (check.message, check.counterexample)
+    assert not check.ok, _not_found(stage, wrong)
+    assert not check.broken, (check.message, check.counterexample)
     assert check.misconception == expected.misconception, (check.misconception, check.message)
+
+
+def _not_found(stage, wrong):
+    """Return the text for an entry of wrong_answers.md whose check does not find its answer."""
+    checks = run_in_process(stage, namespace(wrong), tier="all", seed=1).checks
+    found_by = ", ".join(check.id for check in checks if not check.ok) or "no check"
+    return (
+        f"entry {wrong.expected.name!r} in {FILE} of exercise {wrong.exercise}: its field `check` names "
+        f"{wrong.expected.check!r}, which does not find the answer (found by: {found_by}); "
+        "name another check, or edit the answer"
+    )
+
+
+def test_an_entry_whose_check_does_not_find_its_answer_is_told_which_checks_do():
+    wrong = submission("01/wrong_strict")
+    assert "names 'any', which does not find the answer (found by: " in _not_found(
+        load_exercise("01").stage("01.causal"), replace(wrong, wrong=replace(wrong.expected, check="any"))
+    )
 
 
 @pytest.mark.parametrize("exercise_id", cases(exercise_ids()))

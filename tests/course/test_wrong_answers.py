@@ -26,7 +26,7 @@ STRICT = """\
 # Wrong answers
 
 ## strict
-stage 01.causal · check small · of plain · misconception strict
+stage 01.causal · check origin · of plain · misconception strict
 
 A query sees
 itself too.
@@ -77,7 +77,7 @@ def test_a_wrong_answer_is_the_edited_right_one_without_what_its_stage_does_not_
     strict, again = wrong_answers("01")
     assert strict.source == "def causal_mask(q, k):\n    return k < q[:, None]\n"
     assert (strict.finder, strict.misconception, again.finder) == (
-        "01.causal:small",
+        "01.causal:origin",
         "strict",
         "01.causal:any",
     )
@@ -112,14 +112,20 @@ def test_an_answer_has_variants(written) -> None:
 
 def test_the_names_that_a_check_must_find_are_those_of_its_entries(written) -> None:
     written(STRICT)
-    assert found_by("01.causal") == {"small": {"strict"}, "any": {"strict_again", "strict"}}
+    assert found_by("01.causal") == {"origin": {"strict"}, "any": {"strict_again", "strict"}}
     assert found_by("01.softmax") == {}
 
 
-@pytest.mark.parametrize("field", ["check small · ", "of plain · "])
+@pytest.mark.parametrize("field", ["check origin · ", "of plain · "])
 def test_an_edit_without_a_check_or_a_right_answer_is_refused(written, field) -> None:
     written(STRICT.replace(field, ""))
     with pytest.raises(CourseError, match="entry 'strict' of 01.causal"):
+        wrong_answers("01")
+
+
+def test_an_edit_for_a_check_that_its_stage_has_not_is_refused(written) -> None:
+    written(STRICT.replace("check origin", "check small"))
+    with pytest.raises(CourseError, match="one of the checks .*origin.* of 01.causal for entry 'strict'"):
         wrong_answers("01")
 
 

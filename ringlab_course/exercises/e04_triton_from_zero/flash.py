@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ringlab import oracle
 from ringlab_course.checking.answers import bound_from, expect_array, expect_tuple, relative_error
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mistakes
@@ -310,24 +310,24 @@ def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[An
     """
     seen: list[tuple[Case, list[Tensor], State]] = []
 
-    def noted() -> Iterator[Answered]:
+    def noted() -> Iterator[Emulated]:
         for each in answers:
             seen.append(each)
             yield _answered(*each, part=0)
 
-    compare_all(noted(), known)
-    compare_all([_answered(*each, part=1) for each in seen], LSE if known else ())
+    compare_emulated(noted(), known)
+    compare_emulated([_answered(*each, part=1) for each in seen], LSE if known else ())
 
 
-def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Answered:
-    """Return the case for `compare_all`: out if `part` is 0, lse if `part` is 1."""
+def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Emulated:
+    """Return the case for `compare_emulated`: out if `part` is 0, lse if `part` is 1."""
     truth = truth_of(given, case)
     plain = mistakes.plain(*given, case.S, case.shift)
     q, k = given[0][:, : case.S].float(), mistakes.values_of(given[0], given[1], case.S)
     size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error, as a multiple of eps
     bounds = max(bound_of(plain[0], truth[0]), rounding(truth[0], size)), rounding(truth[1], size)
     inputs = (*given, case.S, case.shift, case.m, case.n)
-    return Answered(answer[part][:, : case.S], truth[part], bounds[part], inputs, (NAMES[part],), case.label)
+    return Emulated(answer[part][:, : case.S], truth[part], bounds[part], (NAMES[part],), case.label, inputs)
 
 
 def _called(answer: Any, given: list[Tensor]) -> State:

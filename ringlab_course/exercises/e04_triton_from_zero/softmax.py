@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ringlab_course.checking.answers import bound_from, expect_array
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import compare_all
+from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.numbers import largest, rounding
 from ringlab_course.exercises.e04_triton_from_zero.records import CANARY, expect_each_once, named, reads_of
 
@@ -259,27 +260,27 @@ class Rows(NamedTuple):
 def _compare(subject: Subject, *cases: Rows) -> None:
     """Compare the learner's columns in use with the softmax in float64."""
 
-    def answers() -> Iterator[Answered]:
+    def answers() -> Iterator[Emulated]:
         for case in cases:
             x, out = _buffers(case.values, case.stride, case.junk)
             text = case.note + _case(*case.values.shape, case.stride)
             answer = subject.call(x, out, case.values.shape[1])
             yield _answered(answer, case.values, x, out, text)
 
-    compare_all(answers(), SOFTMAX)
+    compare_emulated(answers(), SOFTMAX)
 
 
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
     # without known mistakes, because one input alone should not name a mistake
-    compare_all([_answered(answer, values, x, out, case)], ())
+    compare_all([_answered(answer, values, x, out, case)])
 
 
-def _answered(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> Answered:
+def _answered(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> Emulated:
     columns = values.shape[1]
     got = expect_array(answer, out.shape, name="out", dtype=out.dtype)
     truth = _truth(values)
     bound = max(bound_from(softmax(x, out, columns), truth), rounding(truth, 4 * largest(values.float())))
-    return Answered(got[:, :columns], truth, bound, (x, out, columns), ("out",), case)
+    return Emulated(got[:, :columns], truth, bound, ("out",), case, (x, out, columns))
 
 
 def _truth(values: Tensor) -> np.ndarray:

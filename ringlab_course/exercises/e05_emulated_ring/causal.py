@@ -10,14 +10,11 @@ import torch
 
 from ringlab import layout as layouts
 from ringlab.layout import Layout
-from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.positions import (
     Shards,
-    answered_ranks,
     compare_ranks,
+    compare_runs,
     expect_bytes,
     expect_neighbours,
     shards,
@@ -34,17 +31,7 @@ def _case(rng: np.random.Generator, layout: Layout, H: int = 1, K: int = 1, D: i
 
 
 def _compare(subject: Any, cases: Iterable[Shards]) -> None:
-    """Run all cases, and compare the results of every rank with the oracle's."""
-    compare_all(each for case in cases for each in _answered(subject, case))
-
-
-def _answered(subject: Any, case: Shards) -> Iterator[Answered]:
-    results = case.run(subject).results
-    for rank, result in enumerate(results):
-        out, _ = expect_tuple(result, NAMES)
-        if has_nan(out):
-            raise mistake("nan_in_blind_blocks").failure(f"{case.text}: rank {rank}")
-    yield from answered_ranks(case, results)
+    compare_runs(subject, cases, mistake("nan_in_blind_blocks"))
 
 
 def _check_contiguous(subject: Any, rng: np.random.Generator) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from ringlab import oracle
-from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Failure
+from ringlab_course.checking.diagnosis import Answered, compare_all, compare_suspecting
 from ringlab_course.checking.numbers import NAMES, State, attend, merged, random, rounding_bound
 from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
@@ -135,17 +134,9 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
         answered = _answered(subject, case)
         if any(getattr(part, "dtype", None) is torch.bfloat16 for part in answered.answer):
             raise mistake("low_precision_state").failure(case.text)
-        try:
-            compare_all([answered])
-        except Failure as failure:
-            if _rounded_once(answered.answer, answered.truth):
-                raise mistake("low_precision_state").failure(failure.counterexample) from None
-            raise
-
-
-def _rounded_once(parts: tuple[Any, ...], right: State) -> bool:
-    """Return whether one rounding of out and lse to bfloat16, at most 2⁻⁸ of each, explains the error."""
-    return relative_error(parts, right) <= 2.0**-7 * max(1.0, float(np.abs(right[1]).max()))
+        most = 2.0**-7 * max(1.0, float(np.abs(answered.truth[1]).max()))  # of rounding by 2⁻⁸, once
+        suspected = mistake("low_precision_state")
+        compare_suspecting([answered], suspected, lambda error, most=most: error <= most)
 
 
 HINTS = (

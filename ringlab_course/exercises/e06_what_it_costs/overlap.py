@@ -9,17 +9,15 @@ exchanges, bytes or memory compares the values of its runs too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringlab_course.checking.answers import expect_tuple, has_nan
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten, broken_rule
 from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.overlap import MISTAKES, OVERLAP, expect_overlap
 from ringlab_course.checking.positions import (
     Shards,
@@ -39,51 +37,51 @@ SHARED = (
 """Mistakes that any ring can make, with the descriptions of exercise 05."""
 
 
+@dataclass(frozen=True)
+class Pieced(Shards):
+    """The q, k and v of every rank, for a ring that sends each K/V block in pieces."""
+
+    @property
+    def pieces(self) -> int:
+        return int(self.keywords["pieces"])
+
+    def run(self, subject: Any, faults: Faults | None = None) -> Any:
+        """Return the outcome of the learner's ring.
+
+        Raises: the named mistake if the ring breaks a rule of exchange.
+        """
+        try:
+            return super().run(subject, faults)
+        except Crashed as crash:
+            name = broken_rule(crash)
+            if name is None:
+                raise
+            raise MISTAKES[name].failure(f"{self.text}\n{crash.counterexample}") from None
+
+
 def _case(
     rng: np.random.Generator, P: int, L: int, pieces: int, H: int = 1, K: int = 1, D: int = 2
-) -> Shards:
-    case = shards(rng, [L] * P, H, K, D, text=f", pieces={pieces}")
-    return replace(case, keywords={"pieces": pieces})
+) -> Pieced:
+    made = shards(rng, [L] * P, H, K, D, text=f", pieces={pieces}")
+    return Pieced(made.qs, made.ks, made.vs, made.text, keywords={"pieces": pieces})
 
 
-def _pieces(case: Shards) -> int:
-    return int(case.keywords["pieces"])
-
-
-def _run(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
-    """Return the outcome of the learner's ring.
-
-    Raises: the named mistake if the ring breaks a rule of exchange.
-    """
-    try:
-        return case.run(subject, faults)
-    except Crashed as crash:
-        name = broken_rule(crash)
-        if name is None:
-            raise
-        raise MISTAKES[name].failure(f"{case.text}\n{crash.counterexample}") from None
-
-
-def _verify(subject: Any, case: Shards, faults: Faults | None = None) -> Any:
+def _verify(subject: Any, case: Pieced, faults: Faults | None = None) -> Any:
     """Run the learner's ring, compare its values, and return the outcome."""
-    outcome = _run(subject, case, faults)
+    outcome = case.run(subject, faults)
     compare_all(_answered(case, outcome.results))
     return outcome
 
 
-def _answered(case: Shards, results: Sequence[Any]) -> Iterator[Answered]:
-    for rank, result in enumerate(results):
-        parts = expect_tuple(result, NAMES)
-        if case.world_size > 1 and has_nan(*parts):
-            raise MISTAKES["reads_before_waiting"].failure(f"{case.text}: rank {rank}")
-    yield from answered_ranks(case, results)
+def _answered(case: Pieced, results: Sequence[Any]) -> Iterator[Answered]:
+    return answered_ranks(case, results, MISTAKES["reads_before_waiting"] if case.world_size > 1 else None)
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
     sizes = ((1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 4, 2), (3, 2, 1), (3, 2, 2), (3, 5, 3))
     cases = [_case(rng, *size) for size in sizes]
     cases += [narrow(_case(rng, 3, 4, 2, D=4)), _case(rng, 8, 3, 2, 4, 2, 8)]
-    compare_all(each for case in cases for each in _answered(case, _run(subject, case).results))
+    compare_all(each for case in cases for each in _answered(case, case.run(subject).results))
 
 
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
@@ -93,7 +91,7 @@ def _check_order(subject: Any, rng: np.random.Generator) -> None:
     """
     for size in ((2, 2, 1), (2, 2, 2), (3, 2, 1), (3, 4, 2), (4, 5, 3), (2, 768, 2, 4, 4, 64)):
         case, pieces = _case(rng, *size), size[2]
-        outcome = _run(subject, case)
+        outcome = case.run(subject)
         expect_overlap(outcome.trace, case.text, pieces)
         compare_ranks(case, outcome.results)
 
@@ -101,7 +99,7 @@ def _check_order(subject: Any, rng: np.random.Generator) -> None:
 def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
     for P, L, pieces, H, K in ((1, 4, 2, 1, 1), (3, 4, 1, 1, 1), (3, 4, 3, 1, 1), (3, 4, 2, 4, 2)):
         case = _case(rng, P, L, pieces, H, K, 4)
-        outcome = _run(subject, case)
+        outcome = case.run(subject)
         _expect_direction(outcome.trace, case.text)
         _expect_exchanges(outcome.trace, case)
         expect_bytes(case, outcome.trace, H // K)
@@ -116,9 +114,9 @@ def _expect_direction(trace: Any, text: str) -> None:
         raise MISTAKES["wrong_direction"].failure(f"{text}: rank 0 sends to rank {P - 1}, should send to 1")
 
 
-def _expect_exchanges(trace: Any, case: Shards) -> None:
+def _expect_exchanges(trace: Any, case: Pieced) -> None:
     """Raise the Failure of a ring with a wrong number of exchanges, in the words of this exercise."""
-    pieces, tokens = _pieces(case), case.ks[0].shape[-2]
+    pieces, tokens = case.pieces, case.ks[0].shape[-2]
     chunks = len(case.ks[0].chunk(pieces, dim=-2))
     rounds = trace.rounds(0)
     if chunks < pieces and rounds == chunks * (case.world_size - 1):
@@ -132,7 +130,7 @@ def _expect_exchanges(trace: Any, case: Shards) -> None:
         raise
 
 
-def _check_as_they_came(subject: Any, case: Shards) -> None:
+def _check_as_they_came(subject: Any, case: Pieced) -> None:
     """Check that bfloat16 tensors travel as bfloat16."""
     outcome = _verify(subject, case)
     sent, exact = outcome.trace.bytes_sent(0), 2 * case.block_bytes(0)
@@ -147,7 +145,7 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
     for size in ((8, 3, 2, 4, 2, 8), (2, 768, 2, 4, 4, 64)):
         case = _case(rng, *size)
         outcome = _verify(subject, case)
-        expect_overlap(outcome.trace, case.text, _pieces(case))
+        expect_overlap(outcome.trace, case.text, case.pieces)
 
 
 def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
@@ -180,7 +178,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     its worker has loaded everything.
     """
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 6, 1)]
-    runs = [_run(subject, case) for case in cases]
+    runs = [case.run(subject) for case in cases]
     for case, run in zip(cases, runs, strict=True):
         compare_ranks(case, run.results)
     few, many, alone = (max(report.peak_bytes for report in run.memory) for run in runs)

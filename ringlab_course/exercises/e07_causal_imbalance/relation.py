@@ -1,14 +1,13 @@
-"""Checks of 07.relation: the tiles in which the queries of one run meet the keys of another; its common mistakes.
+"""Checks of 07.relation: the tiles in which the queries of one run meet the keys of another.
 
-Tiles are judged by what they cover: each is drawn into a table of (query, key) counts, which has to be
-the causal mask of the two runs. Imitations return how often each pair is seen.
+Tiles are judged by the pairs that they cover: all tiles of an answer are drawn into one table, which counts how often each
+query sees each key. This table has to be the causal mask of the two runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,146 +15,65 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
-from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import (
-    Bounds,
-    Run,
-    canonical,
-    drawn,
-    mask,
-    positive_is_full,
-    shift_of,
-    truncated,
-)
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
+from ringlab_course.exercises.e07_causal_imbalance.runs import Run
 
 mistake = mistakes_of("07.relation")
 
-
-def _by_shift(shift: Callable[[Run, Run], int]) -> Callable[[Run, Run], np.ndarray]:
-    """An imitation in which row i sees the keys j ≤ i + shift."""
-
-    def imitate(q: Run, k: Run) -> np.ndarray:
-        return np.tri(q[2], k[2], shift(q, k))
-
-    return imitate
+Bounds = tuple[int, int, int, int, bool]
+"""A tile: (q_start, q_stop, k_start, k_stop, causal)."""
 
 
-def _never_negative_one(q: Run, k: Run) -> int:
-    shift = shift_of(q, k)
-    return 0 if shift == -1 else shift
-
-
-def _everything(q: Run, k: Run) -> np.ndarray:
-    return np.ones((q[2], k[2]))
-
-
-def _strict(q: Run, k: Run) -> np.ndarray:
+def mask(q: Run, k: Run) -> np.ndarray:
+    """Return 1.0 where the query's global position is at or after the key's: (n_q, n_k)."""
     rows, keys = (start + step * np.arange(length) for start, step, length in (q, k))
-    return (rows[:, None] > keys[None, :]).astype(np.float64)
+    return (rows[:, None] >= keys[None, :]).astype(np.float64)
 
 
-def _upper(q: Run, k: Run) -> np.ndarray:
-    return mask(k, q).T
+def drawn(tiles: Iterable[Bounds], n_q: int, n_k: int) -> np.ndarray:
+    """Return how often each (query, key) is seen in these tiles: (n_q, n_k)."""
+    times = np.zeros((n_q, n_k))
+    for q0, q1, k0, k1, causal in tiles:
+        block = np.ones((q1 - q0, k1 - k0))
+        times[q0:q1, k0:k1] += np.tril(block) if causal else block
+    return times
 
 
-def _local(q: Run, k: Run) -> np.ndarray:
-    return np.tri(q[2], k[2])
-
-
-def _by_start(q: Run, k: Run) -> np.ndarray:
-    """A triangle where the starts are equal, else everything or nothing."""
-    return _local(q, k) if q[0] == k[0] else np.full((q[2], k[2]), float(q[0] > k[0]))
-
-
-def _triangle_only(q: Run, k: Run) -> np.ndarray:
-    """The largest triangle, without the keys before it and the rows after it."""
-    tiles = canonical(q, k)
-    if any(tile[4] for tile in tiles):
-        tiles = [tile for tile in tiles if tile[4]]
-    return drawn(tiles, q[2], k[2])
-
-
-def _last_index(triangles: bool) -> Callable[[Run, Run], np.ndarray]:
-    """Stops that name the last row and key instead of the ones after them; in triangles too, or not."""
-
-    def imitate(q: Run, k: Run) -> np.ndarray:
-        tiles = [
-            (q0, q1 - 1, k0, k1 - 1, causal) if triangles or not causal else (q0, q1, k0, k1, causal)
-            for q0, q1, k0, k1, causal in canonical(q, k)
-        ]
-        return drawn(tiles, q[2], k[2])
-
-    return imitate
-
-
-def _four_only(wide: bool, by_sign: bool) -> Callable[[Run, Run], np.ndarray]:
-    """Skip, full, causal or shifted by one; any other shift is taken for full or skip by its sign, or for skip.
-
-    Triangles are square, or, with `wide`, have all rows and keys.
-    """
-
-    def imitate(q: Run, k: Run) -> np.ndarray:
-        shift, (n_q, n_k) = shift_of(q, k), (q[2], k[2])
-        if shift not in (-1, 0):
-            known = shift >= n_k - 1 or (by_sign and shift > 0)
-            return np.full((n_q, n_k), float(known))
-        if wide:
-            return np.tri(n_q, n_k, shift)
-        if shift <= -n_q or shift >= n_k - 1:
-            return mask(q, k)
-        n, seen = min(n_q, n_k), np.zeros((n_q, n_k))
-        seen[:n, :n] = np.tri(n, n, shift)
-        return seen
-
-    return imitate
-
-
-MISTAKES = (
-    mistake("sees_everything", _everything),
-    mistake("strictly_before", _strict),
-    mistake("sees_the_future", _upper),
-    mistake("shifted_is_causal", _by_shift(_never_negative_one)),
-    mistake("always_causal", _local),
-    mistake("truncates", truncated),
-    mistake("shift_reversed", _by_shift(lambda q, k: shift_of(k, q))),
-    mistake("forgets_the_step", _by_shift(lambda q, k: q[0] - k[0])),
-    mistake("by_start_only", _by_start),
-    mistake("drops_the_rest", _triangle_only),
-    mistake("knows_two_shifts", _four_only(wide=True, by_sign=True)),
-    mistake("only_four_kinds", _four_only(wide=False, by_sign=True)),
-    mistake("positive_is_full", positive_is_full),
-    mistake("last_index_for_stop", _last_index(triangles=False)),
-    mistake("causal_not_square"),
-    mistake("covers_twice"),
-    mistake("row_by_row"),
-    mistake("full_in_pieces"),
-    mistake("builds_the_mask"),
-    mistake("empty_tiles"),
-)
-NAMED = {each.name: each for each in MISTAKES}
-COVERED = (
-    *MISTAKES,
-    replace(NAMED["knows_two_shifts"], imitate=_four_only(wide=True, by_sign=False)),
-    replace(NAMED["only_four_kinds"], imitate=_four_only(wide=False, by_sign=False)),
-    replace(NAMED["last_index_for_stop"], imitate=_last_index(triangles=True)),
-)
-"""The mistakes that wrong tiles are compared with: some can be made in more than one way."""
+def canonical(q: Run, k: Run) -> list[Bounds]:
+    """Return the tiles of two runs: a full one, or a triangle, the keys before it and the rows after it."""
+    (q_start, step, n_q), (k_start, _, n_k) = q, k
+    shift = (q_start - k_start) // step  # row i sees the keys j ≤ i + shift
+    if shift <= -n_q:
+        return []
+    if shift >= n_k - 1:
+        return [(0, n_q, 0, n_k, False)]
+    first, last = max(0, -shift), min(n_q, n_k - shift)
+    tiles = [
+        (first, last, first + shift, last + shift, True),
+        (first, last, 0, shift, False),
+        (last, n_q, 0, n_k, False),
+    ]
+    return [tile for tile in tiles if tile[1] > tile[0] and tile[3] > tile[2]]
 
 
 MOST, MOST_READ = 3, 1000
-"""The most tiles that two runs need (a triangle, the keys before it, the rows after it), and that are read."""
+"""The most tiles that two runs need (a triangle, the keys before it, the rows after it), and the most that a check reads."""
 
 
 class Pair(NamedTuple):
-    """A run of queries and a run of keys, (start, step, length) each; steps are equal."""
+    """A run of queries and a run of keys with the same step."""
 
-    q: tuple[int, int, int]
-    k: tuple[int, int, int]
+    q: Run
+    k: Run
 
     @property
     def text(self) -> str:
-        """The pair in words."""
+        """The two runs, as a counterexample names them."""
         return f"queries {self.q}, keys {self.k}"
+
+
+LARGEST = Pair((0, 1, 16), (0, 1, 16))
+"""Runs at least as long as those that `_verify` is called with."""
 
 
 def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
@@ -167,7 +85,7 @@ def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
     if not isinstance(answer, (list, tuple)):
         raise Failure(f"the result should be a list of tiles, but is a {type(answer).__name__}.", pair.text)
     if len(answer) > MOST_READ:
-        raise NAMED["row_by_row"].failure(f"{pair.text}: {len(answer):,} tiles, {MOST} are enough")
+        raise mistake("row_by_row").failure(f"{pair.text}: {len(answer):,} tiles, {MOST} are enough")
     return [_read(tile, pair) for tile in answer]
 
 
@@ -191,52 +109,62 @@ def _read(tile: Any, pair: Pair) -> Bounds:
 
 
 def _verify(subject: Any, pairs: Iterable[Pair]) -> None:
-    """Compare what the tiles cover with the causal mask for each pair, the smallest first."""
+    """Compare what the tiles cover with the causal mask for each pair; the smallest pairs come first."""
     twice: list[str] = []
     try:
-        compare_all((_answered(subject, pair, twice) for pair in pairs), COVERED)
+        compare_all((_answered(subject, pair, twice) for pair in pairs), read=_covered)
     except Failure as failure:
         if type(failure) is Failure and failure.misconception is None and twice:
-            raise NAMED["covers_twice"].failure(twice[0]) from None
+            raise mistake("covers_twice").failure(twice[0]) from None
         raise
 
 
+def _covered(answer: Any) -> np.ndarray:
+    """Return how often the tiles of an answer see each query and key, in a table that is large enough for every call."""
+    return drawn(read_tiles(answer, LARGEST), LARGEST.q[2], LARGEST.k[2])
+
+
 def _covered_twice(tiles: Sequence[Bounds], pair: Pair) -> str:
-    """Return in words which query and key are in two tiles, and in which; "" if none are."""
+    """Return a text that names a query and a key that two tiles cover, and these two tiles; "" if no two tiles overlap."""
     for row, key in np.argwhere(drawn(tiles, pair.q[2], pair.k[2]) > 1):
-        both = [tile for tile in tiles if drawn([tile], pair.q[2], pair.k[2])[row, key]]
-        return f"{pair.text}: row {row} sees key {key} in {both[0]} and in {both[1]}" if both[1:] else ""
+        return _both(tiles, pair, row, key)
     return ""
 
 
+def _both(tiles: Iterable[Bounds], pair: Pair, row: int, key: int) -> str:
+    """Return a text that names two tiles that cover this row and key; "" if there are no two."""
+    both = [tile for tile in tiles if _times([tile], np.array([row]), np.array([key]))[0]]
+    return f"{pair.text}: row {row} sees key {key} in {both[0]} and in {both[1]}" if both[1:] else ""
+
+
 def _answered(subject: Any, pair: Pair, twice: list[str]) -> Answered:
-    """Return what the tiles cover; a query and a key that two tiles hold are added to `twice` in words."""
+    """Return how often the tiles see each pair, with the right table; a text on overlapping tiles is added to `twice`."""
     tiles = read_tiles(subject.call(pair.q, pair.k), pair)
     for q0, q1, k0, k1, causal in tiles:
         if causal and q1 - q0 != k1 - k0:
-            raise NAMED["causal_not_square"].failure(f"{pair.text}: rows {q0} to {q1}, keys {k0} to {k1}")
+            raise mistake("causal_not_square").failure(f"{pair.text}: rows {q0} to {q1}, keys {k0} to {k1}")
     if both := _covered_twice(tiles, pair):
         twice.append(both)
     times, right = drawn(tiles, pair.q[2], pair.k[2]), mask(pair.q, pair.k)
-    return Answered(times, right, 0.0, pair, ("times seen [query, key]",), pair.text)
+    return Answered(times, right, 0.0, names=("times seen [query, key]",), text=pair.text)
 
 
 def equal_pairs(rng: np.random.Generator) -> list[Pair]:
-    """Return pairs of runs of one length and one step, related as in layouts that are dealt."""
+    """Return pairs of runs of equal length, with the shifts that occur in layouts that are dealt."""
     pairs = [((0, 1, 1), (0, 1, 1)), ((0, 1, 2), (0, 1, 2)), ((2, 1, 2), (0, 1, 2)), ((0, 1, 2), (2, 1, 2))]
     pairs += [((a, 4, 3), (b, 4, 3)) for a, b in ((0, 0), (2, 1), (1, 2), (0, 3), (3, 0), (12, 1), (1, 12))]
     return [_later(rng, *pair) for pair in pairs]
 
 
 def ragged_pairs(rng: np.random.Generator) -> list[Pair]:
-    """Return pairs of which one run is longer, as at the end of a sequence that does not divide."""
+    """Return pairs of runs of different lengths, as at the end of a sequence that cannot be dealt evenly."""
     lengths = ((1, 2), (2, 1), (2, 4), (4, 2), (3, 5), (5, 4))
     starts = ((0, 0), (1, 2), (2, 1), (0, 9), (9, 0))
     return [_later(rng, (a, 4, n), (b, 4, m)) for n, m in lengths for a, b in starts]
 
 
 def _later(rng: np.random.Generator, q: Run, k: Run) -> Pair:
-    """Return two runs that begin as much later, with steps of more than 1 made longer, and the same relation."""
+    """Return the two runs moved to later positions; steps above 1 become longer, and the same pairs stay visible."""
     begin, longer = int(rng.integers(10_000)), int(rng.integers(5)) if q[1] > 1 else 0
     step = q[1] + longer
     starts = [begin + start // q[1] * step + start % q[1] for start in (q[0], k[0])]
@@ -244,7 +172,7 @@ def _later(rng: np.random.Generator, q: Run, k: Run) -> Pair:
 
 
 def holds(subject: Any) -> bool:
-    """Return whether the submission's tiles_between is right for small runs; True where it cannot be asked."""
+    """Return whether the submission's tiles_between is right for small runs; True if it is not written."""
     try:
         subject, rng = subject.other("tiles_between"), np.random.default_rng(0)
         pairs = [*equal_pairs(rng), *ragged_pairs(rng)]
@@ -272,7 +200,7 @@ def _check_any_start(subject: Any, rng: np.random.Generator) -> None:
 
 
 def any_pairs(rng: np.random.Generator, times: int) -> list[Pair]:
-    """Return pairs of runs that begin anywhere, with shifts of several rows either way; the shortest runs first."""
+    """Return pairs of runs that are shifted by several rows in either direction; the shortest runs come first."""
     pairs = []
     for n, m in ((3, 3), (4, 6), (7, 5)):
         for _ in range(times):
@@ -283,17 +211,19 @@ def any_pairs(rng: np.random.Generator, times: int) -> list[Pair]:
 
 
 def _check_few(subject: Any, rng: np.random.Generator) -> None:
-    """Every tile is a launch: no empty one, one where all is seen, else a triangle and the tiles beside it."""
+    """Expect no empty tile, one tile where everything is seen, otherwise a triangle and the tiles beside it: each is a launch."""
     starts = ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))
     wide = [_later(rng, (a, 4, 12), (b, 4, 9)) for a, b in starts]
-    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row just sees the last key
+    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # here the first row sees even the last key
     pairs = [*wide, *last, *equal_pairs(rng), *ragged_pairs(rng)]
     answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
     for tiles, pair in answers:
         if any(_is_empty(tile) for tile in tiles):
-            raise NAMED["empty_tiles"].failure(pair.text)
+            raise mistake("empty_tiles").failure(pair.text)
     for tiles, pair in answers:
         if not np.array_equal(drawn(_square(tiles), pair.q[2], pair.k[2]), mask(*pair)):
+            if both := _covered_twice(tiles, pair):
+                raise mistake("covers_twice").failure(both)
             raise Failure("the number of tiles counts once they cover each visible pair once.", pair.text)
         _expect_few(tiles, pair)
 
@@ -304,25 +234,27 @@ def _is_empty(tile: Bounds) -> bool:
 
 
 def _square(tiles: Iterable[Bounds]) -> list[Bounds]:
-    """Return the tiles without causal ones that are not square: nobody can say which pairs these cover."""
+    """Return the tiles without the causal ones that are not square, because it is not defined which pairs these cover."""
     return [tile for tile in tiles if not tile[4] or tile[1] - tile[0] == tile[3] - tile[2]]
 
 
 def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
-    """No more tiles than a triangle and what lies beside it. Raises: Failure."""
+    """Return None if there are no more tiles than a triangle and the tiles beside it. Raises: Failure."""
     needed = canonical(pair.q, pair.k)
     example = f"{pair.text}: {len(tiles):,} tiles, {len(needed)} are enough"
     if len(tiles) > MOST:
-        raise NAMED["row_by_row"].failure(example)
+        raise mistake("row_by_row").failure(example)
     if len(tiles) > len(needed):
         if len(needed) == 1 and not needed[0][4]:
-            raise NAMED["full_in_pieces"].failure(example)
+            raise mistake("full_in_pieces").failure(example)
         raise Failure("The visible pairs are covered, but by more tiles than necessary.", example)
 
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
-    """Millions of tokens: coverage is probed at random places, and at the edges."""
-    _expect_no_mask(subject, rng)  # that of the long runs would fill the machine
+    """Probe the coverage of runs of two million tokens at random places and at the edges."""
+    _expect_no_mask(
+        subject, rng
+    )  # comes first, because the mask of the long runs would fill the machine's memory
     n = 2_000_003 + int(rng.integers(1000))
     for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
         step = int(rng.integers(1, 9))
@@ -331,16 +263,19 @@ def _check_long(subject: Any, rng: np.random.Generator) -> None:
             tiles = read_tiles(subject.call(pair.q, pair.k), pair)
         except Crashed as crash:
             if re.search("MemoryError|of memory|did not end within", crash.message):
-                raise NAMED["builds_the_mask"].failure(f"{pair.text}: {crash.message}") from None
+                raise mistake("builds_the_mask").failure(f"{pair.text}: {crash.message}") from None
             raise
         if any(_is_empty(tile) for tile in tiles):
-            raise NAMED["empty_tiles"].failure(pair.text)
+            raise mistake("empty_tiles").failure(pair.text)
         _expect_few(tiles, pair)
         _expect_covered(tiles, pair, shift, rng)
 
 
 def _expect_covered(tiles: Sequence[Bounds], pair: Pair, shift: int, rng: np.random.Generator) -> None:
-    """Probe two runs of one length at their edges and at random places, each around the diagonal and anywhere."""
+    """Probe rows at the edges and at random, each with keys around the diagonal and with random keys.
+
+    Both runs have the same length.
+    """
     n = pair.q[2]
     edges = [0, 1, n - 2, n - 1, -shift - 1, -shift, n - shift - 1, n - shift]
     rows = np.clip([*edges, *rng.integers(0, n, 200)], 0, n - 1)[:, None]
@@ -348,19 +283,21 @@ def _expect_covered(tiles: Sequence[Bounds], pair: Pair, shift: int, rng: np.ran
     wrong = np.argwhere(_times(tiles, rows, keys) != (keys <= rows + shift))
     if len(wrong):
         row, key = int(rows[wrong[0, 0], 0]), int(keys[tuple(wrong[0])])
+        if both := _both(tiles, pair, row, key):
+            raise mistake("covers_twice").failure(both)
         raise Failure("Long runs are covered wrongly.", f"{pair.text}: row {row} and key {key}")
 
 
 def _expect_no_mask(subject: Any, rng: np.random.Generator) -> None:
-    """The mask of these runs takes 16 MiB; the positions of their tokens, which are allowed, 64 KiB."""
+    """Expect a call in 4 MiB, on runs whose mask takes 16 MiB; the positions of their tokens take 64 KiB."""
     begin, shift = int(rng.integers(1, 1000)), int(rng.integers(100, 4000))
     pair = Pair((begin + shift, 1, 4096), (begin, 1, 4096))
     called = [subject.measure(pair.q, pair.k) for _ in range(2)]
-    peak = min(each.peak_bytes for each in called)  # chance only ever adds
+    peak = min(each.peak_bytes for each in called)  # chance, as an import, only adds to a peak
     for each in called:
         _expect_covered(read_tiles(each.answer, pair), pair, shift, rng)
     if peak > 4 << 20:
-        raise NAMED["builds_the_mask"].failure(f"{pair.text}: {peak / 2**20:.0f} MiB")
+        raise mistake("builds_the_mask").failure(f"{pair.text}: {peak / 2**20:.0f} MiB")
 
 
 def _times(tiles: Iterable[Bounds], rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -389,7 +326,7 @@ STAGE = Stage(
     function="tiles_between",
     title="Skip, full, causal, shifted by one",
     hints=HINTS,
-    misconceptions=MISTAKES,
+    misconceptions=misconceptions_of("07.relation"),
     checks=(
         Check("equal", 3, "visible", "two runs of one length: skip, full, causal, shifted", _check_equal),
         Check("ragged", 2, "visible", "two runs of different lengths, any shift", _check_ragged),

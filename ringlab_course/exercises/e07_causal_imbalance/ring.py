@@ -1,8 +1,8 @@
 """Checks of 07.ring: a causal ring on any layout that computes visible tiles only.
 
-What was computed is judged by values: keys that a row has no tile with hold NaN, and a hidden score
-that was computed and weighed 0 makes NaN of the row. Work that is thrown away before it reaches a
-result leaves no trace there, and is not looked for: nobody but the worker could tell.
+The checks tell from values whether a ring computes hidden scores. They put NaN into keys that share no tile with a row. If
+the ring computes such a score and gives it weight 0, the row becomes NaN. Work whose result is thrown away leaves no trace
+in the values, and the checks do not look for it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ from ringlab import layout as layouts
 from ringlab.layout import Layout
 from ringlab_course.checking.answers import expect_tuple, relative_error, to_numpy
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import Answered
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Faults
-from ringlab_course.checking.numbers import NAMES, random, rounding_bound
-from ringlab_course.checking.positions import Shards, expect_bytes, expect_neighbours, reason
-from ringlab_course.checking.ring_mistakes import truth
+from ringlab_course.checking.numbers import NAMES, random
+from ringlab_course.checking.positions import MISTAKES as FORWARD
+from ringlab_course.checking.positions import (
+    Shards,
+    answered_ranks,
+    compare_runs,
+    expect_bytes,
+    expect_neighbours,
+    reason,
+    truth,
+)
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e07_causal_imbalance.relation import holds as relation_holds
 from ringlab_course.exercises.e07_causal_imbalance.relation import mask
-from ringlab_course.exercises.e07_causal_imbalance.ring_mistakes import COMPARED, MISTAKES, NAMED
-from ringlab_course.exercises.e07_causal_imbalance.work import (
+from ringlab_course.exercises.e07_causal_imbalance.runs import (
     Tuples,
     by_hand,
     described,
@@ -38,9 +46,19 @@ from ringlab_course.exercises.e07_causal_imbalance.work import (
     token_fold,
 )
 
+ON_THE_WIRE = tuple(
+    FORWARD[name]
+    for name in (
+        "sends_p_times", "gathers_everything", "repeats_heads_on_the_wire", "sends_too_many_bytes", "does_not_unpack",
+        "never_waits", "splits_the_exchange",
+    )
+)  # fmt: skip
+"""Mistakes that any ring can show in its messages, in the words of exercise 05."""
+NAMED = {each.name: each for each in (*misconceptions_of("07.ring"), *ON_THE_WIRE)}
+
 Verify = Callable[[Any, np.random.Generator], None]
 CALLED = {"skips_the_shift": "leaves_the_ring"}
-"""Names that this exercise has for what `shards.reason` finds."""
+"""The names in this exercise of mistakes for which `positions.reason` has other names."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Dealt(Shards):
     runs: Tuples = field(default_factory=list)
 
     def run(self, subject: Any, faults: Faults | None = None) -> Any:
-        """The outcome of the learner's program on these shards; a known reason to break off gets its name."""
+        """Return the outcome of the learner's program on these shards. Raises: Failure; a known reason of a crash has a name."""
         try:
             return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, runs=self.runs)
         except Crashed as crash:
@@ -71,31 +89,17 @@ def _case(rng: np.random.Generator, layout: Layout, H: int = 1, K: int = 1, D: i
     return Dealt(qs, ks, vs, f"{described(layout)}, D={D}{heads}", positions, runs=runs)
 
 
-def _answers(subject: Any, case: Dealt) -> Iterator[Answered]:
-    """Run the learner's ring, and return what every rank returned with what it should have."""
-    return _judged(case, case.run(subject).results)
-
-
-def _judged(case: Dealt, results: Sequence[Any]) -> Iterator[Answered]:
-    for rank, result in enumerate(results):
-        out, _ = expect_tuple(result, NAMES)
-        if hasattr(out, "dtype") and np.isnan(to_numpy(out)).any():
-            raise NAMED["nan_in_blind_rows"].failure(f"{case.text}: rank {rank}")
-    shared = (case.qs, case.ks, case.vs, case.positions)
-    keys, values = torch.cat(case.ks, dim=-2), torch.cat(case.vs, dim=-2)
-    for rank, answer in enumerate(results):
-        right = truth(rank, *shared)
-        bound = rounding_bound(case.qs[rank], keys, values, right)
-        yield Answered(answer, right, bound, (rank, *shared, case.runs), NAMES, f"{case.text}: rank {rank}")
+def _answers(case: Dealt, results: Sequence[Any]) -> Iterator[Answered]:
+    return answered_ranks(case, results, NAMED["nan_in_blind_rows"])
 
 
 def _verify(subject: Any, cases: Iterable[Dealt]) -> None:
-    """Compare (out, lse) of every rank with the oracle's, the smallest case first."""
-    compare_all((answered for case in cases for answered in _answers(subject, case)), COMPARED)
+    """Compare (out, lse) of every rank with the oracle; the smallest cases come first."""
+    compare_runs(subject, cases, NAMED["nan_in_blind_rows"])
 
 
 def after_relation(check: Verify) -> Verify:
-    """Return the check, which on a wrong answer first asks whether tiles_between, below it, is right."""
+    """Return the check; where it fails, it blames `tiles_between` if that function, which the ring calls, is wrong."""
 
     @wraps(check)
     def run(subject: Any, rng: np.random.Generator) -> None:
@@ -133,7 +137,7 @@ def _check_ragged(subject: Any, rng: np.random.Generator) -> None:
 
 @after_relation
 def _check_any_layout(subject: Any, rng: np.random.Generator) -> None:
-    """Eight ranks, grouped heads, chunks of any size; and tokens dealt at random."""
+    """Try eight ranks, grouped heads, chunks of any size, and tokens that are dealt at random."""
     cases = [layouts.zigzag(16, 8), layouts.striped(19, 8), layouts.contiguous(29, 8)]
     for S in map(int, rng.integers(20, 40, 3)):
         cases.append(layouts.dealt(S, 5, chunk=int(rng.integers(2, 5)), folded=bool(rng.integers(2))))
@@ -157,9 +161,9 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
-    """Return the trace of a run. Raises: Failure where that run's values are wrong."""
+    """Return the trace of a run. Raises: Failure if the values of this run are wrong; `counted` begins the message."""
     outcome = case.run(subject)
-    for each in _judged(case, outcome.results):
+    for each in _answers(case, outcome.results):
         if relative_error(each.answer, each.truth) > 1e-4:
             raise Failure(f"{counted} once the values are right.", each.text)
     return outcome.trace
@@ -167,11 +171,11 @@ def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
 
 @after_relation
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
-    """Put NaN, for each rank's runs in turn, into all keys of other ranks with which that run has no tile."""
+    """For each run of queries, put NaN into all keys of other ranks that share no tile with it."""
     cases = (layouts.contiguous(4, 2), layouts.contiguous(6, 3), layouts.zigzag(8, 2), layouts.zigzag(12, 3))
     for layout in (*cases, layouts.striped(8, 2), token_fold(16, 2)):
         case = _case(rng, layout)
-        if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(subject, case)):
+        if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(case, case.run(subject).results)):
             raise Failure("hidden keys are checked once the values are right.", case.text)
         for rank in range(layout.P):
             for rows, keys in _hidden(case.runs, rank):
@@ -179,10 +183,10 @@ def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _hidden(runs: Tuples, rank: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """Each run's local rows with, for every rank, which of its keys lie in no tile of that run: bool arrays.
+    """Yield the local rows of each run of `rank`, and a bool array for every rank: True for keys in no tile of that run.
 
-    A tile is a pair of runs without the rows that see nothing and the keys that nobody sees. A rank's
-    own block counts as one tile, as some take it for one triangle, and rightly where it ascends.
+    The tiles of two runs leave out the rows that see nothing and the keys that no row sees. A rank's own block counts as
+    one tile, because a ring may compute it as one triangle where the positions ascend.
     """
     row = 0
     for q in runs[rank]:
@@ -198,7 +202,7 @@ def _hidden(runs: Tuples, rank: int) -> Iterator[tuple[slice, list[np.ndarray]]]
 def _expect_untouched(
     subject: Any, case: Dealt, rank: int, rows: slice, unseen: Sequence[np.ndarray]
 ) -> None:
-    """The rows must come out as if the unseen keys, which hold NaN, did not exist."""
+    """Put NaN into the unseen keys, and expect in `rows` the values of a run without these keys."""
     ks, vs = ([x.clone() for x in xs] for xs in (case.ks, case.vs))
     for x, keys in zip((*ks, *vs), (*unseen, *unseen), strict=True):
         x[..., torch.from_numpy(keys), :] = torch.nan
@@ -238,7 +242,7 @@ STAGE = Stage(
     kind="ring",
     helpers=("tiles_between",),
     hints=HINTS,
-    misconceptions=MISTAKES,
+    misconceptions=tuple(NAMED.values()),
     checks=(
         Check("contiguous", 2, "visible", "rank r owns the r-th stretch of tokens", _check_contiguous),
         Check("layouts", 2, "visible", "striped, zig-zag and token fold; grouped heads", _check_layouts),

@@ -11,19 +11,15 @@ import numpy as np
 import torch
 
 from ringlab import oracle
-from ringlab_course.checking.answers import expect_array, expect_tuple, relative_error
+from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.backward import NAMES, allowed, pair, sizes_of
 from ringlab_course.checking.contract import Check, Misconception, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.diagnosis import Answered, compare_all, compare_suspecting
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.numbers import random
 from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 
 mistake = mistakes_of("09")
-
-
-ROUNDED = 2.0**-4
-"""Errors below this may come from rounding to bfloat16, 2⁻⁸ at a time. Larger errors have another cause."""
 
 
 def _delta_case(subject: Any, dout: torch.Tensor, out: torch.Tensor) -> Answered:
@@ -54,17 +50,10 @@ def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _compare_narrow(cases: Sequence[Answered], rounded: Misconception) -> None:
-    """Raise `rounded` if a result has 16 bits or an error that bfloat16 explains, else any other failure."""
-    narrow = next((text for case in cases if (text := _returned_narrow(case))), None)
-    try:
-        compare_all(cases)
-    except Failure as failure:
-        small = all(relative_error(case.answer, case.truth) < ROUNDED for case in cases)
-        if failure.misconception is None and (narrow or small):
-            raise rounded.failure(narrow or failure.counterexample) from None
-        raise
-    if narrow:
+    """Compare all cases; `rounded` is the mistake behind a 16-bit result, and behind errors as small as bfloat16's."""
+    if narrow := next((text for case in cases if (text := _returned_narrow(case))), None):
         raise rounded.failure(narrow)
+    compare_suspecting(cases, rounded)
     for case in cases:
         parts = case.answer if isinstance(case.answer, (tuple, list)) else (case.answer,)
         for name, part in zip(case.names, parts, strict=True):

@@ -11,7 +11,7 @@ from ringlab import layout as layouts
 from ringlab_course.checking.answers import expect_array, expect_tuple, is_close, relative_error
 from ringlab_course.checking.backward import NAMES, Problem, problem
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.diagnosis import ROUNDED, Answered, compare_all
 from ringlab_course.checking.failures import Crashed, Failure, reason
 from ringlab_course.checking.faults import Faults
 from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
@@ -20,8 +20,6 @@ mistake = mistakes_of("09.couriers")
 
 COURIER = 4
 """The bytes of one element of dK or dV in a message, in float32."""
-ROUNDED = 2.0**-4
-"""The largest error that roundings to bfloat16, 2⁻⁸ each, add up to on the way past eight ranks."""
 
 
 def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Exercise 10: `accept`, judged on both sides by correct and by faulty implementations that run afresh; its common mistakes."""
+"""Checks of 10.accept: a verdict on results of correct and of faulty implementations, all computed afresh."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ringlab_course.checking.contract import Misconception
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.in_process import copied
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
+from ringlab_course.exercises.e10_numerics.error import relative_error
 from ringlab_course.figures import error_curves
 from ringlab_course.figures.error_curves import FAULTS, Program
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
-from collections.abc import Callable
-
-from ringlab_course.checking.wrong_answers import mistakes_of
-from ringlab_course.exercises.e10_numerics import mistakes as plain
-
 mistake = mistakes_of("10.accept")
 
 FACTOR = 2.0
-"""How many times the plainest implementation's error is allowed."""
+"""The rule allows this many times the error of the plainest implementation."""
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -39,98 +35,28 @@ def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def allowed_for(q: Tensor, k: Tensor, v: Tensor) -> float:
-    """Return the relative error that the rule allows: FACTOR times the plainest's, and at least one rounding."""
+    """Return the allowed relative error: FACTOR times that of the plainest implementation, at least one rounding."""
     return max(FACTOR * error_of(naive(q, k, v), q, k, v), torch.finfo(q.dtype).eps)
 
 
 def error_of(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> float:
     """Return the relative error of `out` against the float64 oracle."""
-    return plain.relative_error(out, torch.from_numpy(error_curves.truth(q, k, v)))
-
-
-def _same_dtype_truth(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    right = naive(q, k, v)
-    return plain.relative_error(out, right.double()) <= 4 * torch.finfo(q.dtype).eps
-
-
-def _unscaled_yardstick(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    unscaled = torch.softmax(q @ k.T, -1) @ v
-    return error_of(out, q, k, v) <= FACTOR * error_of(unscaled, q, k, v)
-
-
-def _no_floor(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return error_of(out, q, k, v) <= FACTOR * error_of(naive(q, k, v), q, k, v)
-
-
-def _eps_only(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return error_of(out, q, k, v) <= torch.finfo(q.dtype).eps
-
-
-def _grows_with_length(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return error_of(out, q, k, v) <= len(k) * torch.finfo(q.dtype).eps
-
-
-def _float32_yardstick(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    return error_of(out, q, k, v) <= max(
-        FACTOR * error_of(naive(q.float(), k.float(), v.float()), q, k, v), 1e-6
-    )
-
-
-def _bf16_yardstick(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    narrow = naive(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    return error_of(out, q, k, v) <= FACTOR * error_of(narrow, q, k, v)
-
-
-def _allclose(atol: float, rtol: float) -> Callable[..., bool]:
-    def imitate(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        right = torch.from_numpy(error_curves.truth(q, k, v))
-        return torch.allclose(out.double(), right, atol=atol, rtol=rtol)
-
-    return imitate
-
-
-def _fixed(bound: float) -> Callable[..., bool]:
-    return lambda out, q, k, v: error_of(out, q, k, v) <= bound
-
-
-def _blind_to_nan(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    right = torch.from_numpy(error_curves.truth(q, k, v))
-    return not float((out.double() - right).norm() / right.norm()) > allowed_for(q, k, v)
-
-
-ACCEPT = (
-    mistake("blind_to_nan", _blind_to_nan),
-    mistake("not_finite_left_out"),
-    mistake("atol_1e-2", _allclose(1e-2, 1e-5)),
-    mistake("atol_and_rtol", _allclose(1e-2, 1e-2)),
-    mistake("atol_0_1", _allclose(0.1, 1e-5)),
-    mistake("fixed_relative", _fixed(1e-2)),
-    mistake("eps_only", _eps_only),
-    mistake("grows_with_S", _grows_with_length),
-    mistake("truth_in_the_same_dtype", _same_dtype_truth),
-    mistake("yardstick_in_float32", _float32_yardstick),
-    mistake("yardstick_in_bf16", _bf16_yardstick),
-    mistake("yardstick_is_wrong", _unscaled_yardstick),
-    mistake("no_floor", _no_floor),
-    mistake("too_wide"),
-    mistake("always", lambda out, q, k, v: True),
-    mistake("never", lambda out, q, k, v: False),
-)
+    return relative_error(out, torch.from_numpy(error_curves.truth(q, k, v)))
 
 
 LOOSE = 4.0
-"""A faulty result counts only if it is off by this many times what the rule allows: no fair rule accepts it."""
+"""A faulty result is tried only if its error is at least this many times the allowed one, so that every fair rule rejects it."""
 TIGHT = 1.6
-"""An honest result counts only if it is off by at most this many times the plainest's error."""
+"""An honest result is tried only if its error is at most this many times that of the plainest implementation."""
 FAR = 8
-"""So many times the plainest's error is wrong, says the exercise."""
+"""A result whose error is this many times that of the plainest implementation is wrong, as the exercise says."""
 ALLOWED = 4
-"""Roundings that any result may be off by."""
+"""Every result may be off by this many roundings."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An output that is to be judged, what it is, and whether it is honest."""
+    """An output that the learner judges, with the inputs, a description, and whether it is honest."""
 
     out: Tensor
     q: Tensor
@@ -146,7 +72,7 @@ class Candidate:
 
 
 def candidates(q: Tensor, k: Tensor, v: Tensor, order: Tensor, case: str) -> Iterator[Candidate]:
-    """Yield honest and faulty results for these inputs, those on which every fair rule agrees; order: another of the keys."""
+    """Yield the honest and faulty results for these inputs on which all fair rules agree; `order` permutes the keys."""
     allowed = allowed_for(q, k, v)
     floor = ALLOWED * torch.finfo(q.dtype).eps
     for honest, group in ((True, _honest(q, k, v, order)), (False, _faulty(q, k, v))):
@@ -182,17 +108,17 @@ def _faulty(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_float32(subject: Subject, rng: np.random.Generator) -> None:
-    """Float32, plain scores: bfloat16 somewhere on the way is a fault."""
+    """Try float32 inputs with plain scores, where bfloat16 somewhere on the way is a fault."""
     _judge(subject, rng, [("plain", torch.float32, 256, 32, 1.0), ("plain", torch.float32, 1024, 64, 1.0)])
 
 
 def check_bf16(subject: Subject, rng: np.random.Generator) -> None:
-    """Bfloat16, plain scores: it is no fault there."""
+    """Try bfloat16 inputs with plain scores, where rounding to bfloat16 is no fault."""
     _judge(subject, rng, [("plain", torch.bfloat16, 256, 32, 1.0), ("plain", torch.bfloat16, 1024, 64, 1.0)])
 
 
 def check_units(subject: Subject, rng: np.random.Generator) -> None:
-    """The same with v a thousand times smaller and larger."""
+    """Try v that is a thousand times smaller or larger."""
     _judge(
         subject,
         rng,
@@ -205,7 +131,7 @@ def check_units(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_nan(subject: Subject, rng: np.random.Generator) -> None:
-    """A NaN, and an infinity."""
+    """Try a right result, and the same result with one NaN or one infinity."""
     found = list(_drawn(rng, "plain", torch.float32, 128, 32, 1.0))
     good = next(c for c in found if c.honest)
     broken = []
@@ -217,7 +143,7 @@ def check_nan(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_scores(subject: Subject, rng: np.random.Generator) -> None:
-    """Large scores, and scores that rise along the keys."""
+    """Try large scores, and scores that rise along the keys."""
     _judge(
         subject,
         rng,
@@ -230,7 +156,7 @@ def check_scores(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_luck(subject: Subject, rng: np.random.Generator) -> None:
-    """The plainest is right to the last digit, another honest one is off by a rounding."""
+    """Try honest results that are off by a rounding where the plainest implementation happens to be exact."""
     tried: list[Candidate] = []
     while len(tried) < 6:
         q, k, v = (torch.from_numpy(rng.standard_normal((n, 1))).float() for n in (1, 16, 16))
@@ -244,7 +170,7 @@ def check_luck(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Other lengths, head dims, dtypes and sizes."""
+    """Try other lengths, head dims, dtypes and sizes."""
     cases = []
     for probe in ("plain", "large", "sloped"):
         S, D = int(rng.integers(200, 900)), int(rng.choice([16, 48, 80]))
@@ -264,7 +190,7 @@ def _drawn(
     return _computed(seed, rng.permutation(S).tobytes(), probe, dtype, S, D, size)
 
 
-@functools.lru_cache(maxsize=48)  # everybody of a class is asked the same
+@functools.lru_cache(maxsize=48)  # all learners of a class get the same candidates
 def _computed(
     seed: int, order: bytes, probe: str, dtype: torch.dtype, S: int, D: int, size: float
 ) -> tuple[Candidate, ...]:
@@ -284,10 +210,8 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
         f"{first.case}: {'rejected' if first.honest else 'accepted'}, although it is {first.what}\n"
         f"relative error {error_of(*first.inputs):.1e}, the plainest has {error_of(naive(*first.inputs[1:]), *first.inputs[1:]):.1e}"
     )
-    if mistake := _explanation(subject, tried, got, wrong):
-        raise mistake.failure(example)
     both = len({c.honest for c in wrong}) == 2
-    raise Failure(
+    failure = Failure(
         "Right results are rejected and wrong ones accepted."
         if both
         else "A right result is rejected: the tolerance is too narrow for these inputs."
@@ -295,53 +219,37 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
         else "A wrong result is accepted: the tolerance is too wide for these inputs.",
         example,
     )
+    if name := _kind(subject, tried, got):
+        failure.otherwise = mistake(name).failure(example)
+    raise failure
 
 
-def _explanation(
-    subject: Subject, tried: list[Candidate], got: list[bool], wrong: list[Candidate]
-) -> Misconception | None:
-    """The mistake that gives these very verdicts, here and on a set of candidates of every kind.
+def _kind(subject: Subject, tried: list[Candidate], got: list[bool]) -> str | None:
+    """Ask for verdicts on many more candidates, and return the kind of mistake that they show, None for no known kind.
 
-    Where none does, a rule that fails on a NaN or an infinity alone leaves them out, however wide it is.
+    A rule that no mistake of the stage equals may still be of a kind that is known. Where several of these kinds fit, the
+    first is returned: a rule that fails on NaN and infinities alone leaves them out, however wide its tolerance is.
     """
-    verdicts = tuple(_verdict(subject.call(*c.inputs)) for c in _gallery())
-    for mistake in ACCEPT:
-        imitate = mistake.imitate
-        if (
-            imitate
-            and _imitated(mistake.name) == verdicts
-            and [imitate(*copied(c.inputs)) for c in tried] == got
-        ):
-            return mistake
+    gallery = _gallery()
+    verdicts = [_verdict(subject.call(*c.inputs)) for c in gallery]
+    wrong = [c for c, verdict in zip(tried, got, strict=True) if verdict != c.honest]
     if not any(torch.isfinite(c.out).all() for c in wrong):
-        return _known("not_finite_left_out")
+        return "not_finite_left_out"
     q, k, v = (x.bfloat16() for x in error_curves.inputs("large", 0, rows=16, S=256, D=32))
     exact = torch.from_numpy(error_curves.truth(q, k, v)).bfloat16()
     if _verdict(subject.call(naive(q, k, v), q, k, v)) and not _verdict(subject.call(exact, q, k, v)):
-        return _known("truth_in_the_same_dtype")
+        return "truth_in_the_same_dtype"
     q, k, v = error_curves.inputs("plain", 0, rows=4, S=64, D=8)
     small, large = (_verdict(subject.call(0 * q, q, k, unit * v)) for unit in (1e-6, 1e2))
     if small and not large:
-        return _known("atol_1e-2")
-    honest = [c.honest for c in (*tried, *_gallery())]
-    rejected = any(right and not ok for right, ok in zip(honest, (*got, *verdicts), strict=True))
-    return None if rejected else _known("too_wide")
-
-
-def _known(name: str) -> Misconception:
-    return next(mistake for mistake in ACCEPT if mistake.name == name)
-
-
-@functools.cache
-def _imitated(name: str) -> tuple[bool, ...]:
-    """What this mistake makes of the gallery."""
-    imitate = _known(name).imitate
-    return tuple(bool(imitate(*copied(c.inputs))) for c in _gallery()) if imitate else ()
+        return "atol_1e-2"
+    judged = zip((*tried, *gallery), (*got, *verdicts), strict=True)
+    return None if any(c.honest and not verdict for c, verdict in judged) else "too_wide"
 
 
 @functools.cache
 def _gallery() -> tuple[Candidate, ...]:
-    """Candidates of every kind, the same always: only to tell one mistake from another."""
+    """Return candidates of every kind, always the same ones; they serve only to tell mistakes apart."""
     rng = np.random.default_rng(0)
     kinds = [(probe, dtype) for probe in ("plain", "large") for dtype in (torch.float32, torch.bfloat16)]
     cases = [
@@ -363,3 +271,26 @@ def _verdict(answer: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise Failure(f"The verdict should be True or False, but is a {type(answer).__name__}.")
     return bool(value)
+
+
+STAGE = Stage(
+    id="10.accept",
+    function="accept",
+    title="Choose a tolerance: accept what is honest, reject what is wrong",
+    helpers=("relative_error",),
+    hints=(
+        "How far off is an implementation without a mistake, in this dtype, on these very inputs? How could you find out?",
+        "Write the plainest attention in the dtype of q and measure its error against the oracle. Allow a small multiple of it.",
+        "$\\varepsilon(\\mathrm{out}) \\le \\max\\left(2\\,\\varepsilon(\\mathrm{plainest}),\\ \\mathrm{eps}\\right)$",
+    ),
+    misconceptions=misconceptions_of("10.accept"),
+    checks=(
+        Check("float32", 2, "visible", "float32 inputs: bfloat16 on the way is a fault", check_float32),
+        Check("bf16", 2, "visible", "bfloat16 inputs: there it is no fault", check_bf16),
+        Check("units", 1, "visible", "v a thousand times smaller, or larger", check_units),
+        Check("not_finite", 1, "visible", "a NaN or an infinity is never right", check_nan),
+        Check("luck", 1, "visible", "inputs on which the plainest is right by luck", check_luck),
+        Check("scores", 2, "visible", "large scores, and scores that rise", check_scores),
+        Check("any", 1, "held-out", "other lengths, dtypes and sizes", check_any),
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Exercise 10: `diagnose`, judged on error curves that the judge computes afresh with faulty implementations."""
+"""Checks of 10.diagnose: the fault behind error curves, which are computed afresh with faulty implementations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.wrong_answers import mistakes_of
+from ringlab_course.checking.wrong_answers import misconceptions_of, mistakes_of
 from ringlab_course.figures import error_curves
 from ringlab_course.figures.error_curves import FAULTS
 
@@ -24,24 +25,13 @@ Curves = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Patient:
-    """Curves, and the program that they were measured on."""
+    """Error curves, and the fault of the program that they were measured on."""
 
     fault: str
     ranks: tuple[int, ...]
     curves: Curves
 
 
-MISSED = (
-    "sound",
-    "bf16 lse",
-    "bf16 out",
-    "bf16 accumulator",
-    "bf16 q",
-    "fp16 overflow",
-    "no rescale",
-    "arrival order",
-)
-"""Faults whose curves give them away; `missed_FAULT` says what does."""
 MIXED_UP = (
     ("sound", "bf16 out"),
     ("sound", "arrival order"),
@@ -50,26 +40,15 @@ MIXED_UP = (
     ("fp16 overflow", "no rescale"),
     ("bf16 q", "sound"),
 )
-"""(fault, answer): `FAULT_called_ANSWER` says what was overlooked."""
+"""Pairs (fault, answer) with a mistake of their own, `FAULT_called_ANSWER`; for other answers it is `missed_FAULT`."""
 
 
 def _slug(words: str) -> str:
     return words.replace(" ", "_")
 
 
-DIAGNOSE = (
-    mistake("no_such_name"),
-    mistake("always_the_same"),
-    mistake("one_point"),
-    mistake("plain_only"),
-    mistake("positions_not_ranks"),
-    *(mistake(_slug(f"missed {fault}")) for fault in MISSED),
-    *(mistake(_slug(f"{fault} called {answer}")) for fault, answer in MIXED_UP),
-)
-
-
 def _lasting(curves: Curves) -> float:
-    """How far the error on plain inputs gets from where it began: the largest ratio, either way."""
+    """Return the largest factor, up or down, between the error on plain inputs and its first value."""
     ratios = curves["plain"] / curves["plain"][0]
     return float(max(ratios.max(), 1 / ratios.min()))
 
@@ -84,27 +63,27 @@ CLEAR: dict[str, Callable[[Curves], bool]] = {
     "no rescale": lambda c: max(c["sloped"]) >= 0.5,
     "arrival order": lambda c: _lasting(c) <= 1.2 and max(c["repeat"]) > 0,
 }
-"""By fault: whether its curves show it clearly. Others are drawn anew, so that no grade hangs on luck."""
+"""For each fault, whether curves show it clearly. Other curves are drawn anew, so that no grade depends on luck."""
 
 
 def check_merges(subject: Subject, rng: np.random.Generator) -> None:
-    """Sound, or rounded between the blocks."""
+    """Try programs that are sound, and programs that round between the blocks."""
     _examine(subject, _patients(rng, ("sound", "bf16 lse", "bf16 out"), error_curves.RANKS, 2))
 
 
 def check_blocks(subject: Subject, rng: np.random.Generator) -> None:
-    """Rounded inside the blocks, or before them."""
+    """Try programs that round inside the blocks, or before them."""
     for ranks in (error_curves.RANKS, (1, 2, 6, 24)):
         _examine(subject, _patients(rng, ("bf16 accumulator", "bf16 q", "sound"), ranks, 1, (10, 18)))
 
 
 def check_no_rounding(subject: Subject, rng: np.random.Generator) -> None:
-    """What is no rounding at all."""
+    """Try programs with faults other than rounding."""
     _examine(subject, _patients(rng, ("no rescale", "fp16 overflow", "arrival order"), error_curves.RANKS, 2))
 
 
 def check_ranks(subject: Subject, rng: np.random.Generator) -> None:
-    """Measured at other P."""
+    """Try curves that were measured at other numbers of blocks."""
     for ranks in ((1, 3, 9, 27), (1, 2, 4, 8, 16)):
         patients = _patients(rng, tuple(FAULTS), ranks, 1)
         try:
@@ -112,11 +91,11 @@ def check_ranks(subject: Subject, rng: np.random.Generator) -> None:
         except Failure as failure:
             if type(failure) is Failure:
                 raise
-            raise _named("positions_not_ranks", f"P = {ranks}: {failure.message}") from None
+            raise mistake("positions_not_ranks").failure(f"P = {ranks}: {failure.message}") from None
 
 
 def check_any(subject: Subject, rng: np.random.Generator) -> None:
-    """Other lengths, head dims and inputs; every fault several times."""
+    """Try other lengths, head dims and inputs, with every fault twice."""
     _examine(subject, _patients(rng, tuple(FAULTS), (1, 2, 5, 12, 30), 2))
 
 
@@ -127,7 +106,7 @@ def _patients(
     times: int,
     gains: tuple[float, float] = (10, 14),
 ) -> list[Patient]:
-    """Return `times` programs with each of these faults, in any order, and their curves."""
+    """Return `times` patients with each of these faults, in random order."""
     found = [_patient(rng, fault, ranks, gains) for fault in faults for _ in range(times)]
     rng.shuffle(found)
     return found
@@ -143,7 +122,7 @@ def _patient(
             return Patient(fault, ranks, curves)
 
 
-@functools.lru_cache(maxsize=256)  # everybody of a class is asked the same
+@functools.lru_cache(maxsize=256)  # all learners of a class get the same curves
 def _curves(
     fault: str, ranks: tuple[int, ...], seed: int, S: int, D: int, gain: float, slope: float
 ) -> Curves:
@@ -159,25 +138,27 @@ def _examine(subject: Subject, patients: list[Patient]) -> None:
     example = f"answered {answer!r}, measured on {patient.fault!r}\n{_table(patient)}"
     strange = next((a for a in answers if a not in FAULTS), None)
     if strange is not None:
-        raise _named("no_such_name", f"answered {strange!r}, not one of {', '.join(FAULTS)}")
+        raise mistake("no_such_name").failure(f"answered {strange!r}, not one of {', '.join(FAULTS)}")
     every = _everyone(patient.ranks)
     if len({*answers, *(_answer(subject, p.ranks, p.curves) for p in every)}) == 1:
-        raise _named("always_the_same", example)
+        raise mistake("always_the_same").failure(example)
     for name, edit in (("one_point", _only_last), ("plain_only", _only_plain)):
         if _blind(subject, every, edit):
-            raise _named(name, example)
+            raise mistake(name).failure(example)
     pair = patient.fault, answer
-    raise _named(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}"), example)
+    raise mistake(_slug(f"{pair[0]} called {pair[1]}" if pair in MIXED_UP else f"missed {pair[0]}")).failure(
+        example
+    )
 
 
 @functools.cache
 def _everyone(ranks: tuple[int, ...]) -> tuple[Patient, ...]:
-    """One program with each fault, the same always: only to tell one mistake from another."""
+    """Return one patient with each fault, always the same ones; they serve only to tell mistakes apart."""
     return tuple(_patients(np.random.default_rng(0), tuple(FAULTS), ranks, 1))
 
 
 def _blind(subject: Subject, patients: Sequence[Patient], edit: Callable[[Curves], Curves]) -> bool:
-    """Whether every answer stays what it is when the curves lose what `edit` takes away."""
+    """Return whether the learner answers the same for every patient when `edit` takes information out of the curves."""
     try:
         return all(
             _answer(subject, p.ranks, p.curves) == _answer(subject, p.ranks, edit(p.curves)) for p in patients
@@ -210,5 +191,23 @@ def _table(patient: Patient) -> str:
     return "\n".join(lines)
 
 
-def _named(name: str, example: str) -> Failure:
-    return next(each for each in DIAGNOSE if each.name == name).failure(example)
+STAGE = Stage(
+    id="10.diagnose",
+    function="diagnose",
+    title="Name the precision bug from error curves",
+    hints=(
+        "With one block there is nothing to merge. Where is a fault that shows there already? And one that shows only from two blocks on?",
+        "Ask in this order: Is something not finite? Do two runs differ? Is something off by tens of percent? Otherwise it is rounding. "
+        "Does the error grow with P, fall or stay? And is it as low as one rounding, on large scores too?",
+        "$\\varepsilon_P / \\varepsilon_1$ on plain inputs: about 1 flat, below 1 inside the block, above 1 between blocks; out grows like "
+        "$\\sqrt{P/2}$ times one rounding, lse by a factor of three more",
+    ),
+    misconceptions=misconceptions_of("10.diagnose"),
+    checks=(
+        Check("merges", 2, "visible", "sound, or rounded between blocks", check_merges),
+        Check("blocks", 2, "visible", "rounded inside the blocks, or before", check_blocks),
+        Check("other", 2, "visible", "faults other than rounding", check_no_rounding),
+        Check("ranks", 1, "stress", "measured at other P", check_ranks),
+        Check("any", 2, "held-out", "fresh curves of every fault", check_any),
+    ),
+)  # fmt: skip

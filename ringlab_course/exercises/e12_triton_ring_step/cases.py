@@ -11,15 +11,12 @@ import numpy as np
 import torch
 
 from ringlab_course.checking.answers import (
-    compare_with,
     expect_array,
     expect_tuple,
-    is_close,
     relative_error,
-    resembles,
 )
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.emulated import Emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import EPS, largest, rounding_bound
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
@@ -200,7 +197,7 @@ class Chain:
         return 2 * rounding_bound(self.q, k, v, self.answer())
 
 
-def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answered:
+def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Emulated:
     """Return the learner's answer to the case. Raises: Failure for NaN in rows that saw no key."""
     parts, right = expect_tuple(answer, names), case.answer()
     got = [expect_array(part, r.shape, name=name) for part, r, name in zip(parts, right, names, strict=True)]
@@ -208,58 +205,7 @@ def answered(answer: Any, case: Any, bound: float, names: Sequence[str]) -> Answ
     if (unreal & np.isneginf(right[1])).any():
         at_the_end = mistakes.DIVIDES_BY_ZERO if tuple(names) == RESULT_NAMES else mistakes.NAN_IN_BLIND_ROWS
         raise at_the_end.failure(case.text)
-    return Answered(tuple(got), right, bound, (case,), names, case.text)
-
-
-def compare(cases: Iterable[Answered], known: Sequence[Misconception]) -> None:
-    """Compare all answers with the right ones.
-
-    Raises: the Failure of the first wrong answer, named after the first mistake in `known` that gives all of
-    the answers, including the right ones. On one input alone, different mistakes look alike.
-    """
-    seen: list[Answered] = []
-    first: Failure | None = None
-    try:
-        for case in cases:
-            seen.append(case)
-            first = first or _failure(case)
-    except Failure:  # an answer that breaks off later only leaves fewer cases to compare
-        if first is None:
-            raise
-    if first is None:
-        return
-    name = next((mistake for mistake in known if all(_makes(mistake, case) for case in seen)), None)
-    raise name.failure(first.counterexample) if name else first
-
-
-def is_wrong(case: Answered) -> bool:
-    """Return whether the answer differs from the truth by more than the bound."""
-    return not is_close(case.answer, case.truth, case.bound)
-
-
-def _failure(case: Answered) -> Failure | None:
-    try:
-        compare_with(case.answer, case.truth, bound=case.bound, names=case.names, case=case.text)
-    except Failure as failure:
-        return failure
-    return None
-
-
-def _makes(mistake: Misconception, case: Answered) -> bool:
-    """Return whether the mistake gives this answer.
-
-    For a wrong answer, the mistake's result must be wrong too.
-    """
-    if mistake.imitate is None:
-        return False
-    with np.errstate(all="ignore"):
-        try:
-            imitation = mistake.imitate(*case.inputs)
-        except IndexError:  # the mistake reads outside of memory
-            return False
-        if is_wrong(case) and is_close(imitation, case.truth, case.bound):
-            return False
-        return resembles(case.answer, imitation, case.bound)
+    return Emulated(tuple(got), right, bound, names, case.text, (case,))
 
 
 def expect_state(parts: Sequence[Any], like: Sequence[torch.Tensor], text: str) -> tuple[torch.Tensor, ...]:

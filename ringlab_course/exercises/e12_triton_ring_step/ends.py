@@ -11,7 +11,7 @@ import torch
 from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_array, expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import EPS, largest, rounding_bound
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
@@ -26,7 +26,6 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     Tiles,
     answered,
     block,
-    compare,
     expect_not_stored,
     expect_same,
     expect_state,
@@ -88,10 +87,10 @@ def _says(state: Any) -> tuple[Any, ...]:
 
 
 def _verify(subject: Any, *cases: Tiles) -> None:
-    compare((_answered(subject, case) for case in cases), mistakes.TILE)
+    compare_emulated((_answered(subject, case) for case in cases), mistakes.TILE)
 
 
-def _answered(subject: Any, case: Tiles) -> Answered:
+def _answered(subject: Any, case: Tiles) -> Emulated:
     keys, values = (
         torch.cat([widened(*parts[at : at + 2]) for parts, _ in case.tiles])[None, None] for at in (0, 2)
     )
@@ -153,7 +152,7 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
     products = (q[0].float() * k[0].float()).abs().sum() * 2.0**-6 * scale2(D)
     bound = 4 * EPS * max(2.0, float(products) / largest(case.answer()[1]))
     try:
-        compare([answered(_says(_run(subject, case)), case, bound, SAYS)], mistakes.TILE)
+        compare_emulated([answered(_says(_run(subject, case)), case, bound, SAYS)], mistakes.TILE)
     except Failure as failure:
         lost = failure.misconception is None and rounded(_run(subject, case), case)
         raise (unnamed(failure, mistakes.LOW_PRECISION_STATE) if lost else failure) from None
@@ -226,7 +225,7 @@ def _check_first(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_last(subject: Any, rng: np.random.Generator) -> None:
-    def results() -> Iterator[Answered]:
+    def results() -> Iterator[Emulated]:
         for rows in (1, ROWS, 2 * ROWS + 3):
             state, text = _states(rng, rows), _text(rows, STATE, True)
             _, result = _ends(subject, memory(state), poisoned(state.acc.shape), STATE, True, text)
@@ -234,7 +233,7 @@ def _check_last(subject: Any, rng: np.random.Generator) -> None:
             case = Ends(state, text)
             yield answered(result, case, case.bound(), RESULT_NAMES)
 
-    compare(results(), mistakes.ENDS)
+    compare_emulated(results(), mistakes.ENDS)
 
 
 def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
@@ -244,7 +243,7 @@ def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
     more key.
     """
 
-    def results() -> Iterator[Answered]:
+    def results() -> Iterator[Emulated]:
         for rows in (1, ROWS, ROWS + 5):
             result, more = _results(rng, rows), rng.standard_normal(D)
             for last in (True, False):
@@ -257,7 +256,7 @@ def _check_resumed(subject: Any, rng: np.random.Generator) -> None:
                     after = finished(with_key(State(*parts), more))
                 yield answered(after, case, case.bound(), RESULT_NAMES)
 
-    compare(results(), mistakes.ENDS)
+    compare_emulated(results(), mistakes.ENDS)
 
 
 def _check_both(subject: Any, rng: np.random.Generator) -> None:
@@ -271,7 +270,9 @@ def _check_both(subject: Any, rng: np.random.Generator) -> None:
         for part, old in zip((out, lse), before, strict=True):
             if (part == old.numpy()).any():
                 raise mistakes.UNWRITTEN.failure(text)
-        compare([answered(result, Ends(nothing_seen(shape), text), 1e-6, RESULT_NAMES)], mistakes.ENDS)
+        compare_emulated(
+            [answered(result, Ends(nothing_seen(shape), text), 1e-6, RESULT_NAMES)], mistakes.ENDS
+        )
 
 
 def _check_middle(subject: Any, rng: np.random.Generator) -> None:

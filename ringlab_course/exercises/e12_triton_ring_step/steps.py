@@ -14,7 +14,7 @@ from ringlab import layout as layouts
 from ringlab.layout import Layout
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.emulated import Emulated, compare_emulated, is_wrong
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.exercises.e12_triton_ring_step import mistakes
 from ringlab_course.exercises.e12_triton_ring_step.cases import (
@@ -24,7 +24,6 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     Chain,
     answered,
     block,
-    compare,
     expect_named_keys_only,
     expect_one_launch,
     expect_read_once,
@@ -34,7 +33,6 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import (
     expect_state_written,
     expect_written,
     garbage,
-    is_wrong,
     poisoned,
     random,
     rounded,
@@ -114,7 +112,7 @@ def _of_layout(
     return Chain(random(rng, 1, H, rows, D), steps, f"{heads}{layout!r}{seen}, rank {rank}")
 
 
-def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) -> Iterator[Answered]:
+def _run(subject: Any, chain: Chain, *, by_table: bool, record: bool = False) -> Iterator[Emulated]:
     """Run all steps.
 
     Yield (acc / total, m + log2 total) after each step, and (out, lse) after the last step.
@@ -174,13 +172,13 @@ def _equal(after: Any, before: torch.Tensor) -> bool:
 
 def _step(subject: Any, *chains: Chain, record: bool = False) -> None:
     found = (each for chain in chains for each in _run(subject, chain, by_table=False, record=record))
-    compare(found, mistakes.STEP)
+    compare_emulated(found, mistakes.STEP)
 
 
 def _table(subject: Any, *chains: Chain, record: bool = False) -> None:
     found = (each for chain in chains for each in _run(subject, chain, by_table=True, record=record))
     try:
-        compare(found, mistakes.TABLE)
+        compare_emulated(found, mistakes.TABLE)
     except Failure as failure:
         if failure.misconception is None and _reads_four_columns(subject):
             raise mistakes.FOUR_COLUMNS.failure(failure.counterexample) from None

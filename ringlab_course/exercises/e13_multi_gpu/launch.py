@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.exact import Case, compare_exactly, expect_integer, expect_parts
+from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.exact import compare_exactly, expect_integer
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import misconceptions_of
 
@@ -71,8 +73,11 @@ def truth(processes: Sequence[Process]) -> Answer:
     return sorted(found), 0 if "rank" in found else crossings(processes)
 
 
+NAMES = ("problems", "crossings")
+
+
 def _read(answer: Any) -> Answer:
-    names, hops = expect_parts(answer, "a tuple (problems, crossings)", 2)
+    names, hops = expect_tuple(answer, NAMES)
     if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
         raise Failure("The problems should be a list of names.", f"got a {type(names).__name__}")
     if strange := [name for name in names if name not in PROBLEMS]:
@@ -83,13 +88,13 @@ def _read(answer: Any) -> Answer:
 def _compare(subject: Any, rng: np.random.Generator, cases: Iterable[tuple[list[Process], str]]) -> None:
     """Compare the learner's answers with the right ones. Each launch gets a random MASTER_PORT."""
 
-    def asked() -> Iterator[Case]:
+    def asked() -> Iterator[Answered]:
         for listed, text in cases:
             shift = int(rng.integers(20_000))
             processes = [{**p, "MASTER_PORT": p["MASTER_PORT"] + shift} for p in listed]
-            yield Case(_read(subject.call(processes)), truth(processes), text)
+            yield Answered(_read(subject.call(processes)), truth(processes), names=NAMES, text=text)
 
-    compare_exactly(asked(), ("problems", "crossings"), _read)
+    compare_exactly(asked(), _read)
 
 
 def changed(processes: list[Process], **changes: Any) -> list[Process]:

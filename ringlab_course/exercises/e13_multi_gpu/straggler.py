@@ -20,8 +20,10 @@ from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import hardware
 from ringlab.cost.simulate import Network, simulate
 from ringlab.cost.sizes import Attention
+from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.exact import Case, compare_exactly, expect_integer, expect_parts
+from ringlab_course.checking.diagnosis import Answered
+from ringlab_course.checking.exact import compare_exactly, expect_integer
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.wrong_answers import misconceptions_of
 
@@ -120,6 +122,7 @@ Array = np.ndarray
 Answer = tuple[str, int, int]
 SOUND: Answer = ("sound", -1, -1)
 WORDS = ("compute", "link", "sound")
+NAMES = ("what", "rank", "step")
 
 
 def rates(given: Trace) -> Array:
@@ -130,7 +133,7 @@ def rates(given: Trace) -> Array:
 
 
 def _read(answer: Any) -> Answer:
-    what, rank, step = expect_parts(answer, "a tuple (what, rank, step)", 3)
+    what, rank, step = expect_tuple(answer, NAMES)
     if not isinstance(what, str) or what not in WORDS:
         raise Failure(f"`what` should be one of {', '.join(WORDS)}.", f"got {str(what)[:40]!r}")
     return what, expect_integer(rank, "rank"), expect_integer(step, "step")
@@ -143,18 +146,19 @@ Patient = tuple[Fault, int, str, float]
 def _compare(
     subject: Any, patients: Iterable[Patient], rng: np.random.Generator, *, drift: float = 0.0
 ) -> None:
-    seen: list[Case] = []
+    seen: list[Answered] = []
 
-    def asked() -> Iterator[Case]:
+    def asked() -> Iterator[Answered]:
         for fault, P, layout, hop in patients:
             clocks = np.sort(rng.uniform(-drift, drift, P))  # the clock of rank 0 is behind all others
             given = trace(fault, P, layout, hop, int(rng.integers(2**31)), clocks)
-            case = Case(_read(subject.call(given)), fault.answer, _told(given, P, layout))
+            text = _told(given, P, layout)
+            case = Answered(_read(subject.call(given)), fault.answer, names=NAMES, text=text)
             seen.append(case)
             yield case
 
     try:
-        compare_exactly(asked(), ("what", "rank", "step"), _read)
+        compare_exactly(asked(), _read)
     except Failure as failure:
         wrong = [case for case in seen if case.answer != case.truth]
         if wrong and all(case.truth == SOUND for case in wrong):

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringlab_course.checking.answers import compare_with, expect_array, relative_error
+from ringlab_course.checking.answers import compare_with, expect_array
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, compare_all
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.diagnosis import ROUNDED, Answered, compare_all, compare_suspecting
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.numbers import random
 from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e14_training.shard import IGNORE
 
 VOCABULARY = 5
-ROUNDED = 2.0**-4
-"""Errors below this may come from rounding to bfloat16, 2⁻⁸ at a time. Larger errors have another cause."""
 
 
 @dataclass(frozen=True)
@@ -141,20 +139,11 @@ def _verify(subject: Any, *cases: Problem) -> None:
     _expect_slopes(slopes)
 
 
-def _verify_as(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
-    """Compare the answers with the right ones.
-
-    The failure of a wrong answer is named `name` if `plausible(error)` holds and no other mistake explains
-    the answer.
-    """
+def _verify_suspecting(subject: Any, given: Problem, name: str, plausible: Callable[[float], bool]) -> None:
+    """Compare one case as `compare_suspecting` does; `name` is that of the suspected mistake."""
     slopes: list[Slope] = []
     answers = list(_answers(subject, [given], slopes))
-    try:
-        compare_all(answers, read=_shares)
-    except Failure as failure:
-        if plausible(max(relative_error(answer.answer, answer.truth) for answer in answers)):
-            failure.otherwise = STAGE.misconception(name).failure(failure.counterexample)
-        raise
+    compare_suspecting(answers, STAGE.misconception(name), plausible, read=_shares)
     _expect_slopes(slopes)
 
 
@@ -173,7 +162,7 @@ def _check_uneven(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
-    _verify_as(
+    _verify_suspecting(
         subject, problem(rng, ((4, 3), (4, 2)), size=300.0), "overflows", lambda error: not error < np.inf
     )
 
@@ -183,7 +172,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
     They are exact in float32, so only computing in bfloat16 makes a difference.
     """
-    _verify_as(
+    _verify_suspecting(
         subject, problem(rng, ((40, 33), (40, 21)), narrow=True), "narrow_loss", lambda error: error < ROUNDED
     )
 

@@ -20,7 +20,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab_course.checking.answers import compare_with
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.diagnosis import Answered, compare_all
+from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.wrong_answers import mistakes_of
 from ringlab_course.mesh import HOST
@@ -250,7 +250,7 @@ def look(
 
 def answers(
     subject: Any, cases: Iterable[Case], named: dict[str, Misconception], *, gradients: bool = False
-) -> Iterator[Answered]:
+) -> Iterator[Emulated]:
     """Yield each case's answer beside its truth, in the order in which devices own the tokens."""
     names = ALL if gradients else FORWARD
     for given in cases:
@@ -258,7 +258,7 @@ def answers(
         right = tuple(map(given.dealt, given.true[: len(names)]))
         if gradients:
             _of_the_forward(found.results[:2], right[:2], given)
-        yield Answered(found.results, right, given.bound(gradients), (given,), names, given.text)
+        yield Emulated(found.results, right, given.bound(gradients), names, given.text, (given,))
 
 
 def _of_the_forward(answer: Parts, truth: Parts, given: Case) -> None:
@@ -277,7 +277,7 @@ def verify(
 ) -> None:
     """Raise the Failure of the first wrong answer, with the name of a mistake that explains all answers."""
     named = {each.name: each for each in mistakes}
-    compare_all(answers(subject, cases, named, gradients=gradients), mistakes)
+    compare_emulated(answers(subject, cases, named, gradients=gradients), mistakes)
 
 
 def expect_values(found: Examined, given: Case, *, gradients: bool = False) -> None:

@@ -10,14 +10,13 @@ import torch
 
 from ringlab_course.checking.answers import expect_array, expect_arrays, expect_tuple, to_numpy
 from ringlab_course.checking.contract import Check, Stage
-from ringlab_course.checking.diagnosis import Answered, blame_groups, compare_all
+from ringlab_course.checking.diagnosis import Answered, blame_groups, compare_all, raise_first
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.numbers import EPS, attend, largest, merged, random, rounding_bound
 from ringlab_course.checking.positions import (
-    Question,
     expect_owned_once,
     first_difference,
-    judge,
+    same_sets,
     same_shares,
 )
 from ringlab_course.checking.wrong_answers import misconceptions_of
@@ -63,25 +62,29 @@ def _shares(answer: Any, P: int) -> list[np.ndarray]:
     return [to_numpy(part) for part in answer]
 
 
-def _explain(answered: list[Question], wrong: Question) -> Failure:
+def _dealt(subject: Any, layout: str, S: int, P: int) -> Failure | None:
+    """Return the Failure of a wrong answer for one layout, None if the answer is right."""
+    shares, truth, case = (
+        _shares(subject.call(layout, S, P), P),
+        owned(layout, S, P),
+        f"{layout}, S={S}, P={P}",
+    )
+    if same_shares(shares, truth):
+        return None
     try:
-        expect_owned_once(wrong.got, wrong.inputs[1], wrong.example.split(":")[0])
+        expect_owned_once(shares, S, case)
     except Failure as failure:
         return failure
-    if same_shares([np.sort(share) for share in wrong.got], wrong.truth):
-        return Failure("Every rank owns the right tokens, but not in ascending order.", wrong.example)
+    example = first_difference(shares, truth, case)
+    if same_sets(shares, truth):
+        return Failure("Every rank owns the right tokens, but not in ascending order.", example)
     return Failure(
-        "Every token has one owner, but for some it is not the owner that the layout says.", wrong.example
+        "Every token has one owner, but for some it is not the owner that the layout says.", example
     )
 
 
 def _deal(subject: Any, cases: Iterable[tuple[str, int, int]]) -> None:
-    def ask(layout: str, S: int, P: int) -> Question:
-        shares, truth = _shares(subject.call(layout, S, P), P), owned(layout, S, P)
-        example = first_difference(shares, truth, f"{layout}, S={S}, P={P}")
-        return Question((layout, S, P), shares, truth, example)
-
-    judge(cases, ask, same_shares, _explain)
+    raise_first(_dealt(subject, *case) for case in cases)
 
 
 def _rising(rng: np.random.Generator, count: int) -> np.ndarray:
