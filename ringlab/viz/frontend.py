@@ -64,7 +64,7 @@ def record_frames(
 ) -> None:
     """Record HTML pictures in the output of this cell.
 
-    Readers that cannot play the pictures show `instead`, which holds display data by type.
+    instead: display data by MIME type, for viewers that cannot play the pictures.
     step: the name of the slider. names: the slider's values, one for each picture; 0, 1, … if empty.
     """
     from IPython.display import display

@@ -99,9 +99,8 @@ def as_failure(name: str, error: BaseException) -> Failure:
 def stuck(function: str, error: CommError) -> Crashed:
     """Return the Failure for an error of communication; a deadlock is described rank by rank."""
     text = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
-    drawn = (error.got.splitlines() or [""])[
-        -1
-    ]  # no other line: tags are the learner's, and may say anything
+    # Only the last line is used: the others contain tags, which are the learner's and may have any text.
+    drawn = (error.got.splitlines() or [""])[-1]
     if isinstance(error, DeadlockError) and (found := _CYCLE.fullmatch(drawn.strip())):
         ranks = found[1].split(" → ")
         waits = [f"waits for rank {rank}" for rank in ranks[1:]]

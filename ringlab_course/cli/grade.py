@@ -50,8 +50,8 @@ def grade(
 ) -> None:
     """Grade exercises in a sandbox, with inputs that nobody has seen. Exits 1 if points are missing.
 
-    With --book, or with a file to write, the paths are those of a class. Then one submission counts per
-    learner and exercise, and the exit status is 1 only if a submission could not be graded or none was found.
+    With --book or an output file, the paths hold the submissions of a whole class. Then one submission counts
+    per learner and exercise, and the exit status is 1 only if one could not be graded or none was found.
     """
     request = Request(
         paths, only, book, jobs, frozenset(regrade or ()), learner, csv, json_file, html,

@@ -1,7 +1,7 @@
-"""The bytes that a version of the ring step moves, as numbers and pictures, and a line of a launch table.
+"""Two pictures of the kernels of a ring step: the bytes that a version moves, and one line of a launch table.
 
-`segment` draws the line of the table as it is given, and takes the visible keys of each row from the layout.
-So a wrong line shows.
+`segment` draws the line as it is given, but takes the visible keys of each row from the layout. So a mistake
+in the line can be seen.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def handed_in(path: Path, root: Path, exercise: str | None = None, learner: str 
 def _looked_at(
     paths: Iterable[str | os.PathLike[str]], learner: str | None, notes: list[str]
 ) -> list[tuple[Path, Path]]:
-    """Return the notebooks to open; of a learner with more than MOST_OF_ONE notebooks, only the newest."""
+    """Return the notebooks to open: at most MOST_OF_ONE for each learner, the newest ones."""
     by_learner: dict[str, list[tuple[Path, Path]]] = {}
     for path, root in notebooks(paths, notes):
         flat = path == root or path.parent == root  # then each notebook very likely has another learner

@@ -21,7 +21,7 @@ from ringlab_course.judge.spawn import Forked, Sandboxed, Start, Unprotected
 LOOK_S, LOOKS = 0.2, 5
 TIDYING_S = 0.05  # CPU seconds that may be used to free the arrays of a call
 ROOM = 1 << 20  # bytes that a worker may need to receive arguments or send an answer, besides one copy
-OBJECTS = 64  # bytes of Python objects per byte of a frame's header, at most
+OBJECTS = 64  # the most bytes of Python objects that a byte of a frame's header can become
 GRACE_S = 1.0  # seconds for the rest of an answer that had begun to arrive at its deadline
 START_SECONDS = 60.0  # importing torch takes 2 s of CPU, and the machine may be busy
 FORK_TRIES = 3

@@ -47,7 +47,7 @@ class Session:
     limits: modules that the code may not use; if None, all of ringlab except its checks is available.
     seconds: the time limit of each call.
     total_seconds: the time limit of the whole submission; later calls fail without being run.
-    patience: multiplies both limits, and the seconds that the checks of a tier may compute
+    patience: multiplies both limits, and the computing time that the checks of a tier may take
     (`allowance.begin`).
     """
 

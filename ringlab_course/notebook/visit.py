@@ -1,4 +1,7 @@
-"""Functions of exercise 16's ward: read complaints, examine, report, commit a diagnosis, open a source."""
+"""The functions that learners call in exercise 16's clinic for faulty rings.
+
+They read the complaints about a ring, run examinations on it, submit a diagnosis, and show the ring's source.
+"""
 
 from __future__ import annotations
 

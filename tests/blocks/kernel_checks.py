@@ -286,7 +286,7 @@ def capped_ring() -> None:
 
 
 def capped_full_ring() -> None:
-    """A cap is right in tiles without a mask, in a ring with a step that is neither first nor last."""
+    """A soft cap is right in tiles without a mask and in a ring of three steps, one of which is in the middle."""
     right(Task(S=123, P=3, H=1, K=1, causal=False, layout="contiguous", softcap=0.8))
 
 

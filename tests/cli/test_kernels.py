@@ -55,9 +55,8 @@ def test_a_broken_budget_is_told_and_the_status_is_1(monkeypatch) -> None:
     status, out, _ = call("kernels", "--offline", *chosen, "--json")
     broken = [row for row in json.loads(out) if row["broken"]]
     assert status == 1 and {row["config"]["block_m"] for row in broken}
-    assert len(broken) == 2 * (
-        4 + 1 + 3
-    )  # for two head dims: the steps of a ring, a window, and the sets of score rules
+    steps_of_a_ring, windows, sets_of_score_rules = 4, 1, 3
+    assert len(broken) == 2 * (steps_of_a_ring + windows + sets_of_score_rules), "for each of two head dims"
 
 
 def test_one_architecture_and_one_kernel_can_be_chosen(monkeypatch) -> None:

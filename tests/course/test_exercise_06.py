@@ -1,4 +1,4 @@
-"""Exercise 06: its expected values are those of the package, and the order of events is taken from the clock."""
+"""Exercise 06: its expected values equal the package's, and its order of events that of the virtual clock."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _shows_what_cannot_be(patch: Any) -> None:
 
 
 def _looks_for_an_end(patch: Any) -> None:
-    """Loop for ever at an empty cell."""
+    """Make the parser loop for ever at an empty cell of a notebook."""
     plain = submission._cell
 
     def cell(node: Any) -> Any:

@@ -23,7 +23,7 @@ LENGTHS = st.lists(st.integers(0, 60), max_size=6).map(tuple)
 
 
 def scores(layout: Layout, lengths: Lengths) -> list[int]:
-    """Return the scores of each rank under a causal mask, in which a token sees its document up to itself."""
+    """Return how many scores each rank computes if tokens see their own document up to themselves."""
     mask = Mask(documents=lengths)
     return [int((mask.position_ids(layout.positions(rank)) + 1).sum()) for rank in range(layout.P)]
 

@@ -105,7 +105,10 @@ def test_a_layer_on_a_grid_is_the_layer(token_ranks: int) -> None:
 
 
 def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
-    """Return out and lse of a token on a 2 × 2 grid with sinks by head; `shift` takes other heads' sinks."""
+    """Return out and lse of one token on a 2 × 2 grid, where each head has its own sink.
+
+    shift: give each head the sink of the head `shift` places before it, as a planted mistake.
+    """
     q, k, v = whole(1, H, K, S, D, 3, torch.float64)
     grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
     queries, keys = grid.attended(H), grid.attended(K)

@@ -285,7 +285,7 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
     resize(browser, 390, 844)
     browser.page.goto((site / name).as_uri())
     assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
-    # Elements wider than the page scroll within themselves.
+    # An element that is wider than the page has a scroll bar of its own.
     if name == "docs/kill-matrix.html":
         wide = "[...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth)"
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")

@@ -1,8 +1,8 @@
 """Gaps in the docstrings and annotations of the reference package, found in its source without an import.
 
-Public names are: for examples, everything that `ringlab.__all__` and the packages' `__init__` export, except
-commands; for the other three kinds, every module-level function and every method of a module-level class
-without a leading underscore.
+There are four kinds of gaps. `examples` covers everything that `ringlab.__all__` and the packages' `__init__`
+export, except commands. The other kinds cover every module-level function and every method of a module-level
+class without a leading underscore.
 
 examples  exported functions and classes without a doctest in their docstring, or for a class in one of its
           methods; for an exported module, such as `ringlab.oracle`, its functions

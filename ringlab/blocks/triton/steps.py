@@ -188,8 +188,9 @@ class TritonBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return these rows' part of the gradients of the next block, in float32: one item for all keys, or none.
+        """Return the contribution of these rows to the gradients of the next block's K and V, in float32.
 
+        The list has one entry for all keys of the block. It is empty if the rows see none of them.
         rules: the rules of the forward.
         Raises: ShapeError, DtypeError or DeviceError for q, k, v and tiles that do not fit together; BackendError
         after the last block.

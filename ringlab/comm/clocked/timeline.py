@@ -8,9 +8,9 @@ messages have arrived, as on the virtual cluster.
 Real networks differ in three ways. The port of the RECEIVER is never busy here, so if many ranks send to one
 rank at the same time, it receives all messages together. An all-gather of P − 1 sends by each rank uses one
 port, one send after another, whereas NCCL's ring all-gather uses all rails between nodes and can be several
-times faster. Exchanges of one rank over different kinds of link do not wait for each other here, and if no
-rank can continue, a message that is ready passes those before it. NCCL runs the exchanges of one communicator
-in the order of posting, so a backward whose hops are not hidden may be slower than its timeline.
+times faster. Exchanges of one rank over different kinds of link do not wait for each other here. Where no rank
+could continue otherwise, a message that is ready overtakes those posted before it. NCCL runs the exchanges of
+one communicator in the order of posting, so a backward whose hops are not hidden may be slower than here.
 
 All ranks advance together, with one NumPy operation for all of them, so the cost grows with the length of the
 longest program times the number of ranks.

@@ -207,7 +207,7 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
 
 
 def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry]:
-    """Return the entries of attention's temporary memory, and of the results of all-to-alls beside their inputs."""
+    """Return the entries for attention's temporary memory and for the results of all-to-alls."""
     attention, P = ring_sizes(request, degrees), degrees.ring
     work = attention_work(attention, -(-request.tokens // P), P, backward)
     home = "the sum so far, the sum arriving, the block's own" if P > 1 else "before they are rounded"

@@ -94,7 +94,7 @@ class ServeRequest:
 
     @property
     def prompt(self) -> int:
-        """Return the tokens of a prompt."""
+        """Return the number of tokens in a prompt."""
         return self.context - self.generated
 
     @property

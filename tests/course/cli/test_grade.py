@@ -331,7 +331,7 @@ def test_a_book_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) ->
     killed = place / "killed.db"
     with Gradebook(book, create=False) as grades:
         grades.override("ada", "05", 3, "as seen", "prof")
-        for suffix in ("", "-wal", "-shm"):  # the files of a book whose run was killed
+        for suffix in ("", "-wal", "-shm"):  # the files of a gradebook whose grading run was killed
             shutil.copy(f"{book}{suffix}", f"{killed}{suffix}")
 
     def confined(*words: object) -> subprocess.CompletedProcess[str]:

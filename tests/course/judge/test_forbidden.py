@@ -242,7 +242,9 @@ def test_a_worker_needs_nothing_that_is_hidden(kernels) -> None:
     limits = OffLimits(kernels=kernels)
     with Session([source], ["f"], torch=True, kernels=kernels, limits=limits) as session:
         absent = SandboxedSubject(session, "f").call()
-    assert absent == (["ringlab.blocks"] if kernels else [])  # only its part `triton` is there
+    assert absent == (
+        ["ringlab.blocks"] if kernels else []
+    )  # in the sandbox, `ringlab.blocks` has only its submodule `triton`
 
 
 def test_limits_travel_as_text() -> None:

@@ -1,4 +1,7 @@
-"""The loader runs the code that defines the graded functions and their setup; experiments lose no points."""
+"""The loader runs only the cells that define the graded functions and their setup.
+
+So errors in a learner's experiments, which are in other cells, cost no points.
+"""
 
 from __future__ import annotations
 

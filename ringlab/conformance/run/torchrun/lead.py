@@ -206,7 +206,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _waiting(results: Sequence[RankResult]) -> tuple[int, ...]:
-    """Return the ranks that continued after others had failed, or () if some rank raised an error.
+    """Return the ranks that still ran after others had died or hung; () if any rank raised an error.
 
     See `troubles.stopped_in`.
     """
