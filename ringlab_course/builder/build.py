@@ -51,11 +51,16 @@ def find_root() -> Path:
     """Return the nearest folder that contains ringlab_course/lessons, from the current folder upwards.
 
     If there is none, return the checkout that contains this module. Raises: CourseError if that has no
-    lessons either.
+    lessons either, or if the current folder is in another checkout than the code that runs.
     """
-    here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+    here, own = Path.cwd(), Path(__file__).resolve().parents[2]
+    for folder in (here, *here.parents, own):
         if (folder / "ringlab_course" / "lessons").is_dir():
+            if (folder / "ringlab_course" / "builder").is_dir() and folder.resolve() != own:
+                raise CourseError(
+                    f"the ringlab of this checkout, {folder}", f"that of {own}",
+                    f"run {folder / '.venv/bin/ringlab'}, after `make setup-lab` if it is not there",
+                )  # fmt: skip
             return folder
     raise CourseError(
         "a folder with ringlab_course/lessons", str(here), "run this in a checkout of the course"

@@ -378,11 +378,11 @@ compare("12.masked", sum(picture.count("masked") for picture in zig))
 # - Step 3 brings pieces 2 and 5, and again the early rows see neither. But this is the last step and out must be written, so
 #   they keep a program.
 #
-# Other layouts cut other tiles. Here are four at step 1; below them a slider moves over the steps.
+# Other layouts cut other tiles. Here they are at step 1; below them a slider moves over the steps.
 
 # %%
-four = ring_step.layouts_at(S, P, rank, step=1)
-show(ring_step.grid(four), ring_step.describe_grid(four))
+every_layout = ring_step.layouts_at(S, P, rank, step=1)
+show(ring_step.grid(every_layout), ring_step.describe_grid(every_layout))
 
 # %% [markdown]
 # (The thin strip at the token fold's right edge is token 511, which no row sees.)

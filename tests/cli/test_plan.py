@@ -275,7 +275,7 @@ BAD = {
     "--model llama3-70b --tokens 4 --hardware h100 --tp 1": ("at least one token per rank", "fewer nodes"),
     f"{ASKED} --nodes 4 --fsdp 7": ("fsdp that divides dp × cp, here at most 32 ranks", "--fsdp 4 or 8"),
     f"{ASKED} --nodes 4 --tp 2 --fsdp 32": ("fsdp that divides dp × cp, here 16 ranks", "--fsdp 16"),
-    f"{ASKED} --layout spiral": ("layout among", ""),
+    f"{ASKED} --layout no-such-layout": ("layout among", ""),
     f"{ASKED} --layout zigzga": ("layout among", "nearest: zigzag"),
     f"{ASKED} --recomputation ful": ("recomputation among", "nearest: full"),
     f"{ASKED} --dtype int8": ("a dtype among", "nearest: float8"),

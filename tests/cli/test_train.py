@@ -136,7 +136,7 @@ def test_a_file_is_learnt_and_a_window_needs_no_ranks(tmp_path: Path) -> None:
         (["--precision", "float16"], "float64, float32, bfloat16"),
         (["--micro-batches", 3], "a divisor of the batch"),
         (["--until", 0], "a step from 1 on"),
-        (["--layout", "spiral"], "contiguous, striped, zigzag"),
+        (["--layout", "no-such-layout"], "contiguous, striped, zigzag"),
         (["--ranks", 2, "--dp", 4], "dp × cp × tp = 2 ranks"),
         (
             ["--ranks", 2, "--tp", 2, "--kv-heads", 2],

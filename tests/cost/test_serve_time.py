@@ -312,7 +312,7 @@ def test_what_cannot_be_planned(change: dict[str, Any], words: str) -> None:
     [
         (lambda: simulate_decode(SIZES, (4,), 8, H100), CostError),
         (lambda: simulate_prefill(SIZES, 4, 2, 8, H100), CostError),
-        (lambda: simulate_prefill(SIZES, 4, 16, 8, H100, layout="spiral"), LayoutError),
+        (lambda: simulate_prefill(SIZES, 4, 16, 8, H100, layout="no-such-layout"), LayoutError),
     ],
 )
 def test_what_cannot_be_simulated(call: Callable[[], Any], kind: type[Exception]) -> None:

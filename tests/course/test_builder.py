@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -13,6 +14,7 @@ from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.builder import build as builder
 from ringlab_course.builder import execution, sources
+from ringlab_course.builder.build import find_root
 from ringlab_course.notebook.predictions import ROOM
 from tests.course.submissions_of import EXERCISE, exercise_source, lesson_source, small_course
 
@@ -332,6 +334,15 @@ def test_a_cell_that_raises_fails_the_build_and_writes_nothing(course):
     (result,) = builder.build(["notebooks/91"], root=course)
     assert result.action == "failed" and "ZeroDivisionError" in result.message
     assert (course / "notebooks" / "91_small.ipynb").read_bytes() == before
+
+
+def test_notebooks_of_another_checkout_are_refused(tmp_path, monkeypatch):
+    """Otherwise its notebooks would be compared with, or written from, the sources of this checkout."""
+    for name in ("lessons", "builder"):
+        (tmp_path / "ringlab_course" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CourseError, match=re.escape(f"run {tmp_path / '.venv/bin/ringlab'}")):
+        find_root()
 
 
 def test_the_command_line_tells_and_sets_the_status(course, monkeypatch):

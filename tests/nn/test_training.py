@@ -59,7 +59,7 @@ def test_sequences_over_rings_beside_each_other_are_one_batch() -> None:
 
 def test_recipes_that_cannot_be_are_refused() -> None:
     with pytest.raises(LayoutError, match="contiguous, striped, zigzag"):
-        Recipe(layout="spiral")
+        Recipe(layout="no-such-layout")
     with pytest.raises(TrainingError, match="steps= at least 1"):
         Recipe(steps=0)
     with pytest.raises(TrainingError, match="S= at least 1, an integer"):
@@ -69,7 +69,7 @@ def test_recipes_that_cannot_be_are_refused() -> None:
     with pytest.raises(TrainingError, match="learning_rate= at least 0 and finite"):
         Recipe(learning_rate="fast")  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="a schedule among"):
-        Recipe(schedule="spiral")
+        Recipe(schedule="no-such-schedule")
     with pytest.raises(BackendError, match="a block among .*triton or auto"):
         Recipe(block="flash")
     with pytest.raises(MaskError, match="window="):

@@ -194,9 +194,9 @@ def test_a_lab_that_does_not_begin_leaves_no_file_and_says_why_in_one_error(tmp_
 @pytest.mark.parametrize(
     "words",
     ["l1 --dtype foo", "l1 --dtype int64", "l1 --lengths 0,16", "l1 --messages 0,64", "l1 --messages=-5,64", "l1 --kv-heads 3",
-     "l1 --seed -1", "l1 --timeout inf", "l2 --dtype foo", "l2 --numbers 3", "l2 --layouts spiral", "l2 --block nope",
+     "l1 --seed -1", "l1 --timeout inf", "l2 --dtype foo", "l2 --numbers 3", "l2 --layouts no-such-layout", "l2 --block nope",
      "l3 os:getcwd --tokens 64", "l3 nocolon --tokens 64", "l3 os:nothing", "l3 tests.course.lab.entrants:right --tokens 66 --ranks 4",
-     "l3 tests.course.lab.entrants:right --layout spiral", "l3 tests.course.lab.entrants:right --block nope", "l1 --transport smoke"],
+     "l3 tests.course.lab.entrants:right --layout no-such-layout", "l3 tests.course.lab.entrants:right --block nope", "l1 --transport smoke"],
 )  # fmt: skip
 def test_what_is_asked_wrongly_is_refused_before_any_rank_starts(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,7 +354,7 @@ def test_preflight_on_the_command_line(tmp_path: Path) -> None:
     [
         lambda: l1.L1(messages=(64,)),
         lambda: l1.L1(H=3, K=2),
-        lambda: l2.L2(layouts=("spiral",)),
+        lambda: l2.L2(layouts=("no-such-layout",)),
         lambda: l2.L2(rounds=0),
         lambda: l2.L2(ranks=(4,)).numbers(2),
         lambda: l2.L2(ranks=(1,)).numbers(2),
