@@ -98,6 +98,8 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
 def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: Failure) -> str | None:
     if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
         return None
+    if any(isinstance(call.answer, Failure) and _numbers(call.args) > LARGEST for call in calls):
+        return None  # a wrong answer that takes all memory for large arguments would take it in this process
     if not (programs := _programs(stage)):
         return None
     right, *wrong = programs

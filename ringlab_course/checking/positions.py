@@ -53,6 +53,13 @@ def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return same_shares([np.sort(x) for x in a], [np.sort(x) for x in b])
 
 
+def read_sets(answer: Any) -> list[np.ndarray]:
+    """Return the positions of every rank in ascending order. Raises: Failure when the answer is no list of positions."""
+    return [
+        np.sort(share) for share in expect_shares(answer, len(answer) if hasattr(answer, "__len__") else 0)
+    ]
+
+
 def expect_owned_once(shares: Sequence[np.ndarray], S: int, case: str) -> None:
     """Return None if each of the positions 0 … S − 1 is owned exactly once. Raises: Failure."""
     owned = np.concatenate([np.zeros(0, np.int64), *shares])
@@ -81,6 +88,34 @@ class Question:
     got: Any
     truth: Any
     example: str
+
+
+def judge_answers(
+    cases: Iterable[tuple[Any, ...]],
+    ask: Callable[..., Question],
+    right: Callable[[Any, Any], bool],
+    explain: Callable[[Question], Failure],
+    read: Callable[[Any], Any],
+) -> None:
+    """Ask every case, then raise the failure of the first wrong answer, if there is one.
+
+    All cases are asked because two mistakes often give the same answer in one case, and only further cases tell
+    them apart. `read` returns the part of an answer that the check compares.
+    """
+    wrong = None
+    for case in cases:
+        try:
+            latest = ask(*case)
+        except Failure:
+            if wrong is None:
+                raise
+            break  # an earlier wrong result is reported first
+        if wrong is None and not right(latest.got, latest.truth):
+            wrong = latest
+    if wrong is not None:
+        failure = explain(wrong)
+        failure.read = read
+        raise failure
 
 
 def judge(

@@ -25,14 +25,14 @@ from ringlab_course.checking.positions import (
 )
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.checking.subject import Measured
-from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layouts
-from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import chains, dealt
-from ringlab_course.exercises.e08_striped_and_zigzag.layouts import LARGE
+from ringlab_course.exercises.e08_striped_and_zigzag import runs as e08_runs
+from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     begins,
     step_work,
     stretches,
 )
+from ringlab_course.exercises.e08_striped_and_zigzag.runs import LARGE, chains
 from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
 
 pytestmark = pytest.mark.thorough
@@ -161,7 +161,7 @@ class Slow:
 
 def test_a_search_that_runs_out_of_time_is_called_a_comparison_of_all_pairs():
     with pytest.raises(Failure) as failure:
-        e08_layouts._check_memory(Slow(), np.random.default_rng(0))
+        e08_runs._check_memory(Slow(), np.random.default_rng(0))
     assert failure.value.misconception == "compares_all_pairs"
     assert "131,072" in str(failure.value.counterexample)
 

@@ -101,6 +101,17 @@ def test_large_answers_are_not_compared(monkeypatch) -> None:
     assert name(calls) is None
 
 
+def test_a_call_that_breaks_off_on_large_arguments_is_not_made_again(monkeypatch) -> None:
+    """A wrong answer that takes all memory there would take it in this process."""
+
+    def broken(queries, keys, window=None):
+        raise MemoryError("all of it")
+
+    monkeypatch.setattr(explain, "LARGEST", 7)
+    monkeypatch.setattr(explain, "_programs", lambda stage: pytest.fail("a wrong answer is called"))
+    assert name(noted(broken, (HERE, HERE))) is None
+
+
 def test_parts_of_an_answer_are_compared_as_closely_as_the_check_does() -> None:
     got, made = (np.array([1.0, 1.0]), np.array(1000.0)), (np.array([1.0, 1.01]), np.array(1001.0))
     assert explain._same(got, made, (0.01, 0.001))

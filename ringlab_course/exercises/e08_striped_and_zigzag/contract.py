@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ringlab_course.checking.contract import Exercise
 from ringlab_course.checking.forbidden import makers_of_layouts
-from ringlab_course.exercises.e08_striped_and_zigzag import layouts as e08_layouts
+from ringlab_course.exercises.e08_striped_and_zigzag import deal as e08_deal
 from ringlab_course.exercises.e08_striped_and_zigzag import packed as e08_packed
+from ringlab_course.exercises.e08_striped_and_zigzag import runs as e08_runs
 from ringlab_course.exercises.e08_striped_and_zigzag import tiles as e08_tiles
 
 EXERCISE = Exercise(
@@ -13,8 +14,8 @@ EXERCISE = Exercise(
     slug="08_striped_and_zigzag",
     title="Striped and zig-zag",
     stages=(
-        e08_layouts.DEAL_STAGE,
-        e08_layouts.RUNS_STAGE,
+        e08_deal.STAGE,
+        e08_runs.STAGE,
         e08_tiles.TILES_STAGE,
         e08_tiles.BALANCE_STAGE,
         e08_packed.STAGE,

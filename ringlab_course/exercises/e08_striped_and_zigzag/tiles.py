@@ -13,7 +13,7 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.growth import measured
 from ringlab_course.checking.positions import Question, judge, listed, mistake_in
-from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import dealt
+from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import (
     BALANCE,
     KINDS,

@@ -1,4 +1,4 @@
-"""Checks of 08.deal and 08.runs: who owns which token, and the runs that a rank stores them in."""
+"""Checks of 08.runs: a function that cuts the positions of a rank into a few runs of one step."""
 
 from __future__ import annotations
 
@@ -10,113 +10,44 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.positions import (
-    Question,
-    expect_owned_once,
-    expect_shares,
-    first_difference,
-    judge,
-    listed,
-    mistake_in,
-    same_sets,
-    same_shares,
-)
-from ringlab_course.exercises.e08_striped_and_zigzag.layout_mistakes import DEAL, RUNS, chains, dealt
+from ringlab_course.checking.positions import Question, judge_answers, listed
+from ringlab_course.checking.wrong_answers import misconceptions_of
+from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
-NAMED = {mistake.name: mistake for mistake in (*DEAL, *RUNS)}
 LARGE = 2048, 4096, 8192
+"""Numbers of positions at which memory is measured."""
 LONGEST = 131_072
 """Positions of the longest shard: a search in a list for each of them takes minutes."""
 
 
-def _judge_deal(subject: Subject, cases: Sequence[tuple[int, int, int, bool]]) -> None:
-    def ask(S: int, P: int, chunk: int, folded: bool) -> Question:
-        case = f"S={S}, P={P}, chunk={chunk}, folded={folded}"
-        shares, truth = expect_shares(subject.call(S, P, chunk, folded), P), dealt(S, P, chunk, folded)
-        return Question((S, P, chunk, folded), shares, truth, first_difference(shares, truth, case))
-
-    judge(cases, ask, same_shares, _explain_deal)
-
-
-def _explain_deal(answered: list[Question], wrong: Question) -> Failure:
-    if mistake := mistake_in(answered, DEAL, same_sets):
-        return mistake.failure(wrong.example)
-    if same_sets(wrong.got, wrong.truth):
-        return NAMED["not_ascending"].failure(wrong.example)
-    try:
-        expect_owned_once(wrong.got, wrong.inputs[0], wrong.example.split(":")[0])
-    except Failure as failure:
-        return failure
-    return Failure(
-        "Every token is owned once, but some by another rank than the one it is dealt to.", wrong.example
-    )
+def chains(positions: np.ndarray, step: int) -> list[tuple[int, int, int]]:
+    """Return the fewest runs of this step that hold the positions, in order of their starts."""
+    owned = np.sort(positions)
+    starts = owned[~np.isin(owned - step, owned)]
+    ends = owned[~np.isin(owned + step, owned)]
+    order = np.lexsort((ends, ends % step))
+    begin = np.lexsort((starts, starts % step))
+    pairs = zip(starts[begin].tolist(), ends[order].tolist(), strict=True)
+    return sorted((start, step, (end - start) // step + 1) for start, end in pairs)
 
 
-def _check_round_robin(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_deal(subject, [_dividing(rng, P, most, False) for P, most in ((2, 3), (3, 5), (5, 9), (4, 9))])
-
-
-def _check_folded(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_deal(subject, [_dividing(rng, P, most, True) for P, most in ((3, 3), (2, 5), (4, 5), (5, 9))])
-
-
-def _dividing(rng: np.random.Generator, P: int, most: int, folded: bool) -> tuple[int, int, int, bool]:
-    """Return S, P, chunk and folded for up to a hundred whole turns of pieces of 1 to `most` tokens."""
-    chunk = int(rng.integers(2 if most > 5 else 1, most + 1))
-    return P * chunk * int(rng.integers(3, 100)), P, chunk, folded
-
-
-def _check_ragged(subject: Subject, rng: np.random.Generator) -> None:
-    cases = []
-    for folded in (False, True):
-        for P in (2, 3, 5):
-            chunk = int(rng.integers(2, 6))
-            turns, pieces, rest = (
-                int(rng.integers(2, 60)),
-                int(rng.integers(1, P)),
-                int(rng.integers(1, chunk)),
-            )
-            cases.append((P * chunk * turns + chunk * pieces + rest, P, chunk, folded))
-        P, chunk = int(rng.integers(5, 10)), int(rng.integers(2, 100))
-        cases.append((chunk * int(rng.integers(1, P - 1)) + int(rng.integers(1, chunk)), P, chunk, folded))
-        cases.append((0, int(rng.integers(2, 9)), int(rng.integers(1, 10_000)), folded))
-        cases.append((int(rng.integers(20, 500)), 1, int(rng.integers(1, 20)), folded))
-    _judge_deal(subject, cases)
-
-
-def _check_any(subject: Subject, rng: np.random.Generator) -> None:
-    cases = [
-        (int(rng.integers(100, 2000)), P, int(rng.integers(1, 20)), folded)
-        for P in (3, 8, 2, 1)
-        for folded in (False, True)
-        for _ in range(4)
-    ]
-    _judge_deal(subject, [*cases, (30_011 + int(rng.integers(1000)), 8, 1, True)])
-
-
-def _case(positions: np.ndarray, step: int) -> str:
-    return f"positions {listed(positions)}, step {step}"
-
-
-def _judge_runs(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
+def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
     """Judge cases (positions, step), or (positions, step, answer) where the answer is there already."""
 
     def ask(positions: Any, step: int, answer: Any = None) -> Question:
         positions = np.array(positions, dtype=np.int64)
-        case, truth = _case(positions, step), chains(positions, step)
+        case, truth = f"positions {listed(positions)}, step {step}", chains(positions, step)
         got = _expect_runs(subject.call(positions, step) if answer is None else answer, case, len(positions))
         return Question((positions, step), got, truth, f"{case}: got {_told(got)}, should be {_told(truth)}")
 
-    judge(cases, ask, lambda a, b: a == b, _explain_runs)
+    judge_answers(cases, ask, lambda a, b: a == b, _failure, _read)
 
 
-def _explain_runs(answered: list[Question], wrong: Question) -> Failure:
+def _failure(wrong: Question) -> Failure:
     (positions, step), got = wrong.inputs, wrong.got
-    if mistake := mistake_in(answered, RUNS, lambda a, b: a == b):
-        return mistake.failure(wrong.example)
     if sorted(got) == wrong.truth:
         return Failure("These are the right runs, but not in order of their starts.", wrong.example)
     if any(run[1] != step for run in got):
@@ -149,6 +80,10 @@ def _expect_runs(answer: Any, case: str, most: int) -> list[tuple[int, ...]]:
         raise Failure("every run should be three integers: (start, step, length).", case) from None
 
 
+def _read(answer: Any) -> list[tuple[int, ...]]:
+    return _expect_runs(answer, "", len(answer) if hasattr(answer, "__len__") else 0)
+
+
 def _is_triple(run: Any) -> bool:
     return getattr(run, "ndim", 1) == 1 and len(run) == 3
 
@@ -161,7 +96,7 @@ def _check_stretches(subject: Subject, rng: np.random.Generator) -> None:
     cases = [_pieces(rng, 1, [(0, 2)]), _pieces(rng, 1, [(0, 2), (6, 2)]), _pieces(rng, 1, [(0, 3)])]
     gaps = np.cumsum(rng.integers(5, 20, 3)).tolist()
     cases += [_pieces(rng, 1, [(gap, int(rng.integers(1, 5))) for gap in gaps]), _pieces(rng, 1, [(0, 1)])]
-    _judge_runs(subject, cases)
+    _verify(subject, cases)
 
 
 def _check_strides(subject: Subject, rng: np.random.Generator) -> None:
@@ -170,7 +105,7 @@ def _check_strides(subject: Subject, rng: np.random.Generator) -> None:
     step = int(rng.integers(4, 12))
     begin = step * int(rng.integers(1, 1000)) + step - 2  # the later run begins with the smaller remainder
     cases += [(np.array(sorted([begin, begin + step, begin + 3, begin + 3 + step])), step)]
-    _judge_runs(subject, [*cases, (np.zeros(0, np.int64), int(rng.integers(2, 100_000)))])
+    _verify(subject, [*cases, (np.zeros(0, np.int64), int(rng.integers(2, 100_000)))])
 
 
 def _pieces(rng: np.random.Generator, step: int, runs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
@@ -191,11 +126,11 @@ def _check_every_layout(subject: Subject, rng: np.random.Generator) -> None:
                 for step in (1, period)
                 if len(mine)
             ]
-    _judge_runs(subject, cases)
+    _verify(subject, cases)
 
 
 def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
-    _judge_runs(subject, [_large(rng, 64)])
+    _verify(subject, [_large(rng, 64), _pieces(rng, 8, [(0, 3)])])
     cases: list[tuple[Any, ...]] = []
 
     def peak(n: int) -> int:
@@ -206,14 +141,16 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
 
     growth = measured(LARGE, peak, order=1)
     if growth.faster_than(1):
-        raise NAMED["compares_all_pairs"].failure(f"shards of S positions, step 8; {growth}")
-    _judge_runs(subject, cases)
+        raise STAGE.misconception("compares_all_pairs").failure(f"shards of S positions, step 8; {growth}")
+    _verify(subject, cases)
     try:
-        _judge_runs(subject, [_large(rng, LONGEST)])
+        _verify(subject, [_large(rng, LONGEST)])
     except Crashed as crash:
         if "did not end within" not in crash.message:
             raise
-        raise NAMED["compares_all_pairs"].failure(f"{LONGEST:,} positions: {crash.message}") from None
+        raise STAGE.misconception("compares_all_pairs").failure(
+            f"{LONGEST:,} positions: {crash.message}"
+        ) from None
 
 
 def _large(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
@@ -221,27 +158,7 @@ def _large(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
     return int(rng.integers(100_000)) + dealt(4 * n, 4, 1, True)[1], 8
 
 
-DEAL_STAGE = Stage(
-    id="08.deal",
-    function="deal",
-    title="One family of layouts",
-    hints=(
-        "Which piece does token t belong to? Which rank gets piece i in a forward turn, and which in a backward turn?",
-        "Work out the owner of every token at once. The piece of a token is its position // chunk. The owner of a piece "
-        "depends on its place in a period of P pieces, or of 2P. Then ask for each rank which tokens it owns.",
-        r"$\mathrm{owner}(t) = j$ with $j = \lfloor t/c \rfloor \bmod P$; folded: $\min(j, 2P-1-j)$ with "
-        r"$j = \lfloor t/c \rfloor \bmod 2P$",
-    ),
-    misconceptions=DEAL,
-    checks=(
-        Check("round_robin", 2, "visible", "turn after turn from rank 0", _check_round_robin),
-        Check("folded", 2, "visible", "every other turn runs backwards", _check_folded),
-        Check("ragged", 2, "visible", "lengths that do not divide, ranks that get nothing", _check_ragged),
-        Check("any", 2, "held-out", "any length, any piece, 1 to 8 ranks", _check_any),
-    ),
-)
-
-RUNS_STAGE = Stage(
+STAGE = Stage(
     id="08.runs",
     function="runs",
     title="Positions as a few runs",
@@ -252,7 +169,7 @@ RUNS_STAGE = Stage(
         "and cut wherever the difference is not the step.",
         r"starts $\{p : p - s \notin A\}$, ends $\{p : p + s \notin A\}$, length $(\mathrm{end} - \mathrm{start})/s + 1$",
     ),
-    misconceptions=RUNS,
+    misconceptions=misconceptions_of("08.runs"),
     checks=(
         Check("stretches", 2, "visible", "step 1: stretches of neighbours", _check_stretches),
         Check("strides", 2, "visible", "larger steps: runs that interleave", _check_strides),
