@@ -26,6 +26,7 @@ from ringlab_course.checking.positions import (
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.checking.subject import Measured
 from ringlab_course.exercises.e08_striped_and_zigzag import runs as e08_runs
+from ringlab_course.exercises.e08_striped_and_zigzag.balance import imbalance
 from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     begins,
@@ -33,7 +34,7 @@ from ringlab_course.exercises.e08_striped_and_zigzag.packed import (
     stretches,
 )
 from ringlab_course.exercises.e08_striped_and_zigzag.runs import LARGE, chains
-from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import counts, imbalance
+from ringlab_course.exercises.e08_striped_and_zigzag.tiles import counts
 
 pytestmark = pytest.mark.thorough
 

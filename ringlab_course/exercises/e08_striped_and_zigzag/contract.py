@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringlab_course.checking.contract import Exercise
 from ringlab_course.checking.forbidden import makers_of_layouts
+from ringlab_course.exercises.e08_striped_and_zigzag import balance as e08_balance
 from ringlab_course.exercises.e08_striped_and_zigzag import deal as e08_deal
 from ringlab_course.exercises.e08_striped_and_zigzag import packed as e08_packed
 from ringlab_course.exercises.e08_striped_and_zigzag import runs as e08_runs
@@ -16,8 +17,8 @@ EXERCISE = Exercise(
     stages=(
         e08_deal.STAGE,
         e08_runs.STAGE,
-        e08_tiles.TILES_STAGE,
-        e08_tiles.BALANCE_STAGE,
+        e08_tiles.STAGE,
+        e08_balance.STAGE,
         e08_packed.STAGE,
     ),
     about=makers_of_layouts(),

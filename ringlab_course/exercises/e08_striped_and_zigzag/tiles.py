@@ -1,4 +1,4 @@
-"""Checks of 08.tiles and 08.balance: what a kernel computes of a pair of shards, and how long the busiest rank takes."""
+"""Checks of 08.tiles: a function that counts the full, masked and skipped tiles of two shards."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringlab.errors import apart
 from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.positions import Question, judge, listed, mistake_in
+from ringlab_course.checking.positions import Question, judge_answers, listed
+from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
-from ringlab_course.exercises.e08_striped_and_zigzag.tile_mistakes import (
-    BALANCE,
-    KINDS,
-    TILES,
-    Counts,
-    Tile,
-    counts,
-    imbalance,
-)
 
 if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
-NEAR = 1e-9
+Counts = tuple[int, int, int]
+Tile = tuple[int, int]
+KINDS = ("full", "masked", "skipped")
 LARGE = 1024, 2048, 4096
+"""Tokens of a shard with which memory is measured."""
 
 
-def _judge_counts(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Judge cases (queries, keys, tile), or with the answer as a fourth where it is there already."""
+def counts(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
+    """Return the numbers of full, masked and skipped tiles."""
+    (q_low, q_high), (k_low, k_high) = _ends(queries, tile[0]), _ends(keys, tile[1])
+    some, full = q_high[:, None] >= k_low, q_low[:, None] >= k_high
+    return int(full.sum()), int((some & ~full).sum()), int((~some).sum())
+
+
+def _ends(positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest position in every group of `size` tokens."""
+    if len(positions) == 0:
+        return positions, positions
+    starts = np.arange(0, len(positions), size)
+    return np.minimum.reduceat(positions, starts), np.maximum.reduceat(positions, starts)
+
+
+def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
+    """Check answers to cases (queries, keys, tile), or to (queries, keys, tile, answer) if the call was made already."""
 
     def ask(queries: Any, keys: Any, tile: Tile, answer: Any = None) -> Question:
         queries, keys = np.array(queries, dtype=np.int64), np.array(keys, dtype=np.int64)
@@ -43,12 +52,10 @@ def _judge_counts(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
             (queries, keys, tile), got, truth, f"{case}: got {_told(got)}; expected {_told(truth)}"
         )
 
-    judge(cases, ask, lambda a, b: a == b, _explain_counts)
+    judge_answers(cases, ask, lambda a, b: a == b, _failure, _expect_counts)
 
 
-def _explain_counts(answered: list[Question], wrong: Question) -> Failure:
-    if mistake := mistake_in(answered, TILES, lambda a, b: a == b):
-        return mistake.failure(wrong.example)
+def _failure(wrong: Question) -> Failure:
     if sum(wrong.got) != sum(wrong.truth):
         return Failure(
             "The three numbers do not add up to the number of tiles, ⌈queries / rows⌉ · ⌈keys / columns⌉.",
@@ -110,7 +117,7 @@ def _check_ascending(subject: Subject, rng: np.random.Generator) -> None:
         ([2, 3, 4], [4, 5], (3, 2)),
         ([0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11], (4, 2)),
     )
-    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
+    _verify(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
 
 
 def _check_seams(subject: Subject, rng: np.random.Generator) -> None:
@@ -120,7 +127,7 @@ def _check_seams(subject: Subject, rng: np.random.Generator) -> None:
         ([0, 8, 16, 7, 15, 23], [3, 11, 19, 4, 12, 20], (2, 2)),
         ([0, 8, 16, 24, 7, 15, 23, 31], [2, 10, 18, 26, 5, 13, 21, 29], (3, 3)),
     )
-    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=False)])
+    _verify(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=False)])
 
 
 def _check_edges(subject: Subject, rng: np.random.Generator) -> None:
@@ -128,10 +135,12 @@ def _check_edges(subject: Subject, rng: np.random.Generator) -> None:
         ([0, 1, 2], [0, 1, 2], (2, 2)),
         ([3, 4, 5], [0, 1], (2, 4)),
         ([1, 3, 5, 7, 9], [0, 2, 4, 6], (2, 3)),
+        ([4, 5, 6, 7, 8], [3, 4], (2, 2)),
+        ([2, 3, 4], [4, 5], (2, 2)),
         ([], [0, 1], (2, 2)),
         ([5], [], (2, 2)),
     )
-    _judge_counts(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
+    _verify(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
 
 
 def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
@@ -144,7 +153,7 @@ def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
             for origin in range(P):
                 cases.append((rng.permutation(shares[1]), shares[origin], tile))
                 cases.append((shares[P - 1], shares[origin], tile))
-    _judge_counts(subject, cases)
+    _verify(subject, cases)
 
 
 def _check_tile_memory(subject: Subject, rng: np.random.Generator) -> None:
@@ -154,7 +163,7 @@ def _check_tile_memory(subject: Subject, rng: np.random.Generator) -> None:
         queries, keys = (begin + np.arange(0, 4 * n, 4) for begin in begins)
         return queries, keys, (size, size)
 
-    _judge_counts(subject, [large(16, 4)])
+    _verify(subject, [large(16, 4)])
     cases: list[tuple[Any, ...]] = []
 
     def peak(n: int) -> int:
@@ -165,107 +174,13 @@ def _check_tile_memory(subject: Subject, rng: np.random.Generator) -> None:
 
     growth = measured(LARGE, peak, order=1)
     if growth.faster_than(1):
-        raise TILES[-1].failure(f"shards of S tokens, tile (64, 64); {growth}")
-    _judge_counts(subject, cases)
+        raise STAGE.misconception("compares_all_pairs").failure(
+            f"shards of S tokens, tile (64, 64); {growth}"
+        )
+    _verify(subject, cases)
 
 
-def _judge_imbalance(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Judge cases (name, positions, tile), or with the answer as a fourth where it is there already."""
-
-    def ask(name: str, positions: list[np.ndarray], tile: Tile, answer: Any = None) -> Question:
-        truth = imbalance(positions, tile)
-        got = _expect_number(subject.call(positions, tile) if answer is None else answer)
-        case = f"{name}, S={sum(map(len, positions))}, P={len(positions)}, tile {tile}"
-        found, right = apart(got, truth, digits=4, kind="f")
-        return Question((positions, tile), got, truth, f"{case}: got {found}, expected {right}")
-
-    judge(cases, ask, _near, _explain_imbalance)
-
-
-def _explain_imbalance(answered: list[Question], wrong: Question) -> Failure:
-    if mistake := mistake_in(answered, BALANCE, _near):
-        return mistake.failure(wrong.example)
-    return Failure(
-        "The imbalance is another number. It is made of tile_counts: if 08.tiles is not right yet, mend that first. Then print "
-        "full + masked of every rank in every step, and compare with what you expect.",
-        wrong.example,
-    )
-
-
-def _expect_number(answer: Any) -> float:
-    if answer is None:
-        raise Failure("the result is None: is the `return` missing?")
-    try:
-        return float(answer)
-    except (TypeError, ValueError, OverflowError):
-        raise Failure(f"the result should be one number, but is a {type(answer).__name__}.") from None
-
-
-def _near(a: float, b: float) -> bool:
-    return bool(np.isclose(a, b, rtol=NEAR, atol=0, equal_nan=True))
-
-
-def _family(S: int, P: int) -> tuple[tuple[str, list[np.ndarray]], ...]:
-    """Return the four published layouts of S tokens, by name, and one with even totals and uneven steps."""
-    L = -(-S // P)
-    return (
-        ("zig-zag", dealt(S, P, -(-L // 2), True)),
-        ("striped", dealt(S, P, 1, False)),
-        ("token fold", dealt(S, P, 1, True)),
-        ("contiguous", dealt(S, P, L, False)),
-        ("stretches of equal work", np.split(np.arange(S), [round(S * (r / P) ** 0.5) for r in range(1, P)])),
-    )
-
-
-def _families(*sizes: tuple[int, int, Tile]) -> list[tuple[Any, ...]]:
-    return [(name, positions, tile) for S, P, tile in sizes for name, positions in _family(S, P)]
-
-
-def _check_tokens(subject: Subject, rng: np.random.Generator) -> None:
-    """Tiles of one token, where work is the number of visible pairs."""
-    sizes = [(P * int(rng.integers(6, 60)) + int(rng.integers(P)), P) for P in (2, 3, 4, 5)]
-    alone = ("one rank", dealt(int(rng.integers(20, 400)), 1, 1, False), (1, 1))
-    _judge_imbalance(subject, [*_families(*((S, P, (1, 1)) for S, P in sizes)), alone])
-
-
-def _check_tiles(subject: Subject, rng: np.random.Generator) -> None:
-    """Larger tiles, which divide the shards, and some that do not."""
-    sizes: list[tuple[int, int, Tile]] = []
-    for P, most in ((2, 3), (3, 4), (4, 5), (8, 3)):
-        rows, columns = int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
-        sizes.append((2 * P * rows * columns * int(rng.integers(2, 12)), P, (rows, columns)))
-    sizes.append((int(rng.integers(30, 120)) * 3 + 1, 3, _any_tile(rng, 5)))
-    _judge_imbalance(subject, _families(*sizes))
-
-
-def _check_uneven(subject: Subject, rng: np.random.Generator) -> None:
-    """Lengths that do not divide, and more ranks than tokens."""
-    sizes = [(int(rng.integers(10 * P, 40 * P)), P, _any_tile(rng, 5)) for P in (2, 3, 5, 8)]
-    _judge_imbalance(
-        subject, [*_families(*sizes), *_families((int(rng.integers(4, 8)), 8, _any_tile(rng, 40)))]
-    )
-
-
-def _any_tile(rng: np.random.Generator, most: int) -> Tile:
-    return int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
-
-
-def _check_balance_memory(subject: Subject, rng: np.random.Generator) -> None:
-    cases: list[tuple[Any, ...]] = []
-
-    def peak(n: int) -> int:
-        positions = dealt(2 * n + int(rng.integers(64)), 2, int(rng.integers(1, 8)), False)
-        called = subject.measure(positions, (64, 64))
-        cases.append(("round-robin", positions, (64, 64), called.answer))
-        return called.peak_bytes
-
-    growth = measured(LARGE, peak, order=1)
-    if growth.faster_than(1):
-        raise BALANCE[-1].failure(f"two ranks with S tokens each, tile (64, 64); {growth}")
-    _judge_imbalance(subject, cases)
-
-
-TILES_STAGE = Stage(
+STAGE = Stage(
     id="08.tiles",
     function="tile_counts",
     title="Tiles that are full, masked, skipped",
@@ -275,7 +190,7 @@ TILES_STAGE = Stage(
         "(np.minimum.reduceat and np.maximum.reduceat at 0, size, 2·size, …). Compare these by broadcasting.",
         r"skipped: $\max_i q_i < \min_j k_j$; full: $\min_i q_i \ge \max_j k_j$; masked: neither",
     ),
-    misconceptions=TILES,
+    misconceptions=misconceptions_of("08.tiles"),
     checks=(
         Check("ascending", 2, "visible", "shards in ascending order", _check_ascending),
         Check("seams", 2, "visible", "shards whose positions do not ascend", _check_seams),
@@ -287,35 +202,6 @@ TILES_STAGE = Stage(
             "visible",
             "long shards, without a mask of all pairs",
             _check_tile_memory,
-            kind="cost",
-        ),
-    ),
-)
-
-BALANCE_STAGE = Stage(
-    id="08.balance",
-    function="imbalance",
-    title="The busiest rank of every step",
-    helpers=("tile_counts",),
-    hints=(
-        "If all ranks wait for all in every step, which rank decides how long step t takes? Can a rank that was early in one "
-        "step use that time in the next?",
-        "For each step, count with tile_counts what every rank r computes against the block of rank (r − t) mod P, and keep "
-        "the maximum. Add up these maxima. Divide by the visible pairs that one rank would compute in an even split.",
-        r"$\dfrac{\sum_t \max_r\,(\mathrm{full} + \mathrm{masked})_{r,t} \cdot \mathrm{rows} \cdot \mathrm{keys}}"
-        r"{S (S+1) / 2 / P}$",
-    ),
-    misconceptions=BALANCE,
-    checks=(
-        Check("tokens", 2, "visible", "tiles of one token: the busiest rank of each step", _check_tokens),
-        Check("tiles", 2, "visible", "larger tiles: whole tiles are computed", _check_tiles),
-        Check("uneven", 2, "held-out", "lengths that do not divide", _check_uneven),
-        Check(
-            "memory",
-            1,
-            "stress",
-            "long shards, without a mask of all pairs",
-            _check_balance_memory,
             kind="cost",
         ),
     ),
