@@ -1,7 +1,4 @@
-"""Run ring programs on random shards and compare results, messages and the positions that each rank owns.
-
-Answers that name positions or counts are also compared with the answers of the common mistakes.
-"""
+"""Run ring programs on random shards and compare results, messages and the positions that each rank owns."""
 
 from __future__ import annotations
 
@@ -90,17 +87,17 @@ class Question:
     example: str
 
 
-def judge_answers(
+def judge(
     cases: Iterable[tuple[Any, ...]],
     ask: Callable[..., Question],
     right: Callable[[Any, Any], bool],
     explain: Callable[[Question], Failure],
-    read: Callable[[Any], Any],
+    read: Callable[[Any], Any] | None = None,
 ) -> None:
     """Ask every case, then raise the failure of the first wrong answer, if there is one.
 
     All cases are asked because two mistakes often give the same answer in one case, and only further cases tell
-    them apart. `read` returns the part of an answer that the check compares.
+    them apart. `read` returns the part of an answer that the check compares, where that is not the whole answer.
     """
     wrong = None
     for case in cases:
@@ -116,56 +113,6 @@ def judge_answers(
         failure = explain(wrong)
         failure.read = read
         raise failure
-
-
-def judge(
-    cases: Iterable[tuple[Any, ...]],
-    ask: Callable[..., Question],
-    right: Callable[[Any, Any], bool],
-    explain: Callable[[list[Question], Question], Failure],
-) -> None:
-    """Ask every case, then raise a Failure that explains the first wrong answer by all the answers.
-
-    Two mistakes often give the same answer in one case; all cases together distinguish them.
-
-    Raises: Failure.
-    """
-    answered: list[Question] = []
-    wrong = None
-    for case in cases:
-        try:
-            latest = ask(*case)
-        except Failure:
-            if wrong is None:
-                raise
-            break  # an earlier wrong result is reported first
-        answered.append(latest)
-        if wrong is None and not right(latest.got, latest.truth):
-            wrong = latest
-    if wrong is not None:
-        raise explain(answered, wrong)
-
-
-def mistake_in(
-    answered: Sequence[Question], mistakes: Iterable[Misconception], same: Callable[[Any, Any], bool]
-) -> Misconception | None:
-    """Return the first mistake that explains every answer and makes at least one of them wrong."""
-    return next((m for m in mistakes if m.imitate is not None and _explains(m.imitate, answered, same)), None)
-
-
-def _explains(
-    imitate: Callable[..., Any], answered: Sequence[Question], same: Callable[[Any, Any], bool]
-) -> bool:
-    errs = False
-    for one in answered:
-        try:
-            imitation = imitate(*one.inputs)
-        except (ArithmeticError, ValueError, IndexError):
-            continue  # the mistake cannot be made on this input
-        if not same(one.got, imitation):
-            return False
-        errs = errs or not same(imitation, one.truth)
-    return errs
 
 
 def listed(positions: Any) -> str:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ringlab.cost.flops import imbalance as package_imbalance
 from ringlab.cost.flops import layout_work
 from ringlab.layout import dealt as package_dealt
-from ringlab_course.checking.contract import Misconception
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.positions import (
@@ -20,7 +19,6 @@ from ringlab_course.checking.positions import (
     expect_shares,
     first_difference,
     judge,
-    mistake_in,
     same_sets,
 )
 from ringlab_course.checking.reports import run_in_process
@@ -99,26 +97,6 @@ def test_an_empty_array_of_floats_is_refused_and_the_remedy_told():
     assert [len(x) for x in expect_shares([np.array([0, 1]), np.zeros(0, np.int64)], 2)] == [2, 0]
 
 
-def test_a_mistake_is_named_only_if_it_explains_every_answer():
-    """A mistake that explains one case is not named if a second case shows another one."""
-    doubles = Misconception("doubles", "You double.", lambda n: 2 * n)
-    squares = Misconception("squares", "You square.", lambda n: n * n)
-
-    def failure(answer):
-        with pytest.raises(Failure) as caught:
-            judge([(0,), (2,), (3,)], lambda n: Question((n,), answer(n), n, f"n={n}"), int.__eq__, explain)
-        return caught.value.message, caught.value.counterexample
-
-    def explain(answered, wrong):
-        mistake = mistake_in(answered, (doubles, squares), int.__eq__)
-        return mistake.failure(wrong.example) if mistake else Failure("Something else.", wrong.example)
-
-    assert failure(lambda n: n * n) == ("You square.", "n=2")
-    assert failure(lambda n: 2 * n) == ("You double.", "n=2")
-    assert failure(lambda n: n * n if n == 2 else n) == ("Something else.", "n=2")
-    judge([(1,)], lambda n: Question((n,), n, n, ""), int.__eq__, explain)
-
-
 def test_a_crash_does_not_hide_a_wrong_answer_before_it():
     def ask(n):
         if n == 2:
@@ -127,7 +105,7 @@ def test_a_crash_does_not_hide_a_wrong_answer_before_it():
 
     for cases, message in (([(1,), (2,)], "Wrong."), ([(2,), (1,)], "It raised.")):
         with pytest.raises(Failure, match=message):
-            judge(cases, ask, int.__eq__, lambda answered, wrong: Failure("Wrong.", wrong.example))
+            judge(cases, ask, int.__eq__, lambda wrong: Failure("Wrong.", wrong.example), int)
 
 
 @pytest.mark.parametrize(

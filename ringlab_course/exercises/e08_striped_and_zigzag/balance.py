@@ -11,7 +11,7 @@ from ringlab.errors import apart
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.positions import Question, judge_answers
+from ringlab_course.checking.positions import Question, judge
 from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.tiles import LARGE, Tile, counts
@@ -43,7 +43,7 @@ def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
         found, right = apart(got, truth, digits=4, kind="f")
         return Question((positions, tile), got, truth, f"{case}: got {found}, expected {right}")
 
-    judge_answers(cases, ask, _near, _failure, _expect_number)
+    judge(cases, ask, _near, _failure, _expect_number)
 
 
 def _failure(wrong: Question) -> Failure:

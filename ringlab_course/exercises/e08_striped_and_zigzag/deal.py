@@ -14,7 +14,7 @@ from ringlab_course.checking.positions import (
     expect_owned_once,
     expect_shares,
     first_difference,
-    judge_answers,
+    judge,
     read_sets,
     same_sets,
     same_shares,
@@ -42,7 +42,7 @@ def _verify(subject: Subject, cases: Sequence[Asked]) -> None:
         shares, truth = expect_shares(subject.call(S, P, chunk, folded), P), dealt(S, P, chunk, folded)
         return Question((S, P, chunk, folded), shares, truth, first_difference(shares, truth, case))
 
-    judge_answers(cases, ask, same_shares, _failure, read_sets)
+    judge(cases, ask, same_shares, _failure, read_sets)
 
 
 def _failure(wrong: Question) -> Failure:

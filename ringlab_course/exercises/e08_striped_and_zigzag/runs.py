@@ -10,7 +10,7 @@ import numpy as np
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.positions import Question, judge_answers, listed
+from ringlab_course.checking.positions import Question, judge, listed
 from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 
@@ -43,7 +43,7 @@ def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
         got = _expect_runs(subject.call(positions, step) if answer is None else answer, case, len(positions))
         return Question((positions, step), got, truth, f"{case}: got {_told(got)}, should be {_told(truth)}")
 
-    judge_answers(cases, ask, lambda a, b: a == b, _failure, _read)
+    judge(cases, ask, lambda a, b: a == b, _failure, _read)
 
 
 def _failure(wrong: Question) -> Failure:

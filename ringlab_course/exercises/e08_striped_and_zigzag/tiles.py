@@ -11,7 +11,7 @@ from ringlab_course.checking.answers import expect_tuple
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.growth import measured
-from ringlab_course.checking.positions import Question, judge_answers, listed
+from ringlab_course.checking.positions import Question, judge, listed
 from ringlab_course.checking.wrong_answers import misconceptions_of
 from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 
@@ -52,7 +52,7 @@ def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
             (queries, keys, tile), got, truth, f"{case}: got {_told(got)}; expected {_told(truth)}"
         )
 
-    judge_answers(cases, ask, lambda a, b: a == b, _failure, _expect_counts)
+    judge(cases, ask, lambda a, b: a == b, _failure, _expect_counts)
 
 
 def _failure(wrong: Question) -> Failure:

@@ -63,7 +63,7 @@ def _shares(answer: Any, P: int) -> list[np.ndarray]:
     return [to_numpy(part) for part in answer]
 
 
-def _explain(answered: list[Question], wrong: Question) -> Failure:
+def _explain(wrong: Question) -> Failure:
     try:
         expect_owned_once(wrong.got, wrong.inputs[1], wrong.example.split(":")[0])
     except Failure as failure:
