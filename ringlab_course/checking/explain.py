@@ -99,7 +99,7 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     if not calls or any(_numbers(_values(call.answer)) > LARGEST for call in calls):
         return None
     if any(isinstance(call.answer, Failure) and _numbers(call.args) > LARGEST for call in calls):
-        return None  # a wrong answer that takes all memory for large arguments would take it in this process
+        return None  # a wrong answer that runs out of memory would do so in this process
     if not (programs := _programs(stage)):
         return None
     right, *wrong = programs

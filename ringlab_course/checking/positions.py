@@ -51,7 +51,7 @@ def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def read_sets(answer: Any) -> list[np.ndarray]:
-    """Return the positions of every rank in ascending order. Raises: Failure when the answer is no list of positions."""
+    """Return the positions of every rank in ascending order. Raises: Failure when the answer is something else."""
     return [
         np.sort(share) for share in expect_shares(answer, len(answer) if hasattr(answer, "__len__") else 0)
     ]
