@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
 NEAR = 1e-9
-"""The relative error that is allowed."""
+"""The largest relative error of an answer that counts as right."""
 
 
 def imbalance(positions: Sequence[np.ndarray], tile: Tile) -> float:
-    """Return the score elements of the busiest rank of each step, added up over the steps, over the ideal."""
+    """Return the score elements of the busiest rank of each step, added up over all steps and divided by the ideal."""
     P, S = len(positions), sum(map(len, positions))
     tiles = [
         max(sum(counts(positions[r], positions[(r - step) % P], tile)[:2]) for r in range(P))
@@ -34,7 +34,7 @@ def imbalance(positions: Sequence[np.ndarray], tile: Tile) -> float:
 
 
 def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Judge cases (name, positions, tile), or with the answer as a fourth where it is there already."""
+    """Check answers to cases (name, positions, tile), or (name, positions, tile, answer) if the call was made already."""
 
     def ask(name: str, positions: list[np.ndarray], tile: Tile, answer: Any = None) -> Question:
         truth = imbalance(positions, tile)
@@ -68,7 +68,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _family(S: int, P: int) -> tuple[tuple[str, list[np.ndarray]], ...]:
-    """Return the four published layouts of S tokens, by name, and one with even totals and uneven steps."""
+    """Return five layouts of S tokens with their names. The last one is even in total, but not in each step."""
     L = -(-S // P)
     return (
         ("zig-zag", dealt(S, P, -(-L // 2), True)),
@@ -84,14 +84,14 @@ def _families(*sizes: tuple[int, int, Tile]) -> list[tuple[Any, ...]]:
 
 
 def _check_tokens(subject: Subject, rng: np.random.Generator) -> None:
-    """Tiles of one token, where work is the number of visible pairs."""
+    """Check answers for tiles of one token, where the work is the number of visible pairs."""
     sizes = [(P * int(rng.integers(6, 60)) + int(rng.integers(P)), P) for P in (2, 3, 4, 5)]
     alone = ("one rank", dealt(int(rng.integers(20, 400)), 1, 1, False), (1, 1))
     _verify(subject, [*_families(*((S, P, (1, 1)) for S, P in sizes)), alone])
 
 
 def _check_tiles(subject: Subject, rng: np.random.Generator) -> None:
-    """Larger tiles, which divide the shards, and some that do not."""
+    """Check answers for larger tiles. Some divide the shards, and some do not."""
     sizes: list[tuple[int, int, Tile]] = []
     for P, most in ((2, 3), (3, 4), (4, 5), (8, 3)):
         rows, columns = int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
@@ -101,7 +101,7 @@ def _check_tiles(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _check_uneven(subject: Subject, rng: np.random.Generator) -> None:
-    """Lengths that do not divide, and more ranks than tokens."""
+    """Check answers for lengths that tiles and ranks do not divide, and for more ranks than tokens."""
     sizes = [(int(rng.integers(10 * P, 40 * P)), P, _any_tile(rng, 5)) for P in (2, 3, 5, 8)]
     _verify(subject, [*_families(*sizes), *_families((int(rng.integers(4, 8)), 8, _any_tile(rng, 40)))])
 
@@ -110,7 +110,7 @@ def _any_tile(rng: np.random.Generator, most: int) -> Tile:
     return int(rng.integers(2, most + 1)), int(rng.integers(2, most + 1))
 
 
-def _check_balance_memory(subject: Subject, rng: np.random.Generator) -> None:
+def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
     cases: list[tuple[Any, ...]] = []
 
     def peak(n: int) -> int:
@@ -150,7 +150,7 @@ STAGE = Stage(
             1,
             "stress",
             "long shards, without a mask of all pairs",
-            _check_balance_memory,
+            _check_memory,
             kind="cost",
         ),
     ),

@@ -67,7 +67,7 @@ def _check_folded(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _dividing(rng: np.random.Generator, P: int, most: int, folded: bool) -> Asked:
-    """Return S, P, chunk and folded for up to a hundred whole turns of pieces of 1 to `most` tokens."""
+    """Return the arguments of a deal of 3 to 99 whole turns, in pieces of at most `most` tokens."""
     chunk = int(rng.integers(2 if most > 5 else 1, most + 1))
     return P * chunk * int(rng.integers(3, 100)), P, chunk, folded
 

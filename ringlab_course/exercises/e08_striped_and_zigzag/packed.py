@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ringlab_course.checking.subject import Subject
 
 EVEN = 1.01
-"""The most that is allowed: the busiest rank against the mean, in tokens and in the work of each step."""
+"""The largest allowed ratio between the busiest rank and the mean, in tokens and in the work of the steps."""
 FEWEST = 4096
-"""Tokens a rank, on average, from which this must hold for any documents; below, only where 2P divides all lengths."""
+"""Tokens per rank from which shares of any documents must be even. With fewer tokens, 2P has to divide all lengths."""
 SHORT = 3
-"""Documents of fewer tokens than this times 2P count as short in a message: a piece has a token or two, or none."""
+"""The most tokens in a piece of a short document. A document is short if it has fewer tokens than 2P such pieces."""
 
 
 def begins(lengths: Sequence[int]) -> list[int]:
@@ -36,7 +36,7 @@ def begins(lengths: Sequence[int]) -> list[int]:
 
 
 def step_work(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> np.ndarray:
-    """Return the visible pairs of every rank (rows) in every step (columns), each document causal by itself."""
+    """Return the visible pairs of every rank (rows) in every step (columns). Each document has a causal mask of its own."""
     P, starts = len(shares), np.array(begins(lengths), dtype=np.int64)
     owned = [np.sort(share) for share in shares]
     work = np.zeros((P, P), dtype=np.int64)
@@ -50,7 +50,7 @@ def step_work(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> np.ndarra
 
 
 def stretches(share: np.ndarray, lengths: Sequence[int]) -> int:
-    """Return the largest number of stretches of neighbours that this share has in one document."""
+    """Return the largest number of stretches of neighbouring positions that a share has in one document."""
     share = np.sort(share)
     if len(share) == 0:
         return 0
@@ -60,7 +60,7 @@ def stretches(share: np.ndarray, lengths: Sequence[int]) -> int:
 
 
 def _verify(subject: Subject, cases: Sequence[tuple[list[int], int]]) -> None:
-    """Check answers to cases (lengths, P). They are measured, because many answers are right."""
+    """Check answers to cases (lengths, P) by measuring how even the shares are, because many answers are right."""
 
     def ask(lengths: list[int], P: int) -> Question:
         case = f"lengths={_told(lengths)}, P={P}"
@@ -71,7 +71,7 @@ def _verify(subject: Subject, cases: Sequence[tuple[list[int], int]]) -> None:
 
 
 def _fault(shares: list[np.ndarray], lengths: list[int], case: str) -> Failure | None:
-    """Return the failure of shares that do not meet a condition, else None."""
+    """Return the failure for shares that break one of the task's conditions, or None for good shares."""
     try:
         expect_owned_once(shares, sum(lengths), case)
     except Failure as failure:
@@ -94,7 +94,7 @@ def _fault(shares: list[np.ndarray], lengths: list[int], case: str) -> Failure |
 
 
 def _like(mistake: str, example: str) -> Failure:
-    """Return a failure that is named after `mistake` unless a wrong answer gives the learner's shares."""
+    """Return a failure that gets the name `mistake` if no wrong answer of the course gives the learner's shares."""
     named = STAGE.misconception(mistake).failure(example)
     failure = Failure(named.message, example)
     failure.otherwise = named
@@ -108,7 +108,8 @@ def _uneven(shares: list[np.ndarray], lengths: list[int], total: float, example:
     if all(np.ptp(part) == 0 for part in np.split(owners, begins(lengths)[1:])):
         return _like("whole_documents", example)
     divides = all(n % (2 * len(shares)) == 0 for n in lengths)
-    if not divides and max(lengths) < SHORT * 2 * len(shares):  # even where totals agree, as on two ranks
+    # On two ranks the totals may agree nevertheless.
+    if not divides and max(lengths) < SHORT * 2 * len(shares):
         return _like("remainders_add_up", example)
     if total <= EVEN:
         return _like("totals_only", example)
@@ -122,7 +123,7 @@ def _told(lengths: list[int]) -> str:
 
 
 def _check_small(subject: Subject, rng: np.random.Generator) -> None:
-    """Lengths that 2P divides; and twice the same, since every rank calls the function by itself."""
+    """Check lengths that 2P divides, and that two calls with the same lengths give the same answer."""
     cases = [
         (_dividing(rng, P, number, most), P)
         for P, number, most in ((2, 3, 9), (3, 3, 9), (8, 5, 9), (1, 3, 400))
@@ -135,7 +136,7 @@ def _check_small(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _dividing(rng: np.random.Generator, P: int, number: int, most: int) -> list[int]:
-    """Return lengths that 2P divides, of which the last document is the longest by far."""
+    """Return lengths that 2P divides. The last document is at least as long as all others together."""
     lengths = 2 * P * rng.integers(1, most + 1, number)
     return [*lengths.tolist()[:-1], int(lengths.sum())]
 
@@ -149,7 +150,7 @@ def _check_mixes(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _odd(rng: np.random.Generator, about: int) -> int:
-    """Return a length near `about` that no 2P divides."""
+    """Return an odd length above the even number `about`. No 2P divides an odd length."""
     return about + 1 + 2 * int(rng.integers(100))
 
 
@@ -174,7 +175,7 @@ def _check_many(subject: Subject, rng: np.random.Generator) -> None:
 def _check_ranks(subject: Subject, rng: np.random.Generator) -> None:
     cases = []
     for P in (1, 2, 3, 8):
-        short = rng.lognormal(np.log(300), 1.0, 10 * P).astype(int) + 1
+        short = rng.lognormal(np.log(300), 1.0, 7 * P).astype(int) + 1
         cases += [
             (_mix(rng, P), P),
             ([*rng.integers(900, 1500, 6).tolist(), int(rng.integers(33_000, 36_000))], P),
@@ -185,10 +186,10 @@ def _check_ranks(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _mix(rng: np.random.Generator, P: int) -> list[int]:
-    """Return lengths as documents have them: most a few thousand tokens, some many times longer."""
+    """Return lengths like those of real documents: most have a few thousand tokens, and some are many times longer."""
     lengths: list[int] = []
     while sum(lengths) < FEWEST * P:
-        lengths += np.clip(rng.lognormal(np.log(3000), 1.0, 12), 1000, 20_000).astype(int).tolist()
+        lengths += np.clip(rng.lognormal(np.log(3000), 1.0, 6), 1000, 20_000).astype(int).tolist()
     return lengths
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LARGE = 2048, 4096, 8192
 """Numbers of positions at which memory is measured."""
 LONGEST = 131_072
-"""Positions of the longest shard: a search in a list for each of them takes minutes."""
+"""The number of positions in the longest shard. Looking up each of these positions in a list takes minutes."""
 
 
 def chains(positions: np.ndarray, step: int) -> list[tuple[int, int, int]]:
@@ -35,7 +35,7 @@ def chains(positions: np.ndarray, step: int) -> list[tuple[int, int, int]]:
 
 
 def _verify(subject: Subject, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Judge cases (positions, step), or (positions, step, answer) where the answer is there already."""
+    """Check answers to cases (positions, step), or (positions, step, answer) if the call was made already."""
 
     def ask(positions: Any, step: int, answer: Any = None) -> Question:
         positions = np.array(positions, dtype=np.int64)
@@ -63,7 +63,7 @@ def _failure(wrong: Question) -> Failure:
 
 
 def _expect_runs(answer: Any, case: str, most: int) -> list[tuple[int, ...]]:
-    """Return the answer as runs of integers. Raises: Failure where it is not that, or holds more than `most` runs."""
+    """Return the answer as runs of integers. Raises: Failure if it is something else, or has more than `most` runs."""
     if answer is None:
         raise Failure("the result is None: is the `return` missing?")
     if isinstance(answer, np.ndarray) and answer.ndim != 2 and answer.size:
@@ -109,7 +109,7 @@ def _check_strides(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _pieces(rng: np.random.Generator, step: int, runs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
-    """Return the positions of runs (start, length) in a sequence that begins a random number of tokens earlier."""
+    """Return the positions of runs (start, length) and the step. All positions are moved by one random number."""
     held = [start + step * i for start, n in runs for i in range(n)]
     return np.array(sorted(held), dtype=np.int64) + int(rng.integers(10_000)), step
 
@@ -154,7 +154,7 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _large(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
-    """Return n positions of a token fold, in two runs of step 8 that interleave."""
+    """Return n positions of one rank in a token fold, and the step 8, with which they are two runs that interleave."""
     return int(rng.integers(100_000)) + dealt(4 * n, 4, 1, True)[1], 8
 
 

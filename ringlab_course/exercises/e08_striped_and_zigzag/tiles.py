@@ -22,7 +22,7 @@ Counts = tuple[int, int, int]
 Tile = tuple[int, int]
 KINDS = ("full", "masked", "skipped")
 LARGE = 1024, 2048, 4096
-"""Tokens of a shard with which memory is measured."""
+"""Numbers of tokens in a shard at which memory is measured."""
 
 
 def counts(queries: np.ndarray, keys: np.ndarray, tile: Tile) -> Counts:
@@ -80,10 +80,11 @@ def _told(numbers: Counts) -> str:
 
 
 Asked = tuple[np.ndarray, np.ndarray, Tile]
+"""The arguments queries, keys and tile."""
 
 
 def _later(rng: np.random.Generator, cases: Sequence[tuple[list[int], list[int], Tile]]) -> list[Asked]:
-    """Return the cases as parts of a longer sequence: all positions of a case are later by the same number."""
+    """Return the cases as parts of longer sequences: a random number is added to all positions of a case."""
     begins = rng.integers(1, 10_000, len(cases)).tolist()
     return [
         (np.array(queries, np.int64) + begin, np.array(keys, np.int64) + begin, tile)
@@ -92,7 +93,7 @@ def _later(rng: np.random.Generator, cases: Sequence[tuple[list[int], list[int],
 
 
 def _any_shards(rng: np.random.Generator, times: int, in_order: bool) -> list[Asked]:
-    """Return shards of up to 12 positions that interleave, ascending or in any order, and any small tile."""
+    """Return pairs of random shards of 4 to 12 positions, sorted if `in_order`, each with a random small tile."""
     cases = []
     for _ in range(times):
         q, k = (rng.choice(40, int(rng.integers(4, 13)), replace=False) for _ in range(2))
@@ -143,7 +144,7 @@ def _check_edges(subject: Subject, rng: np.random.Generator) -> None:
     _verify(subject, [*_later(rng, cases), *_any_shards(rng, 3, in_order=True)])
 
 
-def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
+def _check_any(subject: Subject, rng: np.random.Generator) -> None:
     cases = []
     for P in (2, 3, 8):
         for folded in (False, True):
@@ -156,9 +157,9 @@ def _check_any_shards(subject: Subject, rng: np.random.Generator) -> None:
     _verify(subject, cases)
 
 
-def _check_tile_memory(subject: Subject, rng: np.random.Generator) -> None:
+def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
     def large(n: int, size: int) -> Asked:
-        """Two stripes of n tokens, of which one is up to n tokens later."""
+        """Return two stripes of n tokens that begin at random positions, and a square tile of this size."""
         begins = rng.integers(1, 4 * n, 2).tolist()
         queries, keys = (begin + np.arange(0, 4 * n, 4) for begin in begins)
         return queries, keys, (size, size)
@@ -195,13 +196,13 @@ STAGE = Stage(
         Check("ascending", 2, "visible", "shards in ascending order", _check_ascending),
         Check("seams", 2, "visible", "shards whose positions do not ascend", _check_seams),
         Check("edges", 2, "visible", "short tiles, empty shards", _check_edges),
-        Check("any", 1, "held-out", "any shards, any tile", _check_any_shards),
+        Check("any", 1, "held-out", "any shards, any tile", _check_any),
         Check(
             "memory",
             1,
             "visible",
             "long shards, without a mask of all pairs",
-            _check_tile_memory,
+            _check_memory,
             kind="cost",
         ),
     ),
