@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import re
@@ -16,13 +17,16 @@ from typing import Any
 
 import pytest
 
+from ringlab.temporary import TemporaryFolder
+
 # All temporary files of a run, those of its workers and other processes too, lie in one folder, which goes with it.
 # pytest's own folders stay where it keeps those of the last runs.
 _TEMPORARY = None
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    _TEMPORARY = Path(tempfile.mkdtemp(prefix="ringlab-"))  # short: paths of sockets lie below it
-    os.environ["TMPDIR"] = tempfile.tempdir = str(_TEMPORARY)
+    _TEMPORARY = TemporaryFolder(prefix="ringlab-")  # a short name, because paths of sockets lie below it
+    atexit.register(_TEMPORARY.cleanup)  # also of `pytest --help`, which begins no session
+    os.environ["TMPDIR"] = tempfile.tempdir = _TEMPORARY.name
 # A test run never reads or writes the learner's own progress.
 _PROGRESS = Path(tempfile.mkdtemp(prefix="progress-"))
 os.environ["RINGLAB_PROGRESS"] = str(_PROGRESS / "progress.json")
@@ -61,7 +65,7 @@ def left_behind() -> list[str]:
     """Return what processes of this run have left in its temporary folder; one that is just ending may take some seconds."""
     assert _TEMPORARY is not None
     deadline = time.monotonic() + 10
-    while left := [path for path in _TEMPORARY.iterdir() if not path.name.startswith(_NOT_OURS)]:
+    while left := [path for path in Path(_TEMPORARY.name).iterdir() if not path.name.startswith(_NOT_OURS)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -70,7 +74,7 @@ def left_behind() -> list[str]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
-    """Remove the temporary folder. A run in which a process left something there has failed."""
+    """Fail a run in which a process left something in the temporary folder. The folder goes with this process."""
     yield
     shutil.rmtree(_PROGRESS, ignore_errors=True)
     if _TEMPORARY is None:
@@ -78,7 +82,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     if left := left_behind():
         sys.stderr.write(f"\nleft in the temporary directory, which fails this run: {', '.join(left)}\n")
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-    shutil.rmtree(_TEMPORARY, ignore_errors=True)
 
 
 _PATIENCE = 300.0

@@ -7,8 +7,11 @@ import os
 import random
 import re
 import secrets
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,50 @@ def test_a_run_fails_in_which_something_is_left_in_the_temporary_directory(
     assert "1 passed" in done.stdout
     assert done.returncode == (source == LEAVES) == ("ringlab-left-" in done.stderr), done.stderr
     assert [*folder.iterdir()] == []
+
+
+SLEEPS = "import pathlib, time\ndef test_it():\n    pathlib.Path({ready!r}).touch()\n    time.sleep(60)\n"
+
+
+@pytest.mark.parametrize("end", ["--help", "--nosuchoption", signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_pytest_leaves_no_folder_however_it_ends(end: str | signal.Signals, tmp_path: Path) -> None:
+    """A run that never begins a session, or is killed within a test, leaves nothing in the temporary directory."""
+    folder, ready = tmp_path / "temporary", tmp_path / "ready"
+    folder.mkdir()
+    (tmp_path / "test_one.py").write_text(SLEEPS.format(ready=str(ready)))
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "conftest",
+        "-c",
+        os.devnull,
+        str(tmp_path / "test_one.py"),
+    ]
+    command += [] if isinstance(end, signal.Signals) else [end]
+    with subprocess.Popen(
+        command,
+        cwd=CHECKOUT,
+        env=surroundings | {"TMPDIR": str(folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        if isinstance(end, signal.Signals):
+            eventually(ready.exists)
+            assert [*folder.iterdir()]
+            run.send_signal(end)
+        run.wait()
+    eventually(lambda: not [*folder.iterdir()])
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Return once `true` is true. Raises: AssertionError after 30 seconds."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_make_test_runs_a_part_of_a_sweep_and_make_test_all_runs_all_of_it() -> None:
