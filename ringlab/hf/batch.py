@@ -157,12 +157,18 @@ def _positions(context: Context, given: Tensor | None) -> Tensor:
 def _check_whole(ids: Tensor, mask: Mask) -> None:
     """Raise MaskError unless the ids are global positions, or restart where the mask's documents begin."""
     given, everyone = ids.detach().cpu().numpy(), np.arange(len(ids))
-    if np.array_equal(given, everyone) or np.array_equal(given, mask.position_ids(everyone)):
+    known = everyone, mask.position_ids(everyone)
+    if any(np.array_equal(given, each) for each in known):
         return
+    offset = max(0, int(given[0]))  # some models' ids begin at 1 or 2
+    named = f"position_ids - {offset}" if offset else "position_ids"
+    remedies = [f"pass {named}"] if offset else []
+    if not any(np.array_equal(given - offset, each) for each in known):
+        remedies.append(f"make the context with mask=ringlab.hf.mask_of({named})")
     raise MaskError(
         "position ids that ascend by one, or begin again at 0 where the mask's documents begin",
         f"{given[:8].tolist()}…, and {len(mask.documents) or 'no'} documents in the mask",
-        "ringlab.hf.context(ring, layout, mask=ringlab.hf.mask_of(position_ids))",
+        "; ".join(remedies),
     )
 
 

@@ -484,6 +484,19 @@ def test_batches_that_are_refused(
     assert isinstance(error, kind) and match in str(error), error
 
 
+@pytest.mark.parametrize("ids", [torch.arange(S)[None], PACKED], ids=["one", "packed"])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_the_remedy_for_position_ids_can_be_followed(ids: Tensor, offset: int) -> None:
+    """Each remedy that the error names is needed, and together they make the batch right."""
+    error, mask = sharding(Mask(documents=(6, 6)) if ids is PACKED else None, position_ids=ids + offset), None
+    if ids is PACKED or offset:
+        assert (f"pass position_ids - {offset}" in str(error)) == (offset > 0), error
+        if "mask_of(" in str(error):
+            assert ids is PACKED and f"mask_of(position_ids{' - 5' * (offset > 0)})" in str(error)
+            mask = hf.mask_of(ids)
+    assert not isinstance(sharding(mask, position_ids=ids), Exception)
+
+
 def test_what_a_rank_is_given() -> None:
     given = sharding(hf.mask_of(PACKED), labels=BATCH.input_ids, attention_mask=RIGHT)
     mine = zigzag(S, P).positions(0)
