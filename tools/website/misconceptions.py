@@ -166,6 +166,7 @@ TOGETHER = {
     "10.error:scale": "the unit of the numbers is all that changes, so that the reason is plain to see.",
     "10.error:any": _FRESH,
     "10.fold:parts": "more than one part into a state, before parts are empty, narrow or large.",
+    "10.fold:large": "large lse and nothing else; empty and fresh parts bring the same mistake to light among other things.",
     "10.accept:units": "the size of v is all that changes, so that the reason is plain to see.",
     "10.accept:any": _FRESH,
     "10.diagnose:any": _FRESH,
