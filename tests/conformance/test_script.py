@@ -23,7 +23,7 @@ from ringlab.conformance.report.counterexample import located
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.loading import load
 from ringlab.conformance.run.rank import RankPart
-from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.run import VALUES, Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.target.claims import Target
 
@@ -174,7 +174,7 @@ def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
         ("values_with_keys", {"use": "inference_mode"}),
         ("values_with_keys", {"use": "q and v trained"}),
         ("values_with_keys", {"use": "k trained"}),
-        *(("values_with_keys", {"values": values}) for values in ("large", "rising", "falling", "negative")),
+        *(("values_with_keys", {"values": values}) for values in VALUES),
         ("values_with_keys", {"backward": False}),
         ("loss_on_lse", {"use": "loss on lse", "dlse": True}),
         ("documents", {"documents": (3, 1, 4), "layout": "contiguous"}),

@@ -169,6 +169,7 @@ TOGETHER = {
     "10.fold:large": "large lse and nothing else; empty and fresh parts bring the same mistake to light among other things.",
     "10.accept:units": "the size of v is all that changes, so that the reason is plain to see.",
     "10.accept:any": _FRESH,
+    "10.diagnose:ranks": "curves over other numbers of blocks, for an answer that was fitted to those of the lesson.",
     "10.diagnose:any": _FRESH,
     "12.ends:both": "one rank's only step is the first and the last; each end may be right by itself.",
     "12.ends:middle": "a step that is neither; OUT that is written too early is found by the last step as well.",

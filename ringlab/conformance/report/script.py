@@ -21,7 +21,7 @@ from ringlab.conformance.report.counterexample import as_run
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.arguments import window_and_softcap
 from ringlab.conformance.run.loading import VIRTUAL, named
-from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, Run
+from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, VALUES, Run
 from ringlab.conformance.target.argument_names import (
     CU_PADDED,
     CU_SEQLENS,
@@ -196,12 +196,7 @@ def _documents(run: Run) -> list[str]:
 
 def _inputs(run: Run) -> str:
     """Return the function that draws the inputs of this run as `ringlab.conformance.run.run.inputs` does."""
-    slope = "np.linspace(1.0, -1.0, S)" if run.values == "falling" else "np.linspace(-1.0, 1.0, S)"
-    values = {
-        "normal": [],
-        "large": ["q = q * 60.0"],
-        "negative": ["q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0"],
-    }.get(run.values, [f"q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * {slope}"])
+    values = [VALUES[run.values]] if VALUES[run.values] else []
     factor = LOSS_SCALE.get(run.dtype, 2.0**16)
     values += {"ones": ["dout = np.ones_like(dout)"], "large": [f"dout = dout * {factor}"]}.get(run.dout, [])
     if run.moved:

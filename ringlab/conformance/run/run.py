@@ -265,25 +265,31 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
     return ran
 
 
-def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and dout of the whole sequence, in the run's dtype, the same for equal runs.
+VALUES = {
+    "normal": "",
+    "large": "q = q * 60.0",
+    "rising": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(-1.0, 1.0, S)",
+    "falling": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(1.0, -1.0, S)",
+    "negative": "q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0",
+}
+"""How each kind of values is made from standard normal q and k, as a line of the program that `--script` writes.
 
-    "normal": standard normal. "large": scores of some hundreds. "rising" and "falling": scores that grow or
-    shrink with the key's position, so that each later block has a larger or smaller maximum. "negative": all
-    scores about −16,000, as if by a bias, which is below the numbers that some code uses for −∞.
-    """
+"large": scores of some hundreds. "rising" and "falling": scores that grow or shrink with the key's position, so that
+each later block has a larger or smaller maximum. "negative": all scores about −16,000, as if by a bias, which is
+below the numbers that some code uses for −∞.
+"""
+
+
+def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and dout of the whole sequence, in the run's dtype, the same for equal runs."""
     sizes = [run.S, run.H, run.K, run.D, run.B, run.seed]
     draw = np.random.default_rng(sizes).standard_normal
     rows, keys = (run.B, run.H, run.S), (run.B, run.K, run.keys or run.S)
     dims = (run.D, run.D, run.dv or run.D, run.dv or run.D)
     q, k, v, dout = (draw((*x, dim)) for x, dim in zip((rows, keys, keys, rows), dims, strict=True))
-    if run.values == "large":
-        q = q * 60.0
-    elif run.values in ("rising", "falling", "negative"):
-        slope = np.linspace(-1.0, 1.0, run.S) if run.values != "falling" else np.linspace(1.0, -1.0, run.S)
-        bias = slope * 24.0 if run.values != "negative" else np.full(run.S, -128.0)
-        q[..., 0] = run.D**0.5 * (4.0 if run.values != "negative" else 128.0)
-        k[..., 0] = bias
+    names = {"np": np, "q": q, "k": k, "D": run.D, "S": run.S}
+    exec(VALUES[run.values], names)
+    q, k = names["q"], names["k"]
     dout = {"normal": dout, "ones": np.ones_like(dout), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
         run.dout
     ]
