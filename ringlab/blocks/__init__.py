@@ -13,6 +13,7 @@ from functools import cache
 from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
+from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
 from ringlab.blocks.protocol import Block, Query, Value
@@ -90,9 +91,9 @@ def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: fr
     """
     if asked == "auto":
         comm.record_choice("block='auto'", chosen.name)
-    elif requirements and isinstance(chosen, Native):
+    elif requirements and isinstance(chosen, LibraryBlock):
         needed = " and ".join(sorted(requirements))
-        comm.record_choice(f"block='native' with {needed}", Blockwise.name)
+        comm.record_choice(f"block='{chosen.name}' with {needed}", Blockwise.name)
 
 
 def _named(name: str) -> Block:

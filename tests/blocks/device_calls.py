@@ -251,7 +251,7 @@ def flash_operators(tell: Told = check) -> Iterator[None]:
     )
     with (
         mock.patch.object(native, "_aten", operators),
-        mock.patch.object(native, "_on_cuda", lambda x: True),
+        mock.patch.object(native, "on_cuda", lambda x: True),
     ):
         yield
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringlab import VirtualCluster, ring_attention
-from ringlab.blocks import native
-from ringlab.blocks.native import Native
+from ringlab.blocks import library
+from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
 from ringlab.blocks.triton.steps import Launcher, TritonBackward
@@ -101,7 +101,7 @@ STRIDED = [
     Case("striped", 8, 256, 8, 64, "bfloat16", "causal"),
     replace(TWO_DOCUMENTS, dtype="bfloat16"),
 ]
-OLD = native, "_cuda_backward", "lse = lse.contiguous()", "pass"
+OLD = LibraryBlock, "tile_backward", "lse = rows.lse.contiguous()", "lse = rows.lse"
 
 
 @pytest.mark.parametrize("case", STRIDED, ids=str)
@@ -134,12 +134,13 @@ def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -
 
 NATIVE_MUTANTS = [
     (*OLD, "a dense lse"),
-    (native, "_cuda_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
-    (native, "_cuda_backward", "map(_loadable, (dout, q, k, v, out))", "dout, q, k, v, out", "rows at multiples of 16 bytes"),
-    (native, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
+    (LibraryBlock, "tile_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
+    (LibraryBlock, "tile_backward", "map(_loadable, (rows.dout, rows.q, k, v, rows.out))",
+     "rows.dout, rows.q, k, v, rows.out", "rows at multiples of 16 bytes"),
+    (library, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
      "fits = x.stride(-1) == 1", "rows at multiples of 16 bytes"),
-    (Native, "forward", "if q.shape[-1] != v.shape[-1]", "if False", "a head dim that is a multiple of 8, to 256"),
-    (Native, "backward", "if rows.q.shape[-1] != v.shape[-1]", "if False", "dout and out of the shape of q"),
+    (LibraryBlock, "forward", "if q.shape[-1] == v.shape[-1]", "if True", "a head dim that is a multiple of 8, to 256"),
+    (LibraryBlock, "backward", "if rows.q.shape[-1] == v.shape[-1]", "if True", "dout and out of the shape of q"),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),

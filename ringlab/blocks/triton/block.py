@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ringlab.blocks.native import too_old
+from ringlab.blocks.library import too_old
 from ringlab.blocks.protocol import BackwardRows, StepBlock
 from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, architecture, choose
 from ringlab.blocks.triton.interpreter import interpreting
