@@ -3,6 +3,7 @@
 naive      all scores at once, in torch; the definition
 blockwise  tile by tile in torch, memory linear in the sequence
 native     torch's flash attention operators
+cudnn      cuDNN's attention, by torch's operators; a GPU
 triton     kernels that compute all tiles of a K/V block in one launch; a GPU, or Triton's interpreter
 """
 
@@ -13,6 +14,7 @@ from functools import cache
 from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
+from ringlab.blocks.cudnn import Cudnn
 from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
@@ -21,8 +23,16 @@ from ringlab.comm.protocol import Comm
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
-_BLOCKS = {block.name: block for block in _EVERYWHERE}
+_ON_GPUS: tuple[Block, ...] = (Cudnn(),)
+_BLOCKS = {block.name: block for block in (*_EVERYWHERE, *_ON_GPUS)}
 _TRITON = "triton"
+
+AUTO = ("native", "blockwise")
+"""The blocks that "auto" tries, in this order: the first that supports the tensors is taken.
+
+`cudnn` is not among them because nobody has measured it in a ring on a GPU yet. `triton` is not among them because
+it need not be the fastest.
+"""
 
 
 def available() -> tuple[str, ...]:
@@ -31,16 +41,17 @@ def available() -> tuple[str, ...]:
     >>> available()
     ('naive', 'blockwise', 'native')
     """
-    return tuple(_BLOCKS)
+    return tuple(block.name for block in _EVERYWHERE)
 
 
 def known() -> tuple[str, ...]:
     """Return the names of all block backends.
 
-    `triton` needs a GPU or Triton's interpreter, and does not support float64.
+    `triton` needs a GPU or Triton's interpreter, and does not support float64. `cudnn` needs a GPU, and
+    supports float16 and bfloat16.
 
     >>> known()
-    ('naive', 'blockwise', 'native', 'triton')
+    ('naive', 'blockwise', 'native', 'cudnn', 'triton')
     """
     return (*_BLOCKS, _TRITON)
 
@@ -50,7 +61,9 @@ def get_block(
 ) -> Block:
     """Return the block backend called `name`, after a check that it supports tensors like `q`.
 
-    "auto" means `native` if it supports `q`, and otherwise `blockwise`. A block object is returned unchanged.
+    "auto" means the first block of `AUTO` that supports `q`, `v` and all requirements. A block of a library, such
+    as `native`, gives tiles with requirements to `blockwise`, so "auto" means `blockwise` for these. A block
+    object is returned unchanged.
     requirements: the score rules that the block must support, among "softcap" and "dropout". v: the values,
     if their head dim differs from that of `q`.
     Raises: BackendError for an unknown name, for an object that is not a block, or for a block that does not
@@ -62,9 +75,7 @@ def get_block(
     """
     both = (q,) if v is None else (q, v)
     if name == "auto":
-        if not requirements and _unsupported(_BLOCKS["native"], both) is None:
-            return _BLOCKS["native"]
-        name = "blockwise"
+        name = next((each for each in AUTO if _fits(_named(each), both, requirements)), AUTO[-1])
     block = _named(name) if isinstance(name, str) else name
     if not callable(getattr(block, "supports", None)):
         raise BackendError(f"a block among {', '.join(known())} or auto, or a block object", repr(block))
@@ -100,6 +111,12 @@ def _named(name: str) -> Block:
     if name not in known():
         raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
     return _triton() if name == _TRITON else _BLOCKS[name]
+
+
+def _fits(block: Block, tensors: tuple[Tensor, ...], requirements: frozenset[str]) -> bool:
+    """Return whether the block supports these tensors, and computes tiles with the requirements itself."""
+    itself = not (requirements and isinstance(block, LibraryBlock))
+    return itself and _unsupported(block, tensors) is None
 
 
 def _unsupported(block: Block, tensors: tuple[Tensor, ...]) -> str | None:

@@ -5,7 +5,8 @@ a test of values passes. So each operator that a CUDA tensor would reach has rul
 predicate of the call; the spies check all rules of an operator before they pass the call on to a stand-in.
 
 Sources: PyTorch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp and attention_backward.cu, in which
-`softmax_lse.data_ptr()` is read as dense (B, H, L), and ProcessGroupNCCL.cpp, which only warns of a message that is not
+`softmax_lse.data_ptr()` is read as dense (B, H, L); sdp_utils.cpp beside them and aten/src/ATen/native/cudnn/MHA.cpp, in
+which cuDNN's lse is (B, H, L, 1), a single key is refused, and addresses are multiples of 16 bytes; and ProcessGroupNCCL.cpp, which only warns of a message that is not
 contiguous; the docstrings of ringlab/blocks/triton/kernels.py.
 """
 
@@ -23,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
 
-from ringlab.blocks import native
+from ringlab.blocks import cudnn, library, native
 from ringlab.blocks.triton.block import DTYPES
 
 Call = dict[str, Any]
@@ -50,7 +52,7 @@ def one_device(call: Call) -> bool:
     return len({x.device for x in tensors(call)}) == 1
 
 
-# torch's flash attention on CUDA.
+# torch's flash attention on CUDA, cuDNN's attention, and flash-attn.
 _ROWS = ("dout", "q", "k", "v", "out")
 
 
@@ -62,27 +64,48 @@ def _aligned(x: Tensor) -> bool:
     return all(place % 16 == 0 for place in (x.data_ptr(), *(n * x.element_size() for n in x.stride()[:-1])))
 
 
-_FLASH: Rules = {
-    "tensors on one device": one_device,
-    "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
-    "one dtype, of 16 bits": lambda c: {x.dtype for x in _each(c)} in ({torch.float16}, {torch.bfloat16}),
-    "a head dim that is a multiple of 8, to 256": lambda c: all(
-        x.shape[-1] == c["q"].shape[-1] and x.shape[-1] % 8 == 0 and x.shape[-1] <= 256 for x in _each(c)
-    ),
-    "k and v alike, of the batch of q": lambda c: (
-        c["k"].shape[:3] == c["v"].shape[:3] and c["k"].shape[0] == c["q"].shape[0]
-    ),
-    "query heads divisible by key/value heads": lambda c: c["q"].shape[1] % c["k"].shape[1] == 0,
-    "a causal tile that is square": lambda c: not c["causal"] or c["q"].shape[2] == c["k"].shape[2],
-    "dense head dims": lambda c: all(x.stride(-1) == 1 for x in _each(c)),
-    "rows at multiples of 16 bytes": lambda c: all(map(_aligned, _each(c))),
-}
-_FLASH_BACKWARD: Rules = {
-    "dout and out of the shape of q": lambda c: c["dout"].shape == c["out"].shape == c["q"].shape,
-    "lse in float32": lambda c: c["lse"].dtype == torch.float32,
-    "lse of (B, H, L)": lambda c: c["lse"].shape == c["q"].shape[:3],
-    "a dense lse": lambda c: c["lse"].is_contiguous(),
-}
+def _head_dims(call: Call, own_value_dims: bool) -> bool:
+    """Return whether all head dims are multiples of 8 to 256, equal for all tensors or for those like q and like v."""
+    of_v = {call[name].shape[-1] for name in ("v", "out", "dout") if name in call}
+    of_q = {call[name].shape[-1] for name in ("q", "k")}
+    alike = len(of_v) == len(of_q) == 1 and (own_value_dims or of_v == of_q)
+    return alike and all(dim % 8 == 0 and dim <= 256 for dim in of_q | of_v)
+
+
+def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int = 1) -> Rules:
+    """Return the rules of a library's forward. heads: the axis of heads; the other of axes 1 and 2 is of tokens."""
+    tokens = 3 - heads
+    return {
+        "tensors on one device": one_device,
+        "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
+        "one dtype, of 16 bits": lambda c: {x.dtype for x in _each(c)} in ({torch.float16}, {torch.bfloat16}),
+        "head dims that are multiples of 8, to 256": lambda c: _head_dims(c, own_value_dims),
+        "k and v alike, of the batch of q": lambda c: (
+            c["k"].shape[:3] == c["v"].shape[:3] and c["k"].shape[0] == c["q"].shape[0]
+        ),
+        "query heads divisible by key/value heads": lambda c: c["q"].shape[heads] % c["k"].shape[heads] == 0,
+        "a causal tile that is square": lambda c: (
+            not c["causal"] or c["q"].shape[tokens] == c["k"].shape[tokens]
+        ),
+        "enough rows and keys": lambda c: min(c["q"].shape[tokens], c["k"].shape[tokens]) >= shortest,
+        "dense head dims": lambda c: all(x.stride(-1) == 1 for x in _each(c)),
+        "rows at multiples of 16 bytes": lambda c: all(map(_aligned, _each(c))),
+    }
+
+
+def _backward_rules(heads: int = 1, last: tuple[int, ...] = ()) -> Rules:
+    """Return the rules of a library's backward, besides those of its forward. last: the last axes of lse."""
+    return {
+        "dout and out of the rows of q": lambda c: (
+            c["dout"].shape == c["out"].shape and c["out"].shape[:3] == c["q"].shape[:3]
+        ),
+        "lse in float32": lambda c: c["lse"].dtype == torch.float32,
+        "lse of its shape": lambda c: c["lse"].shape == (
+            len(c["q"]), c["q"].shape[heads], c["q"].shape[3 - heads], *last
+        ),
+        "a dense lse": lambda c: c["lse"].is_contiguous(),
+    }  # fmt: skip
+
 
 # The Triton kernels.
 _STRIDED = {"Q": "q", "K": "k", "V": "v", "DOUT": "dout"}
@@ -205,9 +228,12 @@ _EXCHANGE: Rules = {
     "received where nothing else is read or written": _apart,
 }
 
+_CUDNN = _forward_rules(own_value_dims=True, shortest=2)
 RULES: dict[str, Rules] = {
-    "flash_forward": _FLASH,
-    "flash_backward": _FLASH | _FLASH_BACKWARD,
+    "flash_forward": _forward_rules(),
+    "flash_backward": _forward_rules() | _backward_rules(),
+    "cudnn_forward": _CUDNN,
+    "cudnn_backward": _CUDNN | _backward_rules(last=(1,)),
     "forward_step": _TRITON,
     "backward_dq": _TRITON,
     "backward_dkv": _TRITON,
@@ -253,6 +279,69 @@ def flash_operators(tell: Told = check) -> Iterator[None]:
         mock.patch.object(native, "_aten", operators),
         mock.patch.object(native, "on_cuda", lambda x: True),
     ):
+        yield
+
+
+@contextmanager
+def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+    """Have blocks of libraries take CPU tensors for tensors on a GPU of this compute capability."""
+    with (
+        mock.patch.object(library, "on_cuda", lambda x: True),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: capability),
+        mock.patch.object(torch.backends.cudnn, "version", lambda: 91002),
+    ):
+        yield
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return out and a dense lse by torch's CPU operator, where v may have another head dim than q."""
+    wide = max(q.shape[-1], v.shape[-1])
+    padded = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*padded, 0.0, causal, scale=scale)
+    return out[..., : v.shape[-1]].contiguous(), lse.contiguous()
+
+
+def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    """Return dq, dk and dv by torch's CPU operator, as `_cpu_forward`."""
+    tensors = [call[name] for name in _ROWS]
+    wide = max(x.shape[-1] for x in tensors)
+    padded = (F.pad(x, (0, wide - x.shape[-1])) for x in tensors)
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *padded, _as_cuda_reads(call["lse"]), 0.0, causal, scale=scale
+    )
+    return tuple(x[..., : like.shape[-1]].contiguous() for x, like in zip(found, tensors[1:4], strict=True))
+
+
+@contextmanager
+def cudnn_operators(tell: Told = check) -> Iterator[None]:
+    """Run the cudnn block on CPU tensors, by stand-ins of torch's operators."""
+
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, attn_bias: None, compute_log_sumexp: bool, *, scale: float | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
+    ) -> Any:  # fmt: skip
+        assert (attn_bias, compute_log_sumexp, dropout_p, return_debug_mask) == (None, True, 0.0, False)
+        tell("cudnn_forward", {"q": q, "k": k, "v": v, "causal": is_causal})
+        out, lse = _cpu_forward(q, k, v, is_causal, q.shape[-1] ** -0.5 if scale is None else scale)
+        return out, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], None, None, None
+
+    def backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, philox_seed: Tensor,
+        philox_offset: Tensor, attn_bias: None, cum_seq_q: None, cum_seq_k: None, max_q: int, max_k: int,
+        dropout_p: float, is_causal: bool, *, scale: float | None = None,
+    ) -> Any:  # fmt: skip
+        assert (attn_bias, cum_seq_q, cum_seq_k, dropout_p) == (None, None, None, 0.0)
+        assert (max_q, max_k) == (q.shape[2], k.shape[2])
+        assert philox_seed.dtype == philox_offset.dtype == torch.int64
+        call = {"dout": dout, "q": q, "k": k, "v": v, "out": out}
+        tell("cudnn_backward", call | {"lse": lse, "causal": is_causal})
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return _cpu_backward(call | {"lse": lse.squeeze(-1)}, is_causal, scale)
+
+    operators = SimpleNamespace(
+        _scaled_dot_product_cudnn_attention=forward, _scaled_dot_product_cudnn_attention_backward=backward
+    )
+    with mock.patch.object(cudnn, "_aten", operators), as_on_a_gpu():
         yield
 
 

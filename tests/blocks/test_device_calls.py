@@ -7,6 +7,7 @@ each rule.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,9 @@ from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ringlab import VirtualCluster, ring_attention
-from ringlab.blocks import library
+from ringlab.blocks import get_block, library
+from ringlab.blocks.blockwise import Blockwise
+from ringlab.blocks.cudnn import Cudnn
 from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
@@ -40,6 +43,7 @@ from tests.blocks.device_calls import (
     TakenForGranted,
     Told,
     check,
+    cudnn_operators,
     flash_operators,
     messages,
     rewritten,
@@ -67,6 +71,8 @@ def attend(ring: Ring, case: Case, block: str, schedule: str, view: str, **score
     return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
 
 
+LIBRARIES: dict[str, Callable[..., AbstractContextManager[None]]] = {"cudnn": cudnn_operators}
+"""The stand-in for the functions of each block of a library."""
 JOBS = [
     (replace(case, dtype=("bfloat16", "float16")[number % 2]), schedule, view)
     for number, case in enumerate(covering())
@@ -84,6 +90,38 @@ def sweep(block: str, jobs: list[tuple[Case, str, str]] = JOBS, **scored: Any) -
 def test_every_case_on_torchs_cuda_operators() -> None:
     with flash_operators():
         sweep("native")
+
+
+def wrong(block: str, case: Case, schedule: str = "ring", view: str = "dense") -> set[str]:
+    """Return the names of the results that miss the oracle by more than the bounds allow."""
+    outcome = VirtualCluster(case.P, memory=False).run(attend, case, block, schedule, view)
+    expected = problem(case)
+    measured = errors(join(case, outcome.results), expected.true)
+    return {name for name in NAMES if not measured[name] <= expected.bounds[name]}
+
+
+def wrong_in_a_tile(name: str) -> set[str]:
+    """Return the names of the results of a causal tile that differ from those of blockwise, in float64, by 3 %."""
+    given = torch.randn(4, 2, 4, 24, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    q, k, v, dout = given[0], given[1, :, :2], given[2, :, :2], given[3]
+    found = []
+    for block, dtype in ((get_block(name, q), torch.bfloat16), (Blockwise(), torch.float64)):
+        a, b, c, d = (x.to(dtype) for x in (q, k, v, dout))
+        part = block.forward(a, b, c, causal=True, scale=0.3)
+        rows = BackwardRows(d, a, part.out, part.lse, (d * part.out).sum(-1))
+        found.append((part.out, part.lse, *block.backward(rows, b, c, causal=True, scale=0.3)))
+    return {
+        name
+        for name, one, other in zip(NAMES, *found, strict=True)
+        if not (one - other).norm() <= 0.03 * other.norm()
+    }
+
+
+@pytest.mark.parametrize("block", LIBRARIES)
+def test_every_case_on_a_librarys_functions(block: str) -> None:
+    """Calls keep the rules of the library's functions, and results are within the bounds of the oracle."""
+    with LIBRARIES[block]():
+        assert {str(job): found for job in JOBS if (found := wrong(block, *job))} == {}
 
 
 @pytest.mark.needs_interpreter
@@ -107,22 +145,18 @@ OLD = LibraryBlock, "tile_backward", "lse = rows.lse.contiguous()", "lse = rows.
 @pytest.mark.parametrize("case", STRIDED, ids=str)
 def test_gradients_are_right_though_the_kernel_reads_lse_as_dense(case: Case) -> None:
     """Gradients are right with a dense lse and wrong with a strided one, which the kernel reads as dense."""
+    with flash_operators(lambda operator, call: None):
+        assert wrong("native", case) == set()
+        with rewritten(*OLD):
+            assert wrong("native", case) == {"dq", "dk", "dv"}
 
-    def wrong() -> set[str]:
-        with flash_operators(lambda operator, call: None):
-            outcome = VirtualCluster(case.P, memory=False).run(attend, case, "native", "ring", "dense")
-        expected = problem(case)
-        measured = errors(join(case, outcome.results), expected.true)
-        return {name for name in NAMES if not measured[name] <= expected.bounds[name]}
 
-    assert wrong() == set()
-    with rewritten(*OLD):
-        assert wrong() == {"dq", "dk", "dv"}
+SPIES = {"native": flash_operators, "triton": triton_launches} | LIBRARIES
 
 
 def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -> str:
     """Return the rules that the first refused job breaks, or "" if no job breaks a rule."""
-    spy = flash_operators if block == "native" else triton_launches
+    spy = SPIES[block]
     with spy():
         try:
             sweep(block, jobs, **scored)
@@ -139,8 +173,20 @@ NATIVE_MUTANTS = [
      "rows.dout, rows.q, k, v, rows.out", "rows at multiples of 16 bytes"),
     (library, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
      "fits = x.stride(-1) == 1", "rows at multiples of 16 bytes"),
-    (LibraryBlock, "forward", "if q.shape[-1] == v.shape[-1]", "if True", "a head dim that is a multiple of 8, to 256"),
-    (LibraryBlock, "backward", "if rows.q.shape[-1] == v.shape[-1]", "if True", "dout and out of the shape of q"),
+    (LibraryBlock, "forward", "if q.shape[-1] == v.shape[-1]", "if True", "head dims that are multiples of 8, to 256"),
+    (LibraryBlock, "backward", "if rows.q.shape[-1] == v.shape[-1]", "if True", "head dims that are multiples of 8, to 256"),
+]  # fmt: skip
+LIBRARY_MUTANTS = [  # these break a rule
+    ("cudnn", LibraryBlock, "_too_short", "< self.shortest", "< 0", "enough rows and keys"),
+    ("cudnn", Cudnn, "library_backward", "lse.unsqueeze(-1)", "lse", "lse of its shape"),
+]
+WRONG_MUTANTS = [  # these keep all rules, and give wrong results
+    ("cudnn", Cudnn, "library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
+    ("cudnn", Cudnn, "library_forward", ", scale=scale", "", {*NAMES}),
+    ("cudnn", Cudnn, "library_backward", "is_causal=causal", "is_causal=False", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "library_backward", "scale=scale", "scale=None", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "library_backward", "        dout,\n", "        out,\n", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "library_backward", "        out,\n", "        dout,\n", {"dq", "dk"}),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
@@ -158,6 +204,24 @@ def run_of_mutant(block: str, mutant: tuple[Any, str, str, str, str]) -> str:
 @pytest.mark.parametrize("mutant", NATIVE_MUTANTS, ids=lambda mutant: f"{mutant[1]}: {mutant[3]}")
 def test_a_mutant_of_the_native_block_breaks_a_rule(mutant: tuple[Any, str, str, str, str]) -> None:
     assert mutant[4] in run_of_mutant("native", mutant)
+
+
+def named(mutant: tuple[Any, ...]) -> str:
+    return f"{mutant[0]}: {mutant[2]}: {mutant[4].strip()}"
+
+
+@pytest.mark.parametrize("mutant", LIBRARY_MUTANTS, ids=named)
+def test_a_mutant_of_a_librarys_block_breaks_a_rule(mutant: tuple[Any, ...]) -> None:
+    assert mutant[5] in run_of_mutant(mutant[0], mutant[1:])
+
+
+@pytest.mark.parametrize("mutant", WRONG_MUTANTS, ids=named)
+def test_a_mutant_of_a_librarys_block_gives_wrong_results(mutant: tuple[Any, ...]) -> None:
+    block, *change, expected = mutant
+    with LIBRARIES[block]():
+        assert wrong_in_a_tile(block) == set()
+        with rewritten(*change):
+            assert wrong_in_a_tile(block) == expected
 
 
 @pytest.mark.needs_interpreter

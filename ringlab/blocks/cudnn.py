@@ -1,0 +1,82 @@
+"""The block backend `cudnn`: cuDNN's attention, by torch's own operators, which return lse and take the final lse.
+
+cuDNN builds an execution plan for every combination of shapes and strides, and torch keeps it. The first tile of a
+new length therefore takes longer than the next ones. Layouts with few lengths of tiles, such as zig-zag without
+documents, need few plans.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ringlab.blocks.library import Capability, LibraryBlock
+
+_aten = torch.ops.aten
+
+
+class Cudnn(LibraryBlock):
+    """Attention of cuDNN 9, for float16 and bfloat16 on GPUs from sm_80 on. v may have another head dim than q.
+
+    Its limits are those that torch checks before `scaled_dot_product_attention` chooses cuDNN. Tiles with one
+    row or one key are computed by `Blockwise`: cuDNN does not support one key, and on Blackwell some of its
+    versions do not support one row. Its backward does not give the same bits every time.
+    Source: PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and aten/src/ATen/native/cudnn/MHA.cpp.
+    """
+
+    name = "cudnn"
+    own_value_dims = True
+    shortest = 2
+
+    def missing(self) -> str | None:
+        version = torch.backends.cudnn.version()
+        if version is None:
+            return "needs cuDNN, which this build of torch does not have"
+        return None if version >= 90000 else f"needs cuDNN 9.0 or later (90000), got {version}"
+
+    def largest_head_dim(self, capability: Capability) -> int:
+        if not (8, 0) <= capability <= (12, 1):
+            return 0
+        return 256 if capability == (9, 0) and torch.backends.cudnn.version() >= 91000 else 128
+
+    def library_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
+            q, k, v, attn_bias=None, compute_log_sumexp=True, dropout_p=0.0, is_causal=causal, scale=scale
+        )
+        return out, lse.reshape(q.shape[:-1])  # from (B, H, L, 1)
+
+    def library_backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        unused = torch.zeros(
+            (), dtype=torch.int64, device=q.device
+        )  # in place of the random state of dropout
+        # The schema calls attn_bias a tensor. torch turns None into an undefined tensor, which the operator expects.
+        return _aten._scaled_dot_product_cudnn_attention_backward(
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse.unsqueeze(-1),
+            philox_seed=unused,
+            philox_offset=unused,
+            attn_bias=None,
+            cum_seq_q=None,
+            cum_seq_k=None,
+            max_q=q.shape[-2],
+            max_k=k.shape[-2],
+            dropout_p=0.0,
+            is_causal=causal,
+            scale=scale,
+        )

@@ -1,0 +1,96 @@
+"""The limits of blocks whose kernels belong to a library, their choice, and the shapes that torch's operators promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ringlab.blocks import get_block
+from ringlab.blocks.protocol import BackwardRows
+from ringlab.errors import BackendError
+from tests.blocks.device_calls import as_on_a_gpu
+
+
+def reason(name: str, capability: tuple[int, int], D: int, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Return the reason why a block refuses tensors on a GPU of this compute capability, or ""."""
+    with as_on_a_gpu(capability):
+        try:
+            get_block(name, torch.empty(1, 1, 4, D, dtype=dtype))
+        except BackendError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "D"),
+    [("cudnn", (8, 0), 128), ("cudnn", (9, 0), 256), ("cudnn", (10, 0), 128), ("cudnn", (12, 0), 8)],
+)
+def test_the_largest_head_dim_on_each_gpu(name: str, capability: tuple[int, int], D: int) -> None:
+    assert reason(name, capability, D) == ""
+    if D > 8:
+        assert f"a multiple of 8 up to {D}, got {D + 8}" in reason(name, capability, D + 8)
+    assert f"got {D + 4}" in reason(name, capability, D + 4)
+    assert "needs float16 or bfloat16, got torch.float32" in reason(name, capability, D, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "text"),
+    [
+        ("cudnn", (7, 5), r"capability 8.0 or more, got 7.5"),
+        ("cudnn", (13, 0), "does not run on GPUs of compute capability 13.0"),
+    ],
+)
+def test_a_gpu_that_a_library_does_not_support_is_refused(
+    name: str, capability: tuple[int, int], text: str
+) -> None:
+    assert text in reason(name, capability, 64)
+
+
+@pytest.mark.parametrize("name", ["cudnn"])
+def test_a_block_for_gpus_refuses_the_cpu_and_names_another_block(name: str) -> None:
+    with pytest.raises(BackendError, match="runs on cuda, not on cpu") as caught:
+        get_block(name, torch.empty(1, 1, 4, 64, dtype=torch.bfloat16))
+    assert caught.value.remedy == "use block='native'"
+
+
+@pytest.mark.parametrize(("version", "text"), [(None, "needs cuDNN"), (8907, "cuDNN 9.0 or later")])
+def test_a_build_of_torch_without_a_new_cudnn_is_refused(
+    version: int | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with as_on_a_gpu(), monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "version", lambda: version)
+        with pytest.raises(BackendError, match=text):
+            get_block("cudnn", torch.empty(1, 1, 4, 64, dtype=torch.bfloat16))
+
+
+def test_hopper_takes_wide_heads_from_cudnn_9_10_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_on_a_gpu(), monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "version", lambda: 90501)
+        with pytest.raises(BackendError, match="up to 128, got 256"):
+            get_block("cudnn", torch.empty(1, 1, 4, 256, dtype=torch.bfloat16))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("name", "Dv"), [("native", 64), ("cudnn", 64), ("cudnn", 32)])
+def test_torchs_operators_take_the_calls_and_promise_the_shapes(name: str, Dv: int) -> None:
+    """The operators' own schemas accept the calls, and their shape functions give the expected shapes."""
+    with FakeTensorMode(), as_on_a_gpu():
+        q, k, v, dout = (
+            torch.empty(2, heads, 16, D, device="cuda", dtype=torch.bfloat16)
+            for heads, D in ((4, 64), (2, 64), (2, Dv), (4, Dv))
+        )
+        block = get_block(name, q, v=v)
+        part = block.forward(q, k, v, causal=True, scale=0.3)
+        assert part.out.shape == dout.shape and part.out.dtype == torch.bfloat16
+        assert part.lse.shape == q.shape[:3] and part.lse.dtype == torch.float32
+        rows = BackwardRows(dout, q, part.out, part.lse, torch.empty_like(part.lse))
+        gradients = block.backward(rows, k, v, causal=True, scale=0.3)
+        assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+
+
+def test_cudnns_lse_has_the_shape_that_the_backward_passes() -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
+        lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, True)[1]
+        assert lse.shape == (2, 4, 16, 1) and lse.is_contiguous()
